@@ -1,0 +1,39 @@
+"""One step's work: which tokens of which sequences are computed, and where a token is sampled. Knows no tensors."""
+
+from dataclasses import dataclass
+
+from ostro.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start .. start + length` of one sequence."""
+
+    seq: Sequence
+    start: int
+    length: int
+    samples: tuple[Sequence, ...] = ()
+    """Sequences that take their next token from this chunk's last position: the sequence itself once the chunk
+    reaches its end, and the other choices of its request when they are about to fork from it."""
+
+    scored: range = range(0)
+    """Positions whose logits give the log-probability of the prompt token that follows them."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    chunks: tuple[Chunk, ...]
+    page_copies: tuple[tuple[int, int], ...] = ()
+    """(from, to) pages to copy before anything is computed: the partly filled pages of forked sequences."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        return [seq for chunk in self.chunks for seq in chunk.samples]

@@ -1,0 +1,30 @@
+"""What the engine is asked to do: token ids and settings of one request. Knows no text and no tensors."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ostro.sampling_params import SamplingParams
+
+
+class Task(StrEnum):
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request at the engine's door. `seed` is resolved there: every request has one."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs_from: int | None = None
+    """First prompt position whose log-probability is wanted; earlier ones may come from the prefix cache."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    priority: int = 0
+    """Lower runs first; ties by arrival."""
+    task: Task = Task.GENERATE

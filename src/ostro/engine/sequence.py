@@ -1,0 +1,92 @@
+"""One sequence: its token ids and counters. Knows no text, no tensors, and not which page comes from where."""
+
+from enum import StrEnum
+
+from ostro.engine.request import Request
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Sequence:
+    """One choice of a request, from its prompt to its last token.
+
+    token_ids   p p p p p p p p | o o o o o
+                num_prompt ─────┘
+    computed    x x x x x x x x   x x x        keys and values are in pages
+                num_computed ───────────┘      a step lets it catch up with len(token_ids)
+    """
+
+    __slots__ = (
+        "choice",
+        "finish_reason",
+        "id",
+        "max_len",
+        "num_cached",
+        "num_computed",
+        "num_prompt",
+        "num_scored",
+        "pages",
+        "pooled",
+        "request",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(self, id: int, request: Request, *, choice: int = 0, max_len: int) -> None:
+        self.id = id
+        self.request = request
+        self.choice = choice
+        self.token_ids: list[int] = list(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        self.num_computed = 0
+        self.num_cached: int | None = None
+        """Prompt tokens that came from the prefix cache when the sequence first ran; None until then."""
+        self.num_scored = 0
+        """Prompt positions whose log-probabilities were delivered."""
+        self.pooled: list[float] | None = None
+        self.max_len = max_len
+        """Length at which the sequence ends: prompt and max_tokens, within the context."""
+        self.pages: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        params = request.params
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else request.eos_ids)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.id}, {self.num_computed}/{len(self.token_ids)} computed, {self.num_output} out)"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_to_compute(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order of service: priority, then arrival."""
+        return self.request.priority, self.id
+
+    @property
+    def next_scored(self) -> int:
+        """First position whose logits are still wanted for the prompt's log-probabilities; num_prompt if none."""
+        first = self.request.prompt_logprobs_from
+        return self.num_prompt if first is None else max(first, 1) - 1 + self.num_scored
+
+    @property
+    def stops_banned(self) -> bool:
+        """Whether the next token must not end the sequence."""
+        return self.num_output < self.request.params.min_tokens

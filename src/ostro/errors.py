@@ -1,0 +1,89 @@
+"""Every error Ostro raises on purpose, as one tree. Each class knows its HTTP status and its OpenAI type and code.
+
+    OstroError
+    ├── BadRequest                    400  the caller can mend it
+    │   ├── ContextLengthExceeded     400  prompt and output together do not fit the model's context
+    │   └── Unsupported               400  the loaded model or this build cannot do what was asked
+    ├── ModelNotFound                 404  no such model, file or directory
+    ├── ModelError                    500  the model was found but cannot be served
+    │   ├── BadCheckpoint             500  a weights, config or tokenizer file is damaged or malformed
+    │   └── UnsupportedModel          500  an architecture or quantisation that Ostro does not know
+    ├── DownloadFailed                502  a source could not deliver the model's files
+    ├── DiskFull                      507  no room to store the model's files
+    └── SequenceFailed                500  the engine gave up on one sequence; others go on
+
+A message is one line: what is wrong, then what to do about it.
+"""
+
+
+class OstroError(Exception):
+    """Base of all deliberate errors; the message is fit to be shown to a user as it stands."""
+
+    http_status = 500
+    openai_type = "server_error"
+    openai_code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(OstroError):
+    http_status = 400
+    openai_type = "invalid_request_error"
+
+
+class ContextLengthExceeded(BadRequest):
+    openai_code = "context_length_exceeded"
+
+    def __init__(self, *, limit: int, prompt: int, output: int) -> None:
+        if output:
+            asked = f"{prompt + output} tokens ({prompt} in the prompt, {output} to generate)"
+            cure = "Shorten the prompt or lower max_tokens."
+        else:
+            asked, cure = f"{prompt} tokens in the prompt", "Shorten the prompt."
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but you asked for {asked}. {cure}",
+            param="prompt",
+        )
+        self.limit, self.prompt, self.output = limit, prompt, output
+
+
+class Unsupported(BadRequest):
+    openai_code = "unsupported"
+
+
+class ModelNotFound(OstroError):
+    http_status = 404
+    openai_type = "invalid_request_error"
+    openai_code = "model_not_found"
+
+    def __init__(self, message: str, *, param: str | None = "model") -> None:
+        super().__init__(message, param=param)
+
+
+class ModelError(OstroError):
+    openai_code = "model_error"
+
+
+class BadCheckpoint(ModelError):
+    pass
+
+
+class UnsupportedModel(ModelError):
+    pass
+
+
+class DownloadFailed(OstroError):
+    http_status = 502
+    openai_code = "download_failed"
+
+
+class DiskFull(OstroError):
+    http_status = 507
+    openai_code = "disk_full"
+
+
+class SequenceFailed(OstroError):
+    openai_code = "sequence_failed"

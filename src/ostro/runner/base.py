@@ -1,0 +1,55 @@
+"""All that the scheduler knows of a device: the ModelRunner protocol, its spec, and what a step gives back."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ostro.engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSpec:
+    """What a runner can hold."""
+
+    page_size: int
+    num_pages: int
+    max_seq_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position's log-probability under the model's own distribution, before temperature and truncation."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 where no token is more likely."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+    """Why no token could be drawn for this row; the sequence ends, its neighbours go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One step's results, keyed by sequence id."""
+
+    sampled: dict[int, SampledToken] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """For the positions of this step's chunk that were asked for, in order."""
+    pooled: dict[int, list[float]] = field(default_factory=dict)
+
+
+class ModelRunner(Protocol):
+    @property
+    def spec(self) -> RunnerSpec: ...
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Computes the batch's chunks, writes their keys and values into pages, and samples where asked."""
+        ...

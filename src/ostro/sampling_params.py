@@ -1,0 +1,140 @@
+"""How one request wants its tokens chosen. Frozen, and validated once, at the edge.
+
+The ranges are OpenAI's where OpenAI has the field, else those of the servers its users come from.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from ostro.errors import BadRequest
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_CHOICES = 128
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling settings. A field outside its range raises BadRequest that names it."""
+
+    n: int = 1
+    """How many choices to generate; the prompt is computed once for all of them."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None is as many as fit. 0 generates none (scoring)."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop before this many tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1 keeps all tokens."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output, as in the CTRL paper; 1 is off."""
+    presence_penalty: float = 0.0
+    """Over the output only, once for each token that occurred; likewise frequency_penalty, by its count."""
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not be generated."""
+    seed: int | None = None
+    """Same seed, same tokens, whatever else runs. None draws a fresh seed."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Log-probabilities of each generated token and of this many most likely alternatives."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens; the first has none."""
+    skip_special_tokens: bool = True
+    include_stop_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        # Lists and a lone string are what people write; tuples are what a frozen object keeps.
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        self._check_integers()
+        self._check_numbers()
+        self._check_collections()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def with_changes(self, **changes: object) -> Self:
+        """A validated copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def _check_integers(self) -> None:
+        _integer("n", self.n, 1, MAX_CHOICES)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0, None)
+        _integer("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _bad("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        _integer("top_k", self.top_k, 0, None)
+        if self.seed is not None:
+            _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+
+    def _check_numbers(self) -> None:
+        _number("temperature", self.temperature, 0.0, 2.0)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise _bad("top_p", "must be greater than 0; for greedy decoding set temperature to 0")
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
+        if self.repetition_penalty == 0.0:
+            raise _bad("repetition_penalty", "must be greater than 0; 1 turns it off")
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+
+    def _check_collections(self) -> None:
+        for name, most in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
+            texts = getattr(self, name)
+            if len(texts) > most:
+                raise _bad(name, f"takes at most {most} entries, got {len(texts)}")
+            for text in texts:
+                if not isinstance(text, str) or not text:
+                    raise _bad(name, f"must hold non-empty strings, got {text!r}")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise _bad("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} entries")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, None)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise _bad("logit_bias", f"takes at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}")
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, None)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+
+def _bad(name: str, what: str) -> BadRequest:
+    return BadRequest(f"{name} {what}.", param=name)
+
+
+def _integer(name: str, value: object, low: int, high: int | None) -> None:
+    # bool is an int to Python, and a mistake here.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _bad(name, f"must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        raise _bad(name, f"must be {'at least ' + str(low) if high is None else f'from {low} to {high}'}, got {value}")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise _bad(name, f"must be a finite number, got {value!r}")
+    if not low <= value <= high:
+        raise _bad(name, f"must be from {low:g} to {high:g}, got {value:g}")
