@@ -1,0 +1,16 @@
+"""Model files: where they come from and what they hold. Importing this imports no torch."""
+
+from ostro.weights.checkpoint import Checkpoint, open_checkpoint
+from ostro.weights.gguf_checkpoint import GgufCheckpoint
+from ostro.weights.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
+from ostro.weights.pooling import Pooling
+
+__all__ = [
+    "Checkpoint",
+    "GgufCheckpoint",
+    "GgufHeader",
+    "GgufTensorInfo",
+    "Pooling",
+    "open_checkpoint",
+    "read_gguf_header",
+]

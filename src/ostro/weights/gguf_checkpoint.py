@@ -1,0 +1,174 @@
+"""A model in one or several GGUF files, as a Checkpoint. Owns the reading and unpacking of its tensors.
+
+Whoever can compute on packed blocks takes `weights` and `raw`; everyone else takes `tensors`.
+"""
+
+import mmap
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.weights.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
+from ostro.weights.gguf_model import Config, GgufWeight, Undo, describe
+from ostro.weights.pooling import Pooling
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    _Named = tuple[str, torch.Tensor]
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+# Unpacked at a time: large enough that Python's share is small, small enough to bound what unpacking needs besides.
+_CHUNK_VALUES = 1 << 20
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    path: Path
+    name: str
+    config: Config
+    generation_config: Config
+    pooling: Pooling | None
+    weights: tuple[GgufWeight, ...]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path
+
+    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """Weights under canonical names. Floats stay as they are stored, mapped; packed types become float32."""
+        maps = {path: _map_file(path) for path in {weight.path for weight in self.weights}}
+        return _ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
+
+    def raw(self, weight: GgufWeight) -> "npt.NDArray[np.uint8]":
+        """The stored bytes of one weight, mapped: a row of blocks for each row. `weight.undo` is not applied."""
+        return _raw(weight, _map_file(weight.path))
+
+
+def open_gguf(path: Path, name: str | None = None) -> GgufCheckpoint:
+    """Opens a file, or all the files of a model that was split, whichever of them is named."""
+    files = _shards(path)
+    headers = tuple(read_gguf_header(file) for file in files)
+    _check_split(headers)
+    model = describe(headers)
+    stem = match["stem"] if (match := _SHARD.fullmatch(path.name)) else path.stem
+    return GgufCheckpoint(files[0], name or stem, model.config, model.generation_config, model.pooling, model.weights)
+
+
+def is_first_file(path: Path) -> bool:
+    """Whether a file is a whole model or the first file of a split one."""
+    match = _SHARD.fullmatch(path.name)
+    return match is None or int(match["number"]) == 1
+
+
+def _shards(path: Path) -> list[Path]:
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    files = [
+        path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf")
+        for number in range(1, int(match["count"]) + 1)
+    ]
+    for file in files:
+        if not file.is_file():
+            raise ModelNotFound(f"{path} is one of {len(files)} files, and {file} is missing. Download it too.")
+    return files
+
+
+def _check_split(headers: tuple[GgufHeader, ...]) -> None:
+    first = headers[0]
+    count = first.metadata.get("split.count", 1)
+    if count != len(headers) and (count, len(headers)) != (0, 1):
+        raise BadCheckpoint(
+            f"{first.path} is one of {count} files of a model. Keep the names its files were made with "
+            "(NAME-00001-of-0000N.gguf), all in one directory."
+        )
+    names = [info.name for header in headers for info in header.tensors]
+    if len(set(names)) < len(names):
+        raise BadCheckpoint(f"{first.path} and the files beside it hold the same tensor twice. Download them again.")
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        # Copy on write, and nobody writes: torch wants memory that it may write to.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _raw(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.uint8]":
+    import numpy as np
+
+    info = weight.info
+    stored = np.frombuffer(data, np.uint8, count=info.nbytes, offset=info.offset)
+    return stored.reshape(*info.shape[:-1], -1)
+
+
+def _named_tensor(weight: GgufWeight, data: mmap.mmap) -> "_Named":
+    return weight.name, _tensor(weight, data)
+
+
+def _tensor(weight: GgufWeight, data: mmap.mmap) -> "torch.Tensor":
+    import torch
+
+    floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    raw = torch.from_numpy(_raw(weight, data))
+    dtype = floats.get(GGML_TYPES[weight.info.ggml_type].name)
+    tensor = raw.view(dtype) if dtype is not None else torch.from_numpy(_dequantize(weight, data))
+    match weight.undo:
+        case Undo.NOTHING:
+            return tensor
+        case Undo.ROTATE_HALVES:
+            pairs = tensor.reshape(weight.heads, -1, 2, *tensor.shape[1:])
+            return pairs.transpose(1, 2).reshape(tensor.shape)
+        case Undo.SUBTRACT_ONE:
+            return tensor - 1
+        case Undo.TRANSPOSE:
+            return tensor.t().contiguous()
+
+
+def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]":
+    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    info, ggml = weight.info, GGML_TYPES[weight.info.ggml_type]
+    blocks = _raw(weight, data).reshape(-1, ggml.block_bytes)
+    values = np.empty((len(blocks), ggml.block_size), np.float32)
+    step = _CHUNK_VALUES // ggml.block_size
+    try:
+        kind = GGMLQuantizationType(info.ggml_type)
+        for start in range(0, len(blocks), step):
+            # One long row, as the package loops over rows in Python.
+            row = blocks[start : start + step].reshape(1, -1)
+            values[start : start + step] = dequantize(row, kind).reshape(-1, ggml.block_size)
+    except (NotImplementedError, ValueError) as error:
+        raise UnsupportedModel(
+            f"Tensor {info.name!r} of {weight.path} has type {ggml.name}, which cannot be unpacked. "
+            "Use a model quantised to another type."
+        ) from error
+    return values.reshape(info.shape)
+
+
+def _ahead(jobs: Iterable[Callable[[], "_Named"]]) -> Iterator["_Named"]:
+    """The results in order, computed a few ahead of the consumer in threads: numpy lets go of the interpreter."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="unpack") as pool:
+        waiting: deque[Future[_Named]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(job))
+                if len(waiting) > _THREADS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,236 @@
+"""A model in Hugging Face's layout, as a Checkpoint: config.json and safetensors, or one named pickle of tensors.
+
+Owns the shape of the config and the canonical tensor names. Nothing is ever unpickled unless the operator named that
+very file, and then only tensors are.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.weights.json_file import read_json_object
+from ostro.weights.pooling import Pooling, read_pooling
+
+if TYPE_CHECKING:
+    import torch
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
+_SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class HfCheckpoint:
+    path: Path
+    name: str
+    config: dict[str, object]
+    generation_config: dict[str, object]
+    pooling: Pooling | None
+    tokenizer_path: Path
+    files: dict[Path, frozenset[str]]
+    """The weight files and the tensors to take from each, by the names they have there."""
+
+    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """Weights under canonical names, one at a time, mapped where the file allows."""
+        rename = _renamer(self.config)
+        for path, stored_names in self.files.items():
+            read = _read_pickle if path.suffix in PICKLE_SUFFIXES else _read_safetensors
+            for stored_name, tensor in read(path, stored_names):
+                name = rename(stored_name)
+                if name is not None:
+                    yield name, tensor
+
+
+def open_directory(directory: Path, name: str) -> HfCheckpoint:
+    """Opens a directory that holds config.json and safetensors."""
+    config = _read_config(directory)
+    if (directory / INDEX).is_file():
+        files = _indexed_files(directory)
+    elif (directory / SINGLE).is_file():
+        files = {directory / SINGLE: _safetensors_names(directory / SINGLE)}
+    else:
+        raise _no_weights(directory)
+    return _checkpoint(directory, directory, name, config, files)
+
+
+def open_file(path: Path, name: str) -> HfCheckpoint:
+    """Opens one weights file with the config.json beside it."""
+    config = _read_config(path.parent)
+    if path.suffix in PICKLE_SUFFIXES:
+        return _checkpoint(path, path.parent, name, config, {path: frozenset()})
+    if _SHARD.fullmatch(path.name) and (path.parent / INDEX).is_file():
+        raise ModelNotFound(f"{path} is one of several files of a model. Give its directory, {path.parent}.")
+    return _checkpoint(path, path.parent, name, config, {path: _safetensors_names(path)})
+
+
+def _checkpoint(
+    path: Path, directory: Path, name: str, config: dict[str, object], files: dict[Path, frozenset[str]]
+) -> HfCheckpoint:
+    generation_file = directory / "generation_config.json"
+    generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
+    return HfCheckpoint(path, name, config, generation_config, read_pooling(directory), directory, files)
+
+
+def _no_weights(directory: Path) -> ModelNotFound:
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        return ModelNotFound(
+            f"{directory} holds its weights only as pickle ({pickles[0]}), which Ostro reads only when you name the "
+            f"file itself: {directory / pickles[0]}. Better, convert it to safetensors."
+        )
+    return ModelNotFound(f"{directory} holds neither {SINGLE} nor {INDEX}. Download the model's weights into it.")
+
+
+# --- config ---------------------------------------------------------------------------------------------------------
+
+# Multimodal wrappers that Ostro serves as the language model inside them.
+_TEXT_PARTS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
+# Families that share the embedding with the output unless their config says otherwise.
+_TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "gpt2"})
+
+
+def _read_config(directory: Path) -> dict[str, object]:
+    config = read_json_object(directory / "config.json")
+    config = _text_part(directory / "config.json", config)
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise UnsupportedModel(
+            f"{directory} is quantised with {method}, which Ostro does not read. "
+            "Use the original model in safetensors, or a GGUF of it."
+        )
+    config.setdefault("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
+    return config
+
+
+def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
+    architectures = config.get("architectures")
+    wrapper = architectures[0] if isinstance(architectures, list) and architectures else None
+    text_config = config.get("text_config")
+    if wrapper not in _TEXT_PARTS or text_config is None:
+        return config
+    if not isinstance(text_config, dict):
+        raise BadCheckpoint(f"{path} has a text_config that is not an object. Download it again.")
+    architecture, model_type = _TEXT_PARTS[wrapper]
+    # Token ids and quantisation are told of the whole.
+    outer = (
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "quantization_config",
+    )
+    inherited = {key: config[key] for key in outer if key in config}
+    return inherited | text_config | {"architectures": [architecture], "model_type": model_type}
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
+_BARE_GPT2 = re.compile(r"(wte|wpe|h|ln_f)\.")
+_BARE_DECODER = re.compile(r"(embed_tokens|layers|norm)\.")
+# Masks and frequencies that old checkpoints stored among the weights.
+_BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.masked_bias)")
+_GPT2_MASK = re.compile(r"transformer\.h\.\d+\.attn\.bias")
+
+
+def _renamer(config: dict[str, object]) -> Callable[[str], str | None]:
+    """Stored name -> canonical name, or None for what is not a weight of the language model."""
+    gpt2 = config.get("model_type") == "gpt2"
+    tied = bool(config["tie_word_embeddings"])
+    bare, prefix = (_BARE_GPT2, "transformer.") if gpt2 else (_BARE_DECODER, "model.")
+
+    def rename(name: str) -> str | None:
+        # torch.compile leaves its mark in the names of what it wrapped.
+        name = name.replace("_orig_mod.", "")
+        name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
+        if bare.match(name):
+            name = prefix + name
+        if _VISION.match(name) or _BUFFERS.fullmatch(name) or (gpt2 and _GPT2_MASK.fullmatch(name)):
+            return None
+        return None if tied and name == "lm_head.weight" else name
+
+    return rename
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _indexed_files(directory: Path) -> dict[Path, frozenset[str]]:
+    index = directory / INDEX
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadCheckpoint(f"{index} has no weight_map. Download it again.")
+    wanted: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise BadCheckpoint(f"{index} places {name!r} in {file!r}, which is no safetensors file beside it.")
+        wanted.setdefault(file, set()).add(name)
+    files = {directory / file: frozenset(names) for file, names in sorted(wanted.items())}
+    for path, names in files.items():
+        if not path.is_file():
+            raise ModelNotFound(f"{index} names {path.name}, which is missing from {directory}. Download it too.")
+        if missing := names - _safetensors_names(path):
+            raise BadCheckpoint(f"{path} lacks the tensor {min(missing)!r} that {INDEX} promises. Download it again.")
+    return files
+
+
+def _safetensors_names(path: Path) -> frozenset[str]:
+    """The names in the file's header, which the safetensors library bounds and checks against the file's size."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return frozenset(file.keys())
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+
+
+def _read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.offset_keys():
+            if name in names:
+                yield name, file.get_tensor(name)
+
+
+def _read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """All the tensors of a pickle; it has no header that could have told `names` before."""
+    import pickle
+
+    import torch
+
+    del names
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise BadCheckpoint(
+            f"{path} holds more than tensors, or is damaged, and is not loaded for safety. Convert it to safetensors."
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise BadCheckpoint(f"{path} cannot be read as a file of tensors ({str(error).splitlines()[0]}).") from error
+    yield from _state_dict(path, loaded).items()
+
+
+def _state_dict(path: Path, loaded: object) -> dict[str, "torch.Tensor"]:
+    """Trainers put the weights beside other things, under one of a few names."""
+    import torch
+
+    for key in ("model_state_dict", "state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict):
+        raise BadCheckpoint(f"{path} holds a {type(loaded).__name__}, not named tensors.")
+    weights = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    if not weights:
+        raise BadCheckpoint(f"{path} holds no named tensors.")
+    return weights

@@ -1,0 +1,36 @@
+"""JSON files that came with a model: read whole, held to a size and a shape. Knows nothing of what they mean."""
+
+import json
+from pathlib import Path
+
+from ostro.errors import BadCheckpoint, ModelNotFound
+
+# The largest honest ones are shard indexes of a few megabytes.
+MAX_BYTES = 64 << 20
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} should hold a JSON object but holds a {type(value).__name__}. Download it again.")
+    return value
+
+
+def read_json_list(path: Path) -> list[object]:
+    value = _read(path)
+    if not isinstance(value, list):
+        raise BadCheckpoint(f"{path} should hold a JSON list but holds a {type(value).__name__}. Download it again.")
+    return value
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BadCheckpoint(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no model's JSON file is.")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFound(f"There is no file {path}, and the model needs it. Download the model again.") from None
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not valid JSON ({error}). Download it again.") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error

@@ -1,0 +1,83 @@
+"""Builds small GGUF files the way converters do: from a transformers model, by its config and state dict."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import transformers
+
+Array = npt.NDArray[Any]
+
+
+def write_gguf(
+    path: Path,
+    arch: str,
+    metadata: Mapping[str, object],
+    tensors: Mapping[str, Array],
+    quantize: gguf.GGMLQuantizationType | None = None,
+) -> Path:
+    """`metadata` keys are full; matrices are quantised if asked, vectors never."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    for name, array in tensors.items():
+        if quantize is not None and array.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(array, quantize), raw_dtype=quantize)
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def interleave(rows: Array, heads: int) -> Array:
+    """What converters do to Llama's queries and keys: first and second halves of each head, row by row in turn."""
+    per_head = rows.reshape(heads, -1, *rows.shape[1:])
+    mixed = np.empty_like(per_head)
+    half = per_head.shape[1] // 2
+    mixed[:, 0::2], mixed[:, 1::2] = per_head[:, :half], per_head[:, half:]
+    return mixed.reshape(rows.shape)
+
+
+def gguf_tensors(
+    arch: str, model: "transformers.PreTrainedModel", heads: int, kv_heads: int, layers: int
+) -> dict[str, Array]:
+    """The model's weights under GGUF names, changed as a converter changes them."""
+    names = gguf.get_tensor_name_map(next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), layers)
+    tensors: dict[str, Array] = {}
+    for hf_name, tensor in model.state_dict().items():
+        if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        array: Array = tensor.float().numpy()
+        name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        assert name is not None, hf_name
+        if arch == "llama" and "attn_q." in name:
+            array = interleave(array, heads)
+        if arch == "llama" and "attn_k." in name:
+            array = interleave(array, kv_heads)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + np.float32(1)
+        if arch == "gpt2" and hf_name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            array = array.T
+        tensors[name] = array
+    return tensors

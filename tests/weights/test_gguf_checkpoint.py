@@ -1,0 +1,461 @@
+"""Tiny random models are written as GGUF by the converters' conventions and must come back as they were."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf_factory import Array, gguf_tensors, interleave, write_gguf
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.weights import GgufCheckpoint, open_checkpoint
+
+SIZES: dict[str, object] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+DECODER: dict[str, object] = {
+    "block_count": 3,
+    "context_length": 256,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 50000.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONG, SHORT = [float(each) for each in np.linspace(1, 4, 6)], [float(each) for each in np.linspace(1, 1.25, 6)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config as its authors write it, and the metadata that a converter makes of it."""
+
+    arch: str
+    config: dict[str, object]
+    metadata: dict[str, object]
+    extra: dict[str, Array] = field(default_factory=dict)
+
+
+def llama3_divisors(theta: float, dim: int) -> Array:
+    """Llama 3's published rule for scaling rotary frequencies, as divisors."""
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, dim, 2) / dim)
+    context, low, high, factor = 64, 1.0, 4.0, 8.0
+    smooth = (context / wavelengths - low) / (high - low)
+    blended = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(wavelengths < context / high, 1.0, np.where(wavelengths > context / low, factor, blended))
+    return divisors.astype(np.float32)
+
+
+CASES = {
+    "llama": Case(
+        "llama",
+        SIZES | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False},
+        DECODER | {"rope.dimension_count": 16},
+    ),
+    "llama with biases, tied": Case(
+        "llama",
+        SIZES
+        | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"attention_bias": True, "mlp_bias": True},
+        DECODER,
+    ),
+    "llama with scaled rotation and its own head size": Case(
+        "llama",
+        SIZES
+        | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"head_dim": 32, "rope_scaling": LLAMA3},
+        DECODER | {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32},
+        {"rope_freqs.weight": llama3_divisors(50000.0, 32)},
+    ),
+    "llama with linear scaling": Case(
+        "llama",
+        SIZES
+        | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        DECODER | {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "qwen2 with yarn": Case(
+        "qwen2",
+        SIZES
+        | {"model_type": "qwen2", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+        DECODER | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+    ),
+    "qwen3": Case(
+        "qwen3",
+        SIZES
+        | {"model_type": "qwen3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
+        | {"head_dim": 32},
+        DECODER | {"attention.key_length": 32, "attention.value_length": 32},
+    ),
+    "gemma2": Case(
+        "gemma2",
+        SIZES
+        | {"model_type": "gemma2", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
+        | {"query_pre_attn_scalar": 32, "sliding_window": 8}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        DECODER
+        | {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 8}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    "gemma3": Case(
+        "gemma3",
+        SIZES
+        | {"model_type": "gemma3_text", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
+        | {"query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 7, "rope_local_base_freq": 10000.0}
+        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        DECODER
+        | {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 8, "block_count": 7}
+        | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
+    "phi3": Case(
+        "phi3",
+        SIZES | {"model_type": "phi3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "sliding_window": 8},
+        DECODER
+        | {"rope.dimension_count": 16, "attention.sliding_window": 8, "rope.scaling.original_context_length": 256},
+    ),
+    "phi3 with long context and partial rotation": Case(
+        "phi3",
+        SIZES
+        | {"model_type": "phi3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "sliding_window": None}
+        | {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 64}
+        | {"rope_scaling": {"rope_type": "longrope", "long_factor": LONG, "short_factor": SHORT}},
+        DECODER
+        | {"rope.dimension_count": 12, "attention.sliding_window": 0, "rope.scaling.original_context_length": 64}
+        | {"rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(64)))},
+        {
+            "rope_factors_long.weight": np.array(LONG, np.float32),
+            "rope_factors_short.weight": np.array(SHORT, np.float32),
+        },
+    ),
+    "olmo2": Case(
+        "olmo2",
+        SIZES | {"model_type": "olmo2", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False},
+        DECODER,
+    ),
+    "olmo3": Case(
+        "olmo2",
+        SIZES
+        | {"model_type": "olmo3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
+        | {"sliding_window": 8, "num_hidden_layers": 5},
+        DECODER
+        | {"attention.sliding_window": 8, "block_count": 5}
+        | {"attention.sliding_window_pattern": [True, True, True, False, True]},
+    ),
+    "gpt2": Case(
+        "gpt2",
+        {"model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4}
+        | {"n_positions": 256, "layer_norm_epsilon": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+        {"block_count": 3, "context_length": 256, "embedding_length": 64, "feed_forward_length": 96}
+        | {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5},
+    ),
+}
+
+
+def build(config: dict[str, object]) -> transformers.PreTrainedModel:
+    """The transformers model of this config, with random weights everywhere: norms and biases too."""
+    torch.manual_seed(0)
+    settings = dict(config)
+    made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+        made, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model.eval()
+
+
+def save(
+    path: Path, case: Case, model: transformers.PreTrainedModel, quantize: gguf.GGMLQuantizationType | None = None
+) -> Path:
+    metadata = {f"{case.arch}.{key}": value for key, value in case.metadata.items()} | {
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+    }
+    layers = case.metadata["block_count"]
+    assert isinstance(layers, int)
+    tensors = gguf_tensors(case.arch, model, heads=4, kv_heads=2, layers=layers)
+    return write_gguf(path, case.arch, metadata, tensors | case.extra, quantize)
+
+
+def logits(model: transformers.PreTrainedModel, length: int) -> torch.Tensor:
+    ids = torch.arange(length)[None] * 7 % 96
+    with torch.inference_mode():
+        output: torch.Tensor = model(ids).logits
+    return output
+
+
+def open_one(path: Path) -> GgufCheckpoint:
+    checkpoint = open_checkpoint(path)
+    assert isinstance(checkpoint, GgufCheckpoint)
+    return checkpoint
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    model = build(case.config)
+    loaded = dict(open_one(save(tmp_path / "tiny.gguf", case, model)).tensors())
+    expected = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+    assert loaded.keys() == expected.keys()
+    for key, tensor in loaded.items():
+        # One is added to and taken from Gemma's norms in 32 bits.
+        tolerance = 1e-6 if case.arch.startswith("gemma") and "norm" in key else 0
+        torch.testing.assert_close(tensor, expected[key], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_built_from_the_derived_config_computes_the_same_logits(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    model = build(case.config)
+    checkpoint = open_one(save(tmp_path / "tiny.gguf", case, model))
+    rebuilt = build(checkpoint.config)
+    assert checkpoint.config["architectures"] == [type(rebuilt).__name__] == [type(model).__name__]
+    missing, unexpected = rebuilt.load_state_dict(dict(checkpoint.tensors()), strict=False)
+    assert (set(missing) - {"lm_head.weight"}, unexpected) == (set(), [])
+    rebuilt.tie_weights()
+    # Longer than every window and every original context, so that each layer's kind and rotation shows.
+    torch.testing.assert_close(logits(rebuilt, 100), logits(model, 100), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "gpt2"])
+def test_quantised_weights_equal_those_that_transformers_unpacks(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    model = build(case.config)
+    path = save(tmp_path / "tiny.gguf", case, model, gguf.GGMLQuantizationType.Q4_1)
+    reference = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    loaded = dict(open_one(path).tensors())
+    shared = loaded.keys() & reference.keys()
+    assert len(shared) >= len(loaded) - 1
+    for key in shared:
+        torch.testing.assert_close(loaded[key], reference[key].to(loaded[key].dtype), rtol=0, atol=0)
+
+
+UNPACKED = [
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ1_0", "MXFP4"),
+]
+
+
+def write_one_matrix(path: Path, kind: gguf.GGMLQuantizationType, raw: Array) -> Path:
+    """A Llama whose embedding is these packed blocks."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in DECODER.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
+    writer.add_tensor("token_embd.weight", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", UNPACKED)
+def test_every_packed_type_unpacks_as_in_the_reference(tmp_path: Path, name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    # Over a million values, so that more than one chunk is unpacked, the last of them short.
+    raw = np.random.default_rng(0).integers(0, 256, (4200, 256 // block * size), dtype=np.uint8)
+    # No infinite or undefined scales: halves of moderate exponent wherever one may lie.
+    raw &= 0x3B
+    path = write_one_matrix(tmp_path / "one.gguf", kind, raw)
+    ((_, tensor),) = open_one(path).tensors()
+    assert tensor.dtype == torch.float32
+    np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(raw, kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("F16", torch.float16), ("BF16", torch.bfloat16), ("F32", torch.float32)],
+)
+def test_floats_keep_the_type_they_are_stored_in(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    values = torch.randn(96, 64).to(dtype)
+    raw = values.view(torch.uint8).numpy()
+    path = write_one_matrix(tmp_path / "one.gguf", gguf.GGMLQuantizationType[kind], raw)
+    ((name, tensor),) = open_one(path).tensors()
+    assert name == "model.embed_tokens.weight"
+    assert torch.equal(tensor, values)
+    assert tensor.dtype == dtype
+
+
+def test_the_raw_blocks_are_what_the_file_stores(tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    raw = np.random.default_rng(0).integers(0, 100, (96, 68), dtype=np.uint8)
+    checkpoint = open_one(write_one_matrix(tmp_path / "one.gguf", kind, raw))
+    np.testing.assert_array_equal(checkpoint.raw(checkpoint.weights[0]), raw)
+
+
+def test_a_type_that_cannot_be_unpacked_is_named_with_its_tensor(tmp_path: Path) -> None:
+    raw = np.zeros((96, 64), dtype=np.int8)
+    path = write_one_matrix(tmp_path / "one.gguf", gguf.GGMLQuantizationType.I8, raw)
+    with pytest.raises(UnsupportedModel, match=r"'token_embd\.weight' .* type I8"):
+        list(open_one(path).tensors())
+
+
+def test_interleaving_in_the_factory_is_what_the_rotation_needs() -> None:
+    """Guards the test's own converter: rows 0 1 2 3 of a head must be stored as 0 2 1 3."""
+    np.testing.assert_array_equal(interleave(np.arange(8), heads=2), [0, 2, 1, 3, 4, 6, 5, 7])
+
+
+def test_stopping_early_ends_the_unpacking_threads(tmp_path: Path) -> None:
+    case = CASES["llama"]
+    tensors = open_one(save(tmp_path / "tiny.gguf", case, build(case.config))).tensors()
+    next(tensors)
+    assert hasattr(tensors, "close")
+    tensors.close()
+    assert list(tensors) == []
+
+
+def split(path: Path, parts: int) -> list[Path]:
+    """The file's tensors spread over several files, as llama.cpp's splitter names and marks them."""
+    reader = gguf.GGUFReader(path)
+    shards = []
+    for number in range(parts):
+        shard = path.with_name(f"tiny-{number + 1:05}-of-{parts:05}.gguf")
+        writer = gguf.GGUFWriter(shard, "llama")
+        if number == 0:
+            for key, value in CASES["llama"].metadata.items():
+                (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", parts)
+        for tensor in reader.tensors[number::parts]:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        shards.append(shard)
+    return shards
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    case = CASES["llama"]
+    (tmp_path / "whole").mkdir()
+    return save(tmp_path / "whole" / "tiny.gguf", case, build(case.config))
+
+
+@pytest.mark.parametrize("named", [0, 2])
+def test_a_split_model_opens_by_any_of_its_files(whole: Path, named: int) -> None:
+    shards = split(whole, 3)
+    checkpoint = open_one(shards[named])
+    loaded = dict(checkpoint.tensors())
+    expected = dict(open_one(whole).tensors())
+    assert checkpoint.name == "tiny"
+    assert checkpoint.tokenizer_path == shards[0]
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[key], expected[key]) for key in expected)
+
+
+def test_a_split_model_with_a_missing_file_says_which(whole: Path) -> None:
+    shards = split(whole, 3)
+    shards[1].unlink()
+    with pytest.raises(ModelNotFound, match=r"tiny-00002-of-00003\.gguf is missing"):
+        open_checkpoint(shards[0])
+
+
+def test_a_renamed_part_of_a_split_model_is_refused(whole: Path) -> None:
+    shards = split(whole, 3)
+    part = shards[0].rename(whole.with_name("renamed.gguf"))
+    with pytest.raises(BadCheckpoint, match="one of 3 files"):
+        open_checkpoint(part)
+
+
+def test_a_directory_with_one_gguf_opens_and_with_two_asks_which(whole: Path) -> None:
+    assert open_one(whole.parent).path == whole
+    whole.with_name("other.gguf").write_bytes(whole.read_bytes())
+    with pytest.raises(ModelNotFound, match=r"several models \(other\.gguf, tiny\.gguf\)"):
+        open_checkpoint(whole.parent)
+
+
+def small(path: Path, arch: str = "llama", *, changes: dict[str, object] | None = None, extra: str = "") -> Path:
+    """A file with an embedding and metadata only. A change to None leaves the key out; `extra` names a tensor more."""
+    metadata = {f"{arch}.{key}": value for key, value in DECODER.items()} | (changes or {})
+    tensors: dict[str, Array] = {"token_embd.weight": np.zeros((96, 64), np.float32)}
+    if extra:
+        tensors[extra] = np.zeros(4, np.float32)
+    return write_gguf(path, arch, {key: value for key, value in metadata.items() if value is not None}, tensors)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'mamba' model; .* gemma2, gemma3, gpt2, llama, olmo2, phi3, qwen2"):
+        open_checkpoint(small(tmp_path / "m.gguf", "mamba"))
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'blk\.0\.odd\.weight', which Ostro does not know for llama"):
+        open_checkpoint(small(tmp_path / "m.gguf", extra="blk.0.odd.weight"))
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="mixture of experts"):
+        open_checkpoint(small(tmp_path / "m.gguf", changes={"llama.expert_count": 8}))
+
+
+def test_head_counts_that_differ_between_layers_are_refused(tmp_path: Path) -> None:
+    same = small(tmp_path / "same.gguf", changes={"llama.attention.head_count_kv": [2, 2, 2]})
+    assert open_one(same).config["num_key_value_heads"] == 2
+    with pytest.raises(UnsupportedModel, match=r"varies attention\.head_count_kv"):
+        open_checkpoint(small(tmp_path / "varied.gguf", changes={"llama.attention.head_count_kv": [2, 4, 2]}))
+
+
+@pytest.mark.parametrize(("key", "value"), [("block_count", None), ("block_count", "three"), ("context_length", 1.5)])
+def test_missing_or_senseless_metadata_are_named(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(BadCheckpoint, match=rf"m\.gguf should give .* as {key}"):
+        open_checkpoint(small(tmp_path / "m.gguf", changes={f"llama.{key}": value}))
+
+
+def test_a_file_without_an_architecture_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bare.gguf"
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    with pytest.raises(BadCheckpoint, match=r"a text as general\.architecture"):
+        open_checkpoint(path)
+
+
+def test_decimal_metadata_read_as_their_authors_wrote_them(tmp_path: Path) -> None:
+    assert open_one(small(tmp_path / "m.gguf")).config["rms_norm_eps"] == 1e-5
+
+
+def test_a_chat_model_also_stops_at_the_ends_of_turns_in_its_template(tmp_path: Path) -> None:
+    tokens = [f"t{number}" for number in range(90)] + ["<|end|>", "<|im_end|>", "<|endoftext|>"]
+    ids: dict[str, object] = {
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 92,
+        "tokenizer.ggml.tokens": tokens,
+    }
+    chat = small(tmp_path / "chat.gguf", changes=ids | {"tokenizer.chat_template": "{{ m }}<|end|>"})
+    base = small(tmp_path / "base.gguf", changes=ids)
+    assert open_one(chat).generation_config == {"bos_token_id": 1, "eos_token_id": [92, 90]}
+    assert open_one(base).generation_config == {"bos_token_id": 1, "eos_token_id": 92}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(1, "mean"), (2, "cls"), (3, "lasttoken")])
+def test_an_embedding_model_says_how_it_pools(tmp_path: Path, kind: int, mode: str) -> None:
+    pooling = open_one(small(tmp_path / "m.gguf", changes={"llama.pooling_type": kind})).pooling
+    assert pooling is not None
+    assert (pooling.mode, pooling.normalize) == (mode, True)
+    assert open_one(small(tmp_path / "plain.gguf")).pooling is None

