@@ -1,2 +1,49 @@
-def main() -> int:
-    return 0
+"""The `ostro` command: one file a subcommand. A subcommand's imports wait until it is called."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ostro.errors import OstroError
+
+COMMANDS = {
+    "generate": "complete a prompt or a file of prompts",
+    "batch": "run a file of requests in OpenAI's batch format",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage."""
+    args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except OstroError as error:
+        print(f"ostro: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    from ostro import __version__
+
+    parser = argparse.ArgumentParser(prog="ostro", description="Serves language models.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"ostro {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        # Only the command that is called needs its arguments.
+        if name in argv:
+            module = import_module(f"ostro.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser

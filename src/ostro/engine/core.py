@@ -14,6 +14,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    def check(self, request: Request) -> None:
+        """Raises BadRequest for a request that can never run."""
+        self.scheduler.check(request)
+
     def add(self, request: Request) -> None:
         """Queues a request; raises BadRequest for one that can never run."""
         self.scheduler.add(request)

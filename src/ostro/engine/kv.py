@@ -9,14 +9,27 @@ A page that fills moves into the tree. So every page is free, in the tree, or ow
 needs a reference count.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from ostro.engine.pages import PageAllocator
-from ostro.engine.radix import Node, RadixCache
+from ostro.engine.radix import Node, PageKey, RadixCache
 from ostro.engine.sequence import Sequence
 
-# Most pages of room asked for beyond the prompt: a max_tokens of 100,000 should not claim the pool.
+# Most pages of room asked for beyond those needed now: a max_tokens of 100,000 should not claim the pool.
 _MOST_ROOM = 64
+
+PageName = tuple[str, int, PageKey]
+"""A page that is not computed yet: its salt, the page it follows (-1 if none), and the tokens it will hold."""
+
+
+class Admission(Enum):
+    GRANTED = auto()
+    NO_ROOM = auto()
+    """Too few pages."""
+    SOON_CACHED = auto()
+    """Another sequence is computing a page that this one can share: wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,8 @@ class KVCache:
         self._tree = RadixCache(page_size)
         self._nodes: dict[int, Node] = {}
         self._copies: list[tuple[int, int]] = []
+        self.num_evicted = 0
+        """Cached pages that were dropped to make room, since the start."""
 
     @property
     def num_pages(self) -> int:
@@ -54,24 +69,33 @@ class KVCache:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def admit(self, seq: Sequence, *, hit_limit: int, spare: int = 0) -> bool:
+    def admit(
+        self, seq: Sequence, *, hit_limit: int, spare: int = 0, filling: Container[PageName | None] = ()
+    ) -> Admission:
         """Gives the sequence the longest cached prefix within `hit_limit` tokens, and pages for its other tokens.
 
-        Changes nothing and returns False if that would leave fewer than `spare` pages available.
+        Changes nothing unless it is granted: not if fewer than `spare` pages would be left, nor if the prefix is about
+        to grow by a page that is among those `filling`.
         """
         assert not seq.pages, f"{seq} is admitted already"
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
+        coming = self._next_page(seq, node, hit_limit)
+        if coming is not None and coming in filling:
+            return Admission.SOON_CACHED
         needed = self.pages_for(seq.num_tokens) - node.depth
         newly_locked = sum(not each.locks for each in node.path())
         if needed + spare > self.available - newly_locked:
-            return False
+            return Admission.NO_ROOM
         self._tree.lock(node)
         self._nodes[seq.id] = node
-        shared = [each.page for each in node.path()][::-1]
-        room = min(self.pages_for(seq.max_len) - node.depth, needed + _MOST_ROOM)
-        seq.pages = shared + self._take(needed, after=None, room=room)
+        seq.pages = [each.page for each in node.path()][::-1]
+        self._grow(seq, needed, after=None)
         seq.num_computed = node.depth * self.page_size
-        return True
+        return Admission.GRANTED
+
+    def next_page(self, seq: Sequence, end: int) -> PageName | None:
+        """The next page that the sequence shares once it has computed `end` tokens; None if they fill none."""
+        return self._next_page(seq, self._nodes[seq.id], end)
 
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
         """Makes sure of pages for the first `num_tokens` tokens. False, and no change, if there are too few."""
@@ -80,7 +104,7 @@ class KVCache:
             return True
         if needed > self.available:
             return False
-        seq.pages += self._take(needed, after=seq.pages[-1], room=needed)
+        self._grow(seq, needed, after=seq.pages[-1])
         return True
 
     def commit(self, seq: Sequence) -> None:
@@ -103,8 +127,7 @@ class KVCache:
         self._nodes[child.id] = node
         child.pages = parent.pages[: node.depth]
         if partial:
-            room = self.pages_for(child.max_len) - node.depth
-            child.pages += self._take(1, after=None, room=min(room, _MOST_ROOM))
+            self._grow(child, 1, after=None)
             self._copies.append((parent.pages[node.depth], child.pages[-1]))
         child.num_computed = parent.num_computed
         return True
@@ -156,6 +179,10 @@ class KVCache:
         assert evictable == self._tree.num_evictable
         assert len(owners) + self._allocator.num_free == self.num_pages, "pages were lost"
 
+    def _next_page(self, seq: Sequence, node: Node, end: int) -> PageName | None:
+        start, stop = node.depth * self.page_size, (node.depth + 1) * self.page_size
+        return (node.salt, node.page, tuple(seq.token_ids[start:stop])) if stop <= end else None
+
     def _share_page(self, seq: Sequence, node: Node) -> Node:
         """Moves the sequence's next full page into the tree, below `node`."""
         start = node.depth * self.page_size
@@ -168,11 +195,14 @@ class KVCache:
         self._tree.relock(node, child)
         return child
 
-    def _take(self, count: int, *, after: int | None, room: int) -> list[int]:
+    def _grow(self, seq: Sequence, count: int, *, after: int | None) -> None:
+        """Gives the sequence `count` more pages, at the cost of the cache; the caller made sure that there are."""
+        room = min(self.pages_for(seq.max_len) - len(seq.pages), count + _MOST_ROOM)
         short = count - self._allocator.num_free
         if short > 0:
+            self.num_evicted += short
             self._allocator.release(self._tree.evict(short))
-        return self._allocator.allocate(count, after=after, room=room)
+        seq.pages += self._allocator.allocate(count, after=after, room=room)
 
     def _salt(self, seq: Sequence) -> str:
         # Without prefix caching a request still shares pages among its own choices, so it gets a salt of its own.

@@ -8,13 +8,17 @@ under one budget of tokens:
 
 When pages run out, the sequence that ranks last gives its own back and waits: it will compute again what the prefix
 cache has lost by then. The one that ranks first is never preempted, so the engine always gets on.
+
+A waiting sequence is not let in while a step computes the next page that it could share; after the step it finds that
+page in the prefix cache. So requests that start alike and arrive together compute their common pages once. This costs
+one step at a time: there is budget left for a newcomer only when every running sequence reaches its end in the step.
 """
 
 from bisect import insort
 from dataclasses import dataclass, field
 
 from ostro.engine.batch import Batch, Chunk
-from ostro.engine.kv import KVCache
+from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.errors import BadRequest, ContextLengthExceeded
@@ -80,12 +84,17 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request. One that could never run is refused here, and nothing changes."""
+        self.check(request)
         max_len = self._max_len(request)
-        self._check_ids(request)
         leader, *followers = (self._sequence(request, choice, max_len) for choice in range(request.params.n))
         if followers:
             self._followers[leader.id] = followers
         insort(self.waiting, leader, key=_rank)
+
+    def check(self, request: Request) -> None:
+        """Raises BadRequest for a request that could never run."""
+        self._max_len(request)
+        self._check_ids(request)
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
         """Ends a request, or one choice of it, and frees its pages. Unknown ids are ignored: it may just have ended."""
@@ -102,12 +111,8 @@ class Scheduler:
         for seq in sorted(self.running, key=lambda seq: seq.num_to_compute > 1):
             if budget and seq.pages and self._extend(seq):
                 budget -= self._add_chunk(chunks, seq, budget)
-        if self.counters.preemptions == preempted:
-            while budget and self.waiting and len(self.running) < self.limits.max_batch_seqs:
-                seq = self.waiting[0]
-                if not self._admit(seq):
-                    break
-                budget -= self._add_chunk(chunks, seq, budget)
+        if budget and self.waiting and self.counters.preemptions == preempted:
+            self._admit_waiting(chunks, budget)
         if not chunks:
             assert not self.has_work, "sequences wait and none can run"
             return None
@@ -144,6 +149,8 @@ class Scheduler:
         # Followers first: they fork from pages that the leader gives back if its first token is its last.
         for follower in self._followers.pop(seq.id, ()):
             progress.append(Progress(follower.request.id, follower.choice, num_cached=own.num_cached))
+            # The leader's lookup and its prompt's log-probabilities were delivered for all choices.
+            follower.num_cached, follower.num_scored = seq.num_cached, seq.num_scored
             self._take_token(follower, output, progress[-1])
             if follower.finish_reason is None:
                 self._start_follower(seq, follower)
@@ -207,21 +214,37 @@ class Scheduler:
         seq.pooled = None
         insort(self.waiting, seq, key=_rank)
 
-    def _admit(self, seq: Sequence) -> bool:
+    def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
+        """Adds waiting sequences to the step, by rank, while there is budget and room."""
+        filling = {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
+        # One that waits for a page to be cached keeps its seat: those behind it must not fill the batch meanwhile.
+        seats = self.limits.max_batch_seqs - len(self.running)
+        for seq in self.waiting[:seats]:
+            admission = self._admit(seq, filling)
+            if admission is Admission.NO_ROOM:
+                break
+            if admission is Admission.GRANTED:
+                budget -= self._add_chunk(chunks, seq, budget)
+                filling.add(self.kv.next_page(seq, chunks[-1].end))
+                if not budget:
+                    break
+
+    def _admit(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
         # Keep the last token out of the hit: logits need one computed position.
         hit_limit = min(seq.num_tokens - 1, seq.next_scored)
         if seq.request.task is Task.EMBED:
             hit_limit = 0
         # A page to spare for each running sequence, so that the newcomer does not preempt one at once.
-        if not self.kv.admit(seq, hit_limit=hit_limit, spare=len(self.running)):
-            return False
+        admission = self.kv.admit(seq, hit_limit=hit_limit, spare=len(self.running), filling=filling)
+        if admission is not Admission.GRANTED:
+            return admission
         self.waiting.remove(seq)
         insort(self.running, seq, key=_rank)
         if seq.num_cached is None and seq.num_output == 0:
             seq.num_cached = seq.num_computed
             self.counters.cache_queries += seq.num_prompt
             self.counters.cache_hits += seq.num_cached
-        return True
+        return admission
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason

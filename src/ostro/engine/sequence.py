@@ -82,9 +82,13 @@ class Sequence:
 
     @property
     def next_scored(self) -> int:
-        """First position whose logits are still wanted for the prompt's log-probabilities; num_prompt if none."""
+        """First position whose logits are still wanted for the prompt's log-probabilities; num_tokens if none."""
         first = self.request.prompt_logprobs_from
-        return self.num_prompt if first is None else max(first, 1) - 1 + self.num_scored
+        if first is None:
+            return self.num_tokens
+        position = max(first, 1) - 1 + self.num_scored
+        # The last prompt token's logits belong to the first generated one.
+        return position if position < self.num_prompt - 1 else self.num_tokens
 
     @property
     def stops_banned(self) -> bool:

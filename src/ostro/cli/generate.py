@@ -1,0 +1,82 @@
+"""ostro generate: complete a prompt, streamed to the terminal, or a file of prompts, batched into another file."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostro.cli.files import read_text, written_whole
+from ostro.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from ostro.errors import BadRequest, SequenceFailed
+from ostro.llm import LLM, Prompt
+from ostro.outputs import Completion
+from ostro.sampling_params import SamplingParams
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads standard input")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a file with one prompt a line")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write JSON lines here instead of text to stdout")
+    parser.add_argument("--chat", action="store_true", help="take a prompt as a user's message, by the chat template")
+    add_sampling_options(parser)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args, SamplingParams(max_tokens=128))
+    texts = _texts(args)
+    llm = LLM(config=engine_config(args))
+    prompts = [llm.chat_prompt([{"role": "user", "content": text}]) if args.chat else text for text in texts]
+    if args.prompts is None and args.output is None and params.n == 1:
+        return _stream(llm, prompts[0], params)
+    _check_each(llm, prompts, params)
+    completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
+    lines = (_line(text, completion) for text, completion in zip(texts, completions, strict=True))
+    if args.output is None:
+        for line in lines:
+            print(line)
+    else:
+        with written_whole(args.output) as file:
+            file.writelines(line + "\n" for line in lines)
+    return 0
+
+
+def _texts(args: argparse.Namespace) -> list[str]:
+    if (args.prompt is None) == (args.prompts is None):
+        raise BadRequest("Give a prompt, or a file of prompts with --prompts FILE: one of the two.")
+    if args.prompts is None:
+        return [read_text(Path("-"))] if args.prompt == "-" else [args.prompt]
+    texts = [line for line in read_text(args.prompts).splitlines() if line.strip()]
+    if not texts:
+        raise BadRequest(f"{args.prompts} holds no prompts. Write one a line.")
+    return texts
+
+
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
+    for delta in llm.stream(prompt, params):
+        print(delta.text, end="", flush=True)
+        if delta.finish_reason == "error":
+            raise SequenceFailed("The model gave no usable output for this prompt. Check its weights.")
+    print()
+    return 0
+
+
+def _check_each(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    """Refuses a file with a prompt that cannot run before anything is generated, and says which."""
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            llm.prepare(prompt, params)
+        except BadRequest as error:
+            raise BadRequest(f"Prompt {number}: {error}", param=error.param) from error
+
+
+def _line(text: str, completion: Completion) -> str:
+    prompt, generated = len(completion.prompt_ids), completion.num_generated
+    choices = [
+        {"index": choice.index, "text": choice.text, "finish_reason": choice.finish_reason}
+        | ({"error": choice.error} if choice.error else {})
+        for choice in completion.choices
+    ]
+    usage = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    return json.dumps({"prompt": text, "choices": choices, "usage": usage}, ensure_ascii=False)

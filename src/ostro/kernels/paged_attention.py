@@ -1,0 +1,150 @@
+"""Attention over paged keys and values, in torch: a plain reference, and a path that reads the pages where they lie.
+
+The cache of all layers is one tensor, [layers, key or value, kv_heads, slots, head_dim]. A page is `page_size`
+neighbouring slots, so neighbouring pages form one run that needs no copy: attention reads it as a strided view. A
+sequence whose pages lie in several runs attends to each and joins the results by their log-sum-exps:
+
+    pages  [ 4  5  6 | 31 32 ]      runs  slots 64…112 and 496…528
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostro.models.base import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One sequence's tokens of this step: `length` queries from position `start`, at `offset` in the flat batch."""
+
+    offset: int
+    start: int
+    length: int
+    pages: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Attention to a part of the keys: [1, heads, queries, head_dim], and its log-sum-exp, [1, heads, queries]."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def runs(pages: Sequence[int], page_size: int, first: int, end: int) -> list[tuple[int, int]]:
+    """The slots of positions `first` to `end`, as maximal ranges of neighbours."""
+    found: list[tuple[int, int]] = []
+    for index in range(first // page_size, -(-end // page_size)):
+        low = pages[index] * page_size + max(first - index * page_size, 0)
+        high = pages[index] * page_size + min(end - index * page_size, page_size)
+        if found and found[-1][1] == low:
+            found[-1] = (found[-1][0], high)
+        else:
+            found.append((low, high))
+    return found
+
+
+def slots_of(pieces: Sequence[Piece], page_size: int) -> list[int]:
+    """Where each token of the step stores its key and value."""
+    return [
+        slot
+        for piece in pieces
+        for low, high in runs(piece.pages, page_size, piece.start, piece.end)
+        for slot in range(low, high)
+    ]
+
+
+class PagedAttention:
+    """The attention context of one step: stores new keys and values, attends through views of the cache."""
+
+    def __init__(self, cache: Tensor, pieces: Sequence[Piece], page_size: int) -> None:
+        self.cache = cache
+        self.pieces = pieces
+        self.page_size = page_size
+        self.slots = torch.tensor(slots_of(pieces, page_size), device=cache.device)
+        # Keys and values of a run for every layer, cut once a step: (piece, first position) -> runs -> layers.
+        self._views: dict[tuple[int, int], list[list[tuple[Tensor, Tensor]]]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        self.store(layer, k, v)
+        if spec.softcap is not None:
+            outs = [reference_attention(self, layer, q, piece, spec) for piece in self.pieces]
+        else:
+            outs = [self._attend_piece(layer, q, k, v, piece, spec) for piece in self.pieces]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return out.reshape(q.shape[0], -1)
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        keys, values = self.cache[layer].unbind(0)
+        keys.index_copy_(1, self.slots, k.transpose(0, 1))
+        values.index_copy_(1, self.slots, v.transpose(0, 1))
+
+    def _attend_piece(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
+        """[length, heads, head_dim] for one sequence."""
+        rows = slice(piece.offset, piece.offset + piece.length)
+        queries = q[rows].transpose(0, 1).unsqueeze(0)
+        if piece.length == 1:
+            first = 0 if spec.window is None else max(0, piece.end - spec.window)
+            parts = self._attend_runs(layer, queries, piece, first, piece.end, spec)
+        elif spec.window is not None and piece.end > spec.window:
+            return reference_attention(self, layer, q, piece, spec)
+        else:
+            parts = self._attend_runs(layer, queries, piece, 0, piece.start, spec)
+            own = (each[rows].transpose(0, 1).unsqueeze(0) for each in (k, v))
+            parts.append(_flash(queries, *own, causal=True, scale=spec.scale))
+        return _join(parts)[0].transpose(0, 1)
+
+    def _attend_runs(
+        self, layer: int, queries: Tensor, piece: Piece, first: int, end: int, spec: AttentionSpec
+    ) -> list[Partial]:
+        """Every query attends to every position from `first` to `end`."""
+        views = self._views.get((piece.offset, first))
+        if views is None:
+            views = self._views[piece.offset, first] = [
+                self._view(low, high) for low, high in runs(piece.pages, self.page_size, first, end)
+            ]
+        return [_flash(queries, *run[layer], causal=False, scale=spec.scale) for run in views]
+
+    def _view(self, low: int, high: int) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of a run, [1, kv_heads, slots, head_dim], for each layer."""
+        flat = self.cache[:, :, None, :, low:high].flatten(0, 1).unbind(0)
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
+    """The plain twin: gathers the sequence's keys and values, masks, and does as the formula says.
+
+    Also serves what the fast path has no kernel for: soft-capped scores, and a window shorter than the prompt.
+    """
+    first = 0 if spec.window is None else max(0, piece.start + 1 - spec.window)
+    where = [slot for low, high in runs(piece.pages, ctx.page_size, first, piece.end) for slot in range(low, high)]
+    keys, values = ctx.cache[layer][:, :, torch.tensor(where, device=q.device)].unbind(0)
+    queries = q[piece.offset : piece.offset + piece.length]
+    grouped = queries.unflatten(1, (keys.shape[0], -1)).permute(1, 2, 0, 3)
+    scores = grouped @ keys[:, None].transpose(-1, -2) * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    at = torch.arange(piece.start, piece.end, device=q.device)[:, None]
+    of = torch.arange(first, piece.end, device=q.device)
+    hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return (weights @ values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
+    return Partial(*torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale))
+
+
+def _join(parts: list[Partial]) -> Tensor:
+    """Attention to all the parts' keys together."""
+    if len(parts) == 1:
+        return parts[0].out
+    weights = torch.stack([part.lse for part in parts]).softmax(0)
+    return torch.stack([part.out for part in parts]).mul_(weights[..., None]).sum(0)

@@ -1,0 +1,65 @@
+"""What a finished or running request gives its caller: text, ids, log-probabilities, scores. Plain data."""
+
+from dataclasses import dataclass, field
+
+from ostro.runner.base import TokenLogprob
+
+
+@dataclass(slots=True)
+class Choice:
+    """One generated continuation."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    """stop, length, or error; None while it is still being generated."""
+    stopped_by: str | None = None
+    """The stop string that ended it, if one did."""
+    logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
+    """Why the engine gave up on this choice."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """A prompt and what was generated for it."""
+
+    prompt_ids: tuple[int, ...]
+    choices: list[Choice]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """One entry a prompt token; the first has none."""
+    num_cached: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    embedding: list[float] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def num_generated(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice of a stream."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a continuation is after its prompt."""
+
+    logprob: float
+    is_greedy: bool
+    """Whether every token of it is the most likely one at its place."""
+    num_tokens: int

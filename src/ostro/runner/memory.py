@@ -1,0 +1,42 @@
+"""How many pages fit. Knows a model's shape and the machine's memory; allocates nothing."""
+
+import os
+
+from ostro.errors import BadRequest, ModelError
+from ostro.models.base import ModelShape
+
+# Of the memory that is free once the weights are loaded: room is left for activations and for everyone else.
+_SHARE = 0.4
+_MOST = 4 << 30
+
+
+def page_bytes(shape: ModelShape, page_size: int, itemsize: int) -> int:
+    return shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * page_size * itemsize
+
+
+def num_pages(shape: ModelShape, *, page_size: int, itemsize: int, kv_memory: int | None, max_batch_seqs: int) -> int:
+    """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once."""
+    each = page_bytes(shape, page_size, itemsize)
+    useful = max_batch_seqs * -(-shape.max_seq_len // page_size)
+    if kv_memory is not None:
+        if kv_memory < each:
+            raise BadRequest(
+                f"kv_memory must hold at least one page ({each} bytes), got {kv_memory}.", param="kv_memory"
+            )
+        return kv_memory // each
+    budget = min(int(free_memory() * _SHARE), _MOST)
+    if budget < each:
+        raise ModelError(f"Too little memory is free for keys and values: {budget} bytes; free some, or set kv_memory.")
+    return min(budget // each, useful)
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,130 @@
+"""Runs a batch with a torch model: Batch -> tensors -> model -> sampler. Knows no schedule and no text."""
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from ostro.config import EngineConfig
+from ostro.engine.batch import Batch, Chunk
+from ostro.engine.request import Task
+from ostro.kernels.paged_attention import PagedAttention, Piece
+from ostro.models.base import Model
+from ostro.models.registry import build_model, load_weights
+from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
+from ostro.runner.memory import num_pages
+from ostro.runner.sampler import position_logprobs, sample
+from ostro.weights import Checkpoint, Pooling
+
+# Prompt log-probabilities are made a block of rows at a time: never a whole prompt times the vocabulary.
+_LOGITS_BLOCK_BYTES = 64 << 20
+
+
+def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> "TorchRunner":
+    """Loads the checkpoint, in float32: CPUs mostly lack fast kernels for the 16-bit types that weights come in."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=torch.float32)
+    load_weights(model, checkpoint.tensors())
+    pages = num_pages(
+        model.shape,
+        page_size=config.page_size,
+        itemsize=torch.float32.itemsize,
+        kv_memory=config.kv_memory,
+        max_batch_seqs=config.max_batch_seqs,
+    )
+    return TorchRunner(model, page_size=config.page_size, num_pages=pages, pooling=checkpoint.pooling)
+
+
+class TorchRunner:
+    """Owns the model and the memory of its keys and values."""
+
+    def __init__(self, model: Model, *, page_size: int, num_pages: int, pooling: Pooling | None = None) -> None:
+        shape = model.shape
+        parameter = next(model.parameters())
+        self.model = model
+        self.pooling = pooling
+        self.device = parameter.device
+        self._spec = RunnerSpec(
+            page_size=page_size, num_pages=num_pages, max_seq_len=shape.max_seq_len, vocab_size=shape.vocab_size
+        )
+        # Left unwritten: no position is read before it was computed, and untouched memory costs nothing.
+        self.cache = torch.empty(
+            (shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim),
+            dtype=parameter.dtype,
+            device=self.device,
+        )
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepOutput:
+        self._copy_pages(batch.page_copies)
+        pieces = _pieces(batch.chunks)
+        hidden = self.model(
+            torch.tensor([t for c in batch.chunks for t in c.seq.token_ids[c.start : c.end]], device=self.device),
+            torch.tensor([p for c in batch.chunks for p in range(c.start, c.end)], device=self.device),
+            PagedAttention(self.cache, pieces, self._spec.page_size),
+        )
+        output = StepOutput()
+        self._sample(batch.chunks, pieces, hidden, output)
+        for chunk, piece in zip(batch.chunks, pieces, strict=True):
+            if chunk.scored:
+                first = piece.offset + chunk.scored.start - chunk.start
+                rows = hidden[first : first + len(chunk.scored)]
+                output.prompt_logprobs[chunk.seq.id] = self._score(chunk, rows)
+            if chunk.seq.request.task is Task.EMBED:
+                own = hidden[piece.offset : piece.offset + piece.length]
+                output.pooled[chunk.seq.id] = self._pool(chunk, own).tolist()
+        return output
+
+    def _sample(self, chunks: Seq[Chunk], pieces: Seq[Piece], hidden: Tensor, output: StepOutput) -> None:
+        """One row of logits for each chunk that samples, drawn from once for each of its samplers."""
+        seqs = [seq for chunk in chunks for seq in chunk.samples]
+        if not seqs:
+            return
+        ends = [p.offset + p.length - 1 for c, p in zip(chunks, pieces, strict=True) if c.samples]
+        logits = self.model.logits(hidden if len(ends) == len(hidden) else hidden[ends])
+        if len(seqs) > len(ends):
+            counts = torch.tensor([len(chunk.samples) for chunk in chunks if chunk.samples], device=self.device)
+            logits = logits.repeat_interleave(counts, 0)
+        output.sampled.update(zip((seq.id for seq in seqs), sample(logits, seqs), strict=True))
+
+    def _score(self, chunk: Chunk, hidden: Tensor) -> list[TokenLogprob]:
+        top = chunk.seq.request.params.prompt_logprobs or 0
+        targets = chunk.seq.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
+        block = max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
+        return [
+            logprob
+            for at in range(0, len(targets), block)
+            for logprob in position_logprobs(self.model.logits(hidden[at : at + block]), targets[at : at + block], top)
+        ]
+
+    def _pool(self, chunk: Chunk, hidden: Tensor) -> Tensor:
+        """The chunk's share of the sequence's vector: the shares of all its chunks add up to it."""
+        assert self.pooling is not None, "the model does not embed"
+        last = chunk.end == chunk.seq.num_tokens
+        if self.pooling.mode == "mean":
+            return hidden.sum(0) / chunk.seq.num_tokens
+        if self.pooling.mode == "cls" and chunk.start == 0:
+            return hidden[0]
+        if self.pooling.mode == "lasttoken" and last:
+            return hidden[-1]
+        return torch.zeros_like(hidden[0])
+
+    def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
+        size = self._spec.page_size
+        for source, target in copies:
+            self.cache[..., target * size : (target + 1) * size, :] = self.cache[
+                ..., source * size : (source + 1) * size, :
+            ]
+
+
+def _pieces(chunks: Seq[Chunk]) -> list[Piece]:
+    pieces, offset = [], 0
+    for chunk in chunks:
+        pieces.append(Piece(offset, chunk.start, chunk.length, chunk.seq.pages))
+        offset += chunk.length
+    return pieces

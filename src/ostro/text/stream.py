@@ -1,0 +1,43 @@
+"""One choice's text as its tokens arrive: detokenised, held back at stop strings, ended by them. Knows no engine."""
+
+from collections.abc import Sequence
+
+from ostro.sampling_params import SamplingParams
+from ostro.text.detokenizer import Detokenizer
+from ostro.text.stops import StopMatcher
+from ostro.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special=params.skip_special_tokens)
+        self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_in_output)
+        self._params = params
+        self._num_tokens = 0
+        self.stopped_by: str | None = None
+        """The stop string that ended the text: the sequence behind it has no more to say."""
+
+    def push(self, token_ids: Sequence[int], *, last_is_stop: bool = False) -> str:
+        """The text that these tokens complete. `last_is_stop`: the last one ended the sequence and is no text."""
+        if last_is_stop and not self._params.include_stop_in_output:
+            token_ids = token_ids[:-1]
+        text = ""
+        for token_id in token_ids:
+            self._num_tokens += 1
+            text += self._match(self._detokenizer.push((token_id,)))
+            if self.stopped_by is not None:
+                break
+        return text
+
+    def flush(self) -> str:
+        """What was held back, once no more tokens will come."""
+        if self.stopped_by is not None:
+            return ""
+        text = self._match(self._detokenizer.flush())
+        return text if self.stopped_by is not None else text + self._matcher.flush()
+
+    def _match(self, text: str) -> str:
+        if not self._params.stop or self._num_tokens < self._params.min_tokens:
+            return text
+        safe, self.stopped_by = self._matcher.push(text)
+        return safe
