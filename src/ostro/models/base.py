@@ -1,0 +1,61 @@
+"""What every model family looks like to a runner, and what a runner gives to a model. Knows no family."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a runner must know to size its memory."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """How one layer attends."""
+
+    scale: float
+    window: int | None = None
+    """A token sees itself and the window - 1 tokens before it."""
+    softcap: float | None = None
+
+
+class AttentionContext(Protocol):
+    """One step's view of the KV cache, handed to the model explicitly."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """Stores k and v, and attends each query to its own sequence so far.
+
+        q is [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], none of them contiguous as a rule;
+        returns [tokens, heads * head_dim].
+        """
+        ...
+
+
+class Model(nn.Module):
+    """A decoder. `forward` takes all tokens of a step, flat, and gives their final hidden states."""
+
+    shape: ModelShape
+    backbone_name: str
+    """The prefix that checkpoints give to all but the head; one saved from the bare backbone leaves it out."""
+
+    def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
+        """[tokens] ids and positions -> [tokens, hidden_size], after the final norm."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] -> [rows, vocab_size], in float32."""
+        raise NotImplementedError
+
+    def drop_head(self) -> None:
+        """For a checkpoint of the bare backbone. A head tied to the embedding stays; without one `logits` refuses."""
+        raise NotImplementedError

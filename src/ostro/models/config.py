@@ -1,0 +1,74 @@
+"""Reading a model's config.json: typed look-ups whose errors name the key. Knows no tensors and no file formats."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ostro.errors import BadCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReader:
+    """A config.json. A key that is null counts as absent, as Hugging Face writes it."""
+
+    values: Mapping[str, object]
+
+    def get(self, key: str) -> object:
+        return self.values.get(key)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadCheckpoint(f"config.json: {key!r} must be an integer, got {value!r}.")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise BadCheckpoint(f"config.json: {key!r} must be a number, got {value!r}.")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.values.get(key) is None else self.number(key)
+
+    def optional_integer(self, key: str) -> int | None:
+        return None if self.values.get(key) is None else self.integer(key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise BadCheckpoint(f"config.json: {key!r} must be true or false, got {value!r}.")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise BadCheckpoint(f"config.json: {key!r} must be a string, got {value!r}.")
+        return value
+
+    def table(self, key: str) -> Mapping[str, object] | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise BadCheckpoint(f"config.json: {key!r} must be an object, got {value!r}.")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.values.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise BadCheckpoint(f"config.json: {key!r} must be a list of strings, got {value!r}.")
+        return tuple(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        value = self._value(key, None)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
+            raise BadCheckpoint(f"config.json: {key!r} must be a list of numbers, got {value!r}.")
+        return tuple(float(item) for item in value)
+
+    def _value(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise BadCheckpoint(f"config.json has no {key!r}, which this architecture needs; fetch the model again.")
+        return default

@@ -1,0 +1,78 @@
+"""Filling a model with a checkpoint's tensors, strictly. Knows names and shapes; knows no family and no file format."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ostro.errors import BadCheckpoint
+from ostro.models.base import Model
+
+# Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
+# weights, namely rope tables (Llama) and causal masks (GPT-2).
+REDUNDANT = re.compile(r"lm_head\.weight|(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint's tensor goes: a view of a parameter, in the checkpoint's orientation."""
+
+    memory: Tensor
+    offset: float = 0.0
+    """Added on the way in."""
+    repeated: bool = False
+    """The tensor fills each row of the memory."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.memory.shape[1:] if self.repeated else self.memory.shape
+
+    def fill(self, tensor: Tensor) -> None:
+        self.memory.copy_(tensor)
+        if self.offset:
+            self.memory.add_(self.offset)
+
+
+class Weighted(nn.Module):
+    """A module that holds parameters itself, and knows how checkpoints store them."""
+
+    def places(self, path: str) -> dict[str, Place]:
+        """The places of its tensors by their names in a checkpoint, for a module that sits at `path` in the model."""
+        return {f"{path}.{name}": Place(parameter.data) for name, parameter in self.named_parameters(recurse=False)}
+
+
+def load_weights(model: Model, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies every tensor to its place. A tensor missing, misshapen or without a place is an error that names it."""
+    places = places_of(model)
+    missing = set(places)
+    for given, tensor in tensors:
+        name = given if given in places else f"{model.backbone_name}.{given}"
+        place = places.get(name)
+        if place is None:
+            if REDUNDANT.fullmatch(given):
+                continue
+            raise BadCheckpoint(
+                f"The checkpoint holds a tensor {given!r} that its architecture has no place for; "
+                "config.json may belong to another model."
+            )
+        if place.shape != tensor.shape:
+            raise BadCheckpoint(
+                f"Tensor {given!r} has shape {tuple(tensor.shape)}, but config.json asks for {tuple(place.shape)}; "
+                "they may belong to different models."
+            )
+        place.fill(tensor)
+        missing.discard(name)
+    if missing:
+        some = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
+        raise BadCheckpoint(f"The checkpoint lacks {len(missing)} tensors ({some}); fetch the model again.")
+
+
+def places_of(model: nn.Module) -> dict[str, Place]:
+    """Every tensor that a checkpoint must hold, by its name there."""
+    places: dict[str, Place] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Weighted):
+            places |= module.places(path)
+    return places

@@ -1,0 +1,44 @@
+"""The plainest AttentionContext: one sequence, every score written out. The oracle that faster ones are held to."""
+
+import torch
+from torch import Tensor
+
+from ostro.models.base import AttentionSpec, Model
+
+
+class DenseContext:
+    """Keeps the keys and values of one sequence, so that it may be fed whole, in chunks or token by token."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        if layer in self.cache:
+            past_k, past_v = self.cache[layer]
+            k, v = torch.cat((past_k, k)), torch.cat((past_v, v))
+        self.cache[layer] = (k, v)
+        group = q.shape[1] // k.shape[1]
+        keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", q.float(), keys.float()) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        scores = scores.masked_fill(~_visible(len(q), len(k), spec.window), float("-inf"))
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.float()).flatten(1).to(q.dtype)
+
+
+def _visible(queries: int, keys: int, window: int | None) -> Tensor:
+    """[queries, keys]; the queries are the last of the positions that the keys have."""
+    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    return (distance >= 0) & (distance < (window or keys))
+
+
+@torch.inference_mode()
+def dense_logits(model: Model, ids: list[int], *, chunk: int | None = None) -> Tensor:
+    """[tokens, vocab] of one sequence, fed whole or in chunks."""
+    ctx, chunk = DenseContext(), chunk or len(ids)
+    rows = []
+    for start in range(0, len(ids), chunk):
+        part = torch.tensor(ids[start : start + chunk])
+        positions = torch.arange(start, start + len(part))
+        rows.append(model.logits(model(part, positions, ctx)))
+    return torch.cat(rows)

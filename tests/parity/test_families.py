@@ -1,0 +1,227 @@
+"""Every model family against transformers: tiny random models, in float32, sequences longer than their windows."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+import transformers
+from dense_context import DenseContext, dense_logits
+
+from ostro.models.base import Model
+from ostro.models.config import ConfigReader
+from ostro.models.registry import FAMILIES, build_model, load_weights
+from ostro.models.rope import Rotary, rope_settings
+
+Config = Mapping[str, object]
+
+TOLERANCE = 5e-5
+SHORT, LONG = 40, 100
+"""Prompt lengths: within and beyond the original context of the longrope models below."""
+
+TINY: Config = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}
+GEMMA: Config = {
+    **TINY,
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 16,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": True,
+}
+GPT2: Config = {"vocab_size": 160, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
+
+# As config.json of published models spells them.
+CASES: Mapping[str, Config] = {
+    "llama": {**TINY, "model_type": "llama", "rope_theta": 500.0},
+    "llama-tied": {**TINY, "model_type": "llama", "tie_word_embeddings": True},
+    "llama-biases": {**TINY, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama-wide-heads": {**TINY, "model_type": "llama", "head_dim": 20},
+    "llama-linear": {**TINY, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama-dynamic": {**TINY, "model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "llama-llama3": {**TINY, "model_type": "llama", "rope_theta": 500000.0, "rope_scaling": LLAMA3},
+    "llama-yarn": {**TINY, "model_type": "llama", "rope_scaling": YARN},
+    "llama-yarn-mscale": {
+        **TINY,
+        "model_type": "llama",
+        "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3, "beta_fast": 16, "truncate": False},
+    },
+    "llama-longrope": {
+        **TINY,
+        "model_type": "llama",
+        "rope_scaling": {**LONGROPE, "factor": 2.0, "original_max_position_embeddings": 128},
+    },
+    "mistral": {**TINY, "model_type": "mistral", "sliding_window": 16},
+    "mistral-no-window": {**TINY, "model_type": "mistral", "sliding_window": None},
+    "qwen2": {**TINY, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 16},
+    "qwen2-windows": {
+        **TINY,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+    "qwen2-layer-types": {
+        **TINY,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "qwen3": {**TINY, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3-biases": {**TINY, "model_type": "qwen3", "head_dim": 16, "attention_bias": True},
+    "gemma2": {
+        **GEMMA,
+        "model_type": "gemma2",
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        **GEMMA,
+        "model_type": "gemma3_text",
+        "rope_theta": 20000.0,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "sliding_window_pattern": 3,
+    },
+    "phi3": {**TINY, "model_type": "phi3", "sliding_window": 16},
+    "phi3-partial-rotary": {**TINY, "model_type": "phi3", "partial_rotary_factor": 0.5},
+    "phi3-longrope": {
+        **TINY,
+        "model_type": "phi3",
+        "original_max_position_embeddings": 64,
+        "rope_scaling": LONGROPE,
+    },
+    "olmo2": {**TINY, "model_type": "olmo2"},
+    "gpt2": {**GPT2, "model_type": "gpt2"},
+    "gpt2-untied": {**GPT2, "model_type": "gpt2", "tie_word_embeddings": False, "n_inner": 100},
+    "gpt2-scaled-by-layer": {**GPT2, "model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
+}
+
+
+def reference_model(values: Config, *, headless: bool = False) -> transformers.PreTrainedModel:
+    """Transformers' model of a config, with weights of a size at which every one of them matters."""
+    settings = {key: value for key, value in values.items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(values["model_type"], **settings)
+    auto = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+    # Eager, because the others know no soft-cap.
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter += 0.3 * noise
+            else:
+                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
+    return model
+
+
+def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
+    return logits
+
+
+def our_model(values: Config, reference: transformers.PreTrainedModel, *, max_seq_len: int | None = None) -> Model:
+    model = build_model(values, max_seq_len=max_seq_len, dtype=torch.float32)
+    load_weights(model, reference.state_dict().items())
+    return model
+
+
+def random_ids(length: int) -> list[int]:
+    ids: list[int] = torch.randint(3, 160, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+    return ids
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_transformers_in_either_spelling_of_the_config(name: str) -> None:
+    reference = reference_model(CASES[name])
+    ids = random_ids(SHORT)
+    expected = reference_logits(reference, ids)
+    assert expected.std() > 0.3, "the test would not see a difference"
+    for values in (CASES[name], reference.config.to_dict()):
+        torch.testing.assert_close(dense_logits(our_model(values, reference), ids), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt2", "olmo2", "phi3-longrope", "qwen3"])
+def test_a_sequence_fed_in_chunks_gives_the_logits_of_the_whole(name: str) -> None:
+    model = our_model(CASES[name], reference_model(CASES[name]))
+    ids = random_ids(SHORT)
+    torch.testing.assert_close(dense_logits(model, ids, chunk=7), dense_logits(model, ids), atol=TOLERANCE, rtol=0)
+
+
+def test_longrope_takes_its_long_factors_when_a_longer_context_is_asked_for() -> None:
+    reference = reference_model(CASES["phi3-longrope"])
+    model = our_model(CASES["phi3-longrope"], reference, max_seq_len=128)
+    ids = random_ids(LONG)
+    torch.testing.assert_close(dense_logits(model, ids), reference_logits(reference, ids), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's notice of a CPU without bfloat16 instructions
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2"])
+def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: str) -> None:
+    reference = reference_model(CASES[name])
+    ids = random_ids(SHORT)
+    exact = reference_logits(reference, ids)
+    rounded = reference_logits(reference.to(torch.bfloat16), ids).float()
+    model = build_model(CASES[name], dtype=torch.bfloat16)
+    load_weights(model, reference.state_dict().items())
+    assert (dense_logits(model, ids) - exact).abs().mean() < 1.2 * (rounded - exact).abs().mean()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt2", "gemma3"))])
+def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> None:
+    """A last-bit difference here is a visible angle at position 100,000."""
+    config = ConfigReader(CASES[name])
+    reference = reference_model(CASES[name])
+    head_dim = config.integer("head_dim", 48 // 4)
+    rope = Rotary(rope_settings(config), head_dim=head_dim, max_seq_len=64)
+    expected = reference.model.rotary_emb.inv_freq
+    assert torch.equal(rope.frequencies, torch.cat((-expected, expected)))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_a_checkpoint_of_the_bare_backbone_gives_the_hidden_states_of_transformers(name: str) -> None:
+    reference = reference_model(CASES[name], headless=True)
+    family = next(family for family in FAMILIES if family.model_type == CASES[name]["model_type"])
+    assert type(reference).__name__ == family.bare
+    model = our_model({**CASES[name], "architectures": [family.bare]}, reference)
+    ids = random_ids(SHORT)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).last_hidden_state[0]
+        ours = model(torch.tensor(ids), torch.arange(SHORT), DenseContext())
+    torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_architecture_names_are_those_that_transformers_writes() -> None:
+    for family in FAMILIES:
+        config = transformers.CONFIG_MAPPING[family.model_type]
+        assert transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config].__name__ == family.architecture
+        assert transformers.MODEL_MAPPING[config].__name__ == family.bare
