@@ -1,22 +1,29 @@
 """A runner without a model: deterministic, and as strict about pages as a device is.
 
-Each slot of a page holds a hash of all tokens up to its position, made from the slot before it. So a token that was
-computed from a wrong, stale or never written page changes every token after it, and a test that compares outputs sees
-it. Used by the tests of the engine and by load tests of everything above it.
+Each slot of a page holds a hash of its token and of every slot before it, read through the page table as attention
+would. So one wrong, stale or never written page changes every token after it, and a test that compares outputs sees it.
+Used by the tests of the engine and by load tests of everything above it.
 """
 
+from collections.abc import Iterable, Iterator
+
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.request import Request, Task
 from ostro.engine.sequence import Sequence
 from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 
 _MASK = (1 << 64) - 1
 _UNWRITTEN = 0xDEAD
-_START = 0x9E3779B97F4A7C15
 
 
 def _mix(state: int, value: int) -> int:
     state = (state ^ value) * 0xBF58476D1CE4E5B9 & _MASK
     return state ^ state >> 29
+
+
+def _slot_value(attended: int, token: int) -> int:
+    """What the slot of `token` holds, given the sum of all slots before it."""
+    return _mix(attended & _MASK, token + 1)
 
 
 class FakeRunner:
@@ -38,38 +45,54 @@ class FakeRunner:
             self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
         output = StepOutput()
         for chunk in batch.chunks:
-            self._compute(chunk)
+            attended = list(self._compute(chunk))
             for seq in chunk.samples:
-                output.sampled[seq.id] = self._sample(self._state(chunk.seq, chunk.end - 1), seq)
+                output.sampled[seq.id] = self._sample(attended[-1], seq)
             if chunk.scored:
-                output.prompt_logprobs[chunk.seq.id] = [self._score(chunk.seq, position) for position in chunk.scored]
+                output.prompt_logprobs[chunk.seq.id] = [
+                    self._score(attended[position - chunk.start], chunk.seq.token_ids[position + 1])
+                    for position in chunk.scored
+                ]
+            if chunk.seq.request.task is Task.EMBED:
+                output.pooled[chunk.seq.id] = [self._pool(attended)]
         return output
 
     def expected_tokens(self, seq: Sequence, count: int) -> list[int]:
-        """What the sequence must generate, computed without pages: the oracle."""
-        state, tokens = _START, []
-        for token in seq.request.prompt_ids:
-            state = _mix(state, token)
+        """What the sequence must generate, stops aside, computed without pages: the oracle."""
+        twin = Sequence(seq.id, seq.request, choice=seq.choice, max_len=seq.max_len)
+        *_, attended = _attended(twin.token_ids)
         for _ in range(count):
-            tokens.append(self._sample(state, seq).token_id)
-            state = _mix(state, tokens[-1])
-        return tokens
+            token = self._sample(attended, twin).token_id
+            twin.token_ids.append(token)
+            attended += _slot_value(attended, token)
+        return twin.output_ids
 
-    def _compute(self, chunk: Chunk) -> None:
-        state = self._state(chunk.seq, chunk.start - 1)
+    def expected_prompt_logprobs(self, request: Request) -> list[TokenLogprob]:
+        """The log-probabilities that the request asks for, from its first wanted position on."""
+        first = max(request.prompt_logprobs_from or 0, 1)
+        if request.prompt_logprobs_from is None or first >= len(request.prompt_ids):
+            return []
+        sums = list(_attended(request.prompt_ids))
+        return [self._score(sums[at - 1], request.prompt_ids[at]) for at in range(first, len(request.prompt_ids))]
+
+    def expected_pooled(self, request: Request) -> list[float]:
+        return [self._pool(list(_attended(request.prompt_ids)))]
+
+    def _compute(self, chunk: Chunk) -> Iterator[int]:
+        """Fills the chunk's slots; yields, for each of its positions, the sum of all slots up to it."""
+        size, pages = self._spec.page_size, chunk.seq.pages
+        full, rest = divmod(chunk.start, size)
+        attended = sum(sum(self._slots[page * size : (page + 1) * size]) for page in pages[:full])
+        attended += sum(self._slots[pages[full] * size : pages[full] * size + rest])
         for position in range(chunk.start, chunk.end):
-            state = _mix(state, chunk.seq.token_ids[position])
-            self._slots[self._slot(chunk.seq, position)] = state
+            value = _slot_value(attended, chunk.seq.token_ids[position])
+            self._slots[pages[position // size] * size + position % size] = value
+            attended += value
+            yield attended
 
-    def _state(self, seq: Sequence, position: int) -> int:
-        return self._slots[self._slot(seq, position)] if position >= 0 else _START
-
-    def _slot(self, seq: Sequence, position: int) -> int:
-        page, offset = divmod(position, self._spec.page_size)
-        return seq.pages[page] * self._spec.page_size + offset
-
-    def _sample(self, state: int, seq: Sequence) -> SampledToken:
+    def _sample(self, attended: int, seq: Sequence) -> SampledToken:
         request = seq.request
+        state = _mix(attended & _MASK, 0)
         draw = state if request.params.greedy else _mix(_mix(state, request.seed & _MASK), seq.choice)
         token = draw % self._spec.vocab_size
         if seq.stops_banned and token in seq.stop_ids:
@@ -77,6 +100,18 @@ class FakeRunner:
         wants = request.params.logprobs is not None
         return SampledToken(token, TokenLogprob(token, -1.0, 1) if wants else None)
 
-    def _score(self, seq: Sequence, position: int) -> TokenLogprob:
-        state = _mix(self._state(seq, position), seq.token_ids[position + 1])
-        return TokenLogprob(seq.token_ids[position + 1], -(state % 10_000) / 1000, 1 + state % 7)
+    def _score(self, attended: int, next_token: int) -> TokenLogprob:
+        state = _slot_value(attended, next_token)
+        return TokenLogprob(next_token, -(state % 10_000) / 1000, 1 + state % 7)
+
+    def _pool(self, attended: list[int]) -> float:
+        """A sum over positions, so that the chunks of a prompt add up to the whole."""
+        return float(sum(each % 1000 for each in attended))
+
+
+def _attended(token_ids: Iterable[int]) -> Iterator[int]:
+    """For each position, the sum of what all slots up to it must hold."""
+    attended = 0
+    for token in token_ids:
+        attended += _slot_value(attended, token)
+        yield attended

@@ -1,0 +1,47 @@
+"""Log-probabilities under the model's own distribution. Knows logits, not how tokens are chosen from them.
+
+All numbers of a position come from one tensor of gaps below its best logit, so a token's log-probability equals the
+highest one listed exactly when its rank is 1.
+"""
+
+import torch
+from torch import Tensor
+
+from ostro.runner.base import TokenLogprob
+from ostro.runner.distribution import gaps_below, ranked, total, weigh
+
+_TOKEN, _LOGPROB, _RANK, _TOP = range(4)
+
+
+def position_logprobs(logits: Tensor, targets: list[int], top: int) -> list[TokenLogprob]:
+    """Row i of `logits` predicts targets[i]. Needs several times the memory of `logits`: give it blocks of rows."""
+    chosen = torch.tensor(targets, dtype=torch.int64).to(logits.device, non_blocking=True)
+    return read_logprobs(logprob_table(logits, chosen, top), [top] * len(targets))
+
+
+def logprob_table(logits: Tensor, chosen: Tensor, top: int) -> Tensor:
+    """One float64 row a position, so that one transfer brings all: token, logprob, rank, `top` ids, their logprobs."""
+    gaps = gaps_below(logits.amax(dim=-1), logits)
+    log_total = total(weigh(gaps, gaps.new_ones(len(gaps)))).log().unsqueeze(-1)
+    tokens = chosen.unsqueeze(-1)
+    gap = gaps.gather(1, tokens)
+    rank = (gaps < gap).count_nonzero(dim=-1).unsqueeze(-1) + 1
+    columns = [tokens.double(), -(gap + log_total), rank.double()]
+    if top:
+        top_gaps, top_ids = ranked(gaps, min(top, gaps.shape[-1]))
+        columns += [top_ids.double(), -(top_gaps + log_total)]
+    return torch.cat(columns, dim=-1)
+
+
+def read_logprobs(table: Tensor, tops: list[int]) -> list[TokenLogprob]:
+    """The table on the host; position i lists the tops[i] most likely tokens."""
+    listed = (table.shape[-1] - _TOP) // 2
+    return [
+        TokenLogprob(
+            token_id=int(row[_TOKEN]),
+            logprob=row[_LOGPROB],
+            rank=int(row[_RANK]),
+            top=tuple((int(row[_TOP + i]), row[_TOP + listed + i]) for i in range(min(top, listed))),
+        )
+        for row, top in zip(table.tolist(), tops, strict=True)
+    ]
