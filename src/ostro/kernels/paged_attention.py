@@ -39,7 +39,7 @@ class Partial:
 
 
 def runs(pages: Sequence[int], page_size: int, first: int, end: int) -> list[tuple[int, int]]:
-    """The slots of positions `first` to `end`, as maximal ranges of neighbours."""
+    """The slots of positions `first` to `end` as maximal ranges of neighbours."""
     found: list[tuple[int, int]] = []
     for index in range(first // page_size, -(-end // page_size)):
         low = pages[index] * page_size + max(first - index * page_size, 0)

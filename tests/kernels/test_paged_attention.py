@@ -1,0 +1,86 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostro.kernels.paged_attention import PagedAttention, Piece, reference_attention, runs, slots_of
+from ostro.models.base import AttentionSpec
+
+PAGE, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Piece]:
+    """Sequences at any stage, their pages scattered or in runs."""
+    extents = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5))
+    needed = [-(-(start + length) // PAGE) for start, length in extents]
+    pool = list(range(sum(needed)))
+    if draw(st.booleans()):
+        draw(st.randoms()).shuffle(pool)
+    pieces, offset = [], 0
+    for (start, length), count in zip(extents, needed, strict=True):
+        pieces.append(
+            Piece(offset, start, length, [pool.pop() if draw(st.booleans()) else pool.pop(0) for _ in range(count)])
+        )
+        offset += length
+    return pieces
+
+
+def attention_step(
+    pieces: list[Piece], layers: int = 2
+) -> tuple[PagedAttention, torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    tokens = sum(piece.length for piece in pieces)
+    slots = PAGE * (1 + max(page for piece in pieces for page in piece.pages))
+    cache = torch.randn(2, 2, KV_HEADS, slots, DIM)
+    q = torch.randn(tokens, KV_HEADS * GROUP, DIM)
+    k, v = torch.randn(2, tokens, KV_HEADS, DIM)
+    return PagedAttention(cache, pieces, PAGE), q, k, v
+
+
+@given(steps(), st.sampled_from([None, 3, 10, 100]))
+def test_fast_path_equals_the_plain_twin_wherever_pages_lie(pieces: list[Piece], window: int | None) -> None:
+    ctx, q, k, v = attention_step(pieces)
+    spec = AttentionSpec(scale=DIM**-0.5, window=window)
+    fast = ctx.attend(1, q, k, v, spec)
+    plain = torch.cat([reference_attention(ctx, 1, q, piece, spec) for piece in pieces]).flatten(1)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+@given(steps())
+def test_keys_and_values_are_stored_where_the_pages_say_and_nowhere_else(pieces: list[Piece]) -> None:
+    ctx, q, k, v = attention_step(pieces)
+    before = ctx.cache.clone()
+    ctx.attend(1, q, k, v, AttentionSpec(scale=1.0))
+    where = [
+        piece.pages[position // PAGE] * PAGE + position % PAGE
+        for piece in pieces
+        for position in range(piece.start, piece.end)
+    ]
+    assert slots_of(pieces, PAGE) == where
+    before[1, 0][:, where], before[1, 1][:, where] = k.transpose(0, 1), v.transpose(0, 1)
+    assert torch.equal(ctx.cache, before)
+
+
+def test_softcapped_scores_differ_from_plain_ones() -> None:
+    ctx, q, k, v = attention_step([Piece(0, 5, 3, [0, 1])])
+    capped = ctx.attend(0, q, k, v, AttentionSpec(scale=1.0, softcap=0.5))
+    plain = ctx.attend(0, q, k, v, AttentionSpec(scale=1.0))
+    assert not torch.allclose(capped, plain)
+
+
+@pytest.mark.parametrize(
+    ("pages", "first", "end", "expected"),
+    [
+        ([3, 4, 5], 0, 12, [(12, 24)]),
+        ([3, 4, 5], 2, 9, [(14, 21)]),
+        ([3, 9, 10], 0, 10, [(12, 16), (36, 42)]),
+        ([5, 4], 0, 8, [(20, 24), (16, 20)]),
+        ([7], 3, 4, [(31, 32)]),
+        ([7], 0, 0, []),
+    ],
+)
+def test_neighbouring_pages_form_one_run(
+    pages: list[int], first: int, end: int, expected: list[tuple[int, int]]
+) -> None:
+    assert runs(pages, PAGE, first, end) == expected
