@@ -1,0 +1,39 @@
+"""Token ids to text, as they come. Knows one sequence; knows no stops.
+
+Tokens stand for bytes, and a character's bytes may lie in several of them, so text comes out when it is whole.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from ostro.text.tokenizer import Tokenizer
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """All texts of `push` and `flush` together are `Tokenizer.decode` of the ids, read as going on from the prompt.
+
+    A character that the prompt left unfinished is the prompt's: its bytes do not show in the output.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = _Utf8Decoder(errors="replace")
+        # Only a text's very first space is dropped, and the output is first only where the prompt has no text.
+        self._drop_space = tokenizer.drops_first_space and not any(
+            tokenizer.bytes_of((token,), skip_special=skip_special) for token in prompt_ids
+        )
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text these tokens complete; it never ends within a character."""
+        data = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
+        if self._drop_space and data:
+            data = data.removeprefix(b" ")
+            self._drop_space = False
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """The sequence has ended: an unfinished character comes out as a replacement character."""
+        return self._utf8.decode(b"", final=True)

@@ -1,0 +1,124 @@
+"""Conversations to ids with every control token the template's own. See control_text.py for the idea.
+
+Knows the template and the tokenizer's core; reads no files.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
+
+import tokenizers
+from tokenizers import AddedToken
+
+from ostro.errors import BadRequest
+from ostro.text.chat import ChatTemplate, Message
+from ostro.text.control_text import ControlTexts, Marker
+
+# Anyone may speak in these; system texts and earlier answers come from the application.
+_OUTSIDE_ROLES = frozenset({"user", "tool", "function"})
+_MARKER = re.compile(r"<\S.*>|\[\S.*\]|\{\S.*\}")
+
+
+def encode_ids(core: tokenizers.Tokenizer, texts: Sequence[str], *, add_special: bool) -> list[list[int]]:
+    """Lets other threads run meanwhile, which the library's single `encode` does not."""
+    try:
+        encodings = core.encode_batch_fast(list(texts), add_special_tokens=add_special)
+    except TypeError as error:
+        # JSON can spell half a surrogate pair, which Python keeps and no encoding of text has.
+        raise BadRequest("The text holds half a surrogate pair, which is no character.") from error
+    return [encoding.ids for encoding in encodings]
+
+
+class PlainEncoder:
+    """Encodes text in which no control token is recognised, save those that bear a secret signature.
+
+    It shares the core's model and rules. Only its added tokens differ: each guarded one goes by signature + text, so
+    that one pass finds them exactly as the core would find the bare ones.
+    """
+
+    def __init__(self, core: tokenizers.Tokenizer, added: Mapping[int, AddedToken], guarded: ControlTexts) -> None:
+        self._guarded = guarded
+        self._signature = secrets.token_hex(8)
+        self._twin = tokenizers.Tokenizer(core.model)
+        self._twin.normalizer = core.normalizer
+        self._twin.pre_tokenizer = core.pre_tokenizer
+        self._real_ids = self._adopt(added)
+        self._before, self._after = _frame(core)
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        [twin_ids] = encode_ids(self._twin, [text], add_special=False)
+        ids = [self._real_ids.get(token, token) for token in twin_ids]
+        return [*self._before, *ids, *self._after] if add_special else ids
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Of the guarded texts, those that bear the mark stay text."""
+        return self.encode(self._guarded.signed(text, mark, self._signature), add_special=False)
+
+    def _adopt(self, added: Mapping[int, AddedToken]) -> dict[int, int]:
+        """Gives the twin its added tokens. Returns its ids for them -> the core's."""
+        signed = {token: self._signed(added[token]) for token in sorted(added)}
+        self._twin.add_tokens(list(signed.values()))
+        return {cast(int, self._twin.token_to_id(twin.content)): token for token, twin in signed.items()}
+
+    def _signed(self, added: AddedToken) -> AddedToken:
+        if added.content not in self._guarded:
+            return added
+        return AddedToken(
+            self._signature + added.content,
+            single_word=added.single_word,
+            lstrip=added.lstrip,
+            rstrip=added.rstrip,
+            normalized=False,
+        )
+
+
+def _frame(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What the core puts before and after a text."""
+    encoding = core.encode("a", add_special_tokens=True)
+    bare = len(core.encode("a", add_special_tokens=False).ids)
+    before = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
+    return encoding.ids[:before], encoding.ids[before + bare :]
+
+
+def guarded_texts(added: Collection[AddedToken], template: ChatTemplate | None) -> tuple[ControlTexts, ControlTexts]:
+    """Those of special tokens; and those with the other tokens that the template uses as markers."""
+    special = {token.content for token in added if token.special}
+    source = template.source if template is not None else ""
+    markers = {token.content for token in added if _MARKER.fullmatch(token.content) and token.content in source}
+    return ControlTexts(special), ControlTexts(special | markers)
+
+
+def render_guarded(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, object]] | None,
+    *,
+    add_generation_prompt: bool,
+    controls: ControlTexts,
+    guarded: ControlTexts,
+    mark: str,
+) -> str:
+    """The conversation's text, with the mark before every control text that a message or a tool brought in.
+
+    `controls` are guarded in all messages; `guarded` has also the template's other markers, and these only users and
+    tools may not write: an answer's own <think> is part of the conversation.
+    """
+
+    def marked(way: Callable[[ControlTexts, str, str], str]) -> tuple[list[Message], list[Message] | None, bool]:
+        inside = Marker(lambda text: way(controls, text, mark))
+        outside = Marker(lambda text: way(guarded, text, mark))
+        turns = [(outside if message.get("role") in _OUTSIDE_ROLES else inside)(message) for message in messages]
+        offered = inside(tools)
+        return cast(list[Message], turns), cast(list[Message] | None, offered), inside.marked_any or outside.marked_any
+
+    turns, offered, _ = marked(ControlTexts.marked)
+    rendered = template.render(turns, tools=offered, add_generation_prompt=add_generation_prompt)
+    # A template may also join or cut texts so that a control text arises that was in no message. With the mark at
+    # every place where one could begin, none can; where both ways agree on the markers, none has.
+    turns, offered, possible = marked(ControlTexts.marked_everywhere)
+    if not possible:
+        return rendered
+    strict = template.render(turns, tools=offered, add_generation_prompt=add_generation_prompt)
+    agree = controls.unmarked_texts(rendered, mark) == controls.unmarked_texts(strict, mark)
+    return rendered if agree else strict

@@ -1,0 +1,86 @@
+"""A tokenizer from a model's directory: tokenizer.json and the files beside it. Knows their names and shapes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    bos_id: int | None
+    eos_ids: frozenset[int]
+    special_pieces: dict[str, str]
+    chat_template: str | None
+
+
+def read_core(directory: Path) -> tokenizers.Tokenizer:
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise BadCheckpoint(f"{path} is not a valid tokenizer ({error}). Download it again.") from error
+    older = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (directory / name).is_file()]
+    if older:
+        raise UnsupportedModel(
+            f"{directory} has {older[0]} but no tokenizer.json. Make one with transformers: "
+            "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
+        )
+    raise ModelNotFound(f"There is no tokenizer.json in {directory}. Copy it there from the original model.")
+
+
+def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
+    config = {**_json(directory, "special_tokens_map.json"), **_json(directory, "tokenizer_config.json")}
+    generation = {**_json(directory, "config.json"), **_json(directory, "generation_config.json")}
+    pieces = {name: piece for name in _SPECIAL_NAMES if (piece := _piece(config.get(name))) is not None}
+    bos, eos = (core.token_to_id(pieces[name]) if name in pieces else None for name in ("bos_token", "eos_token"))
+    ends = set(_ids(generation.get("eos_token_id")))
+    return Settings(
+        bos_id=next(_ids(generation.get("bos_token_id")), None) if bos is None else bos,
+        eos_ids=frozenset(ends if eos is None else ends | {eos}),
+        special_pieces=pieces,
+        chat_template=_chat_template(directory, config),
+    )
+
+
+def _json(directory: Path, name: str) -> dict[str, object]:
+    """The file's entries that say something; none if there is no such file."""
+    from ostro.weights.json_file import read_json_object
+
+    path = directory / name
+    entries = read_json_object(path) if path.is_file() else {}
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+def _piece(value: object) -> str | None:
+    """A special token is written as its text, or as an object that holds it."""
+    piece = value.get("content") if isinstance(value, Mapping) else value
+    return piece if isinstance(piece, str) else None
+
+
+def _ids(value: object) -> Iterator[int]:
+    """Token ids are written as one number, a list of them, or -1 for none."""
+    for token in value if isinstance(value, list) else [value]:
+        if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+            yield token
+
+
+def _chat_template(directory: Path, config: Mapping[str, object]) -> str | None:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadCheckpoint(f"Cannot read {path}: {error}. Download it again.") from error
+    value = _json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(value, list):
+        # Several by name; the plain conversation goes by the default one.
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,96 @@
+"""What bytes a vocabulary's pieces stand for. Knows the ways vocabularies write bytes as text; knows no ids.
+
+A byte-level vocabulary gives each of the 256 bytes a printable character. A SentencePiece one writes a space as ▁
+and a byte that no piece covers as <0x0A>.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from tokenizers.decoders import Decoder
+
+from ostro.errors import UnsupportedModel
+
+_SPACE_MARK = "▁"
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCodec:
+    to_bytes: Callable[[str], bytes]
+    added_to_bytes: Callable[[str], bytes]
+    """For tokens that are found in text as they stand, before it is written in the vocabulary's way."""
+    drops_first_space: bool
+    """The space before a text's first word belongs to the vocabulary's habit, not to the text."""
+
+
+def codec_of(decoder: Decoder | None) -> PieceCodec:
+    """The codec that undoes what the tokenizer's own decoder would undo."""
+    if decoder is None:
+        raise _unsupported("no decoder")
+    steps = list(_steps(json.loads(decoder.__getstate__())))
+    kinds = [cast(str, step["type"]) for step in steps]
+    if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
+        return PieceCodec(byte_level_bytes, str.encode, drops_first_space=False)
+    if kinds == ["Metaspace"] and steps[0]["replacement"] == _SPACE_MARK:
+        return PieceCodec(_marked_bytes, _marked_bytes, drops_first_space=steps[0].get("prepend_scheme") != "never")
+    if all(map(_is_sentencepiece_step, steps)) and "Replace" in kinds:
+        to_bytes = _fallback_bytes if "ByteFallback" in kinds else _marked_bytes
+        return PieceCodec(to_bytes, _marked_bytes, drops_first_space="Strip" in kinds)
+    raise _unsupported(f"the decoder {'+'.join(kinds)}")
+
+
+def _steps(decoder: dict[str, object]) -> Iterator[dict[str, object]]:
+    if decoder["type"] != "Sequence":
+        yield decoder
+        return
+    for step in cast(list[dict[str, object]], decoder["decoders"]):
+        yield from _steps(step)
+
+
+def _is_sentencepiece_step(step: dict[str, object]) -> bool:
+    match step:
+        case {"type": "ByteFallback" | "Fuse"}:
+            return True
+        case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}:
+            return True
+        case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+            return True
+    return False
+
+
+def _unsupported(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The tokenizer has {what}, and Ostro reads byte-level and SentencePiece vocabularies. Use another model."
+    )
+
+
+def _byte_alphabet() -> dict[int, int]:
+    """Character -> byte. Printable Latin-1 stands for itself; the other bytes take characters from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: byte for byte in printable} | {256 + place: byte for place, byte in enumerate(others)}
+
+
+# The unused Latin-1 characters are sent out of Latin-1, so that encoding finds every character outside the alphabet.
+_FROM_ALPHABET = dict.fromkeys(range(256), 0xFFFD) | _byte_alphabet()
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    try:
+        return piece.translate(_FROM_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:
+        # Not written in the alphabet: a piece that was added as it stands.
+        return piece.encode()
+
+
+def _marked_bytes(piece: str) -> bytes:
+    return piece.replace(_SPACE_MARK, " ").encode()
+
+
+def _fallback_bytes(piece: str) -> bytes:
+    byte = _BYTE_PIECE.fullmatch(piece)
+    return _marked_bytes(piece) if byte is None else bytes.fromhex(byte[1])

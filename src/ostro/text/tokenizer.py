@@ -1,0 +1,208 @@
+"""A model's tokenizer: text to ids and back, and conversations to ids. Knows vocabularies and files; no weights.
+
+encode        text ─────────────────────────────────────────────> ids
+encode_chat   messages ─mark─> template ─> text ─markers known─> ids     (see control_text.py)
+decode        ids ─> bytes ─> text                                       (see pieces.py)
+"""
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+from tokenizers import AddedToken
+
+from ostro.errors import BadRequest, ModelNotFound
+from ostro.text.builtin_templates import BUILTIN_TEMPLATES, CHOICES, choose_template
+from ostro.text.chat import ChatTemplate, Message
+from ostro.text.guard import PlainEncoder, encode_ids, guarded_texts, render_guarded
+from ostro.text.pieces import PieceCodec, codec_of
+
+
+class Tokenizer:
+    """Immutable and safe to share between threads. `load` is the way to get one."""
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        chat_template: ChatTemplate | None = None,
+        pieces: Sequence[str] | None = None,
+    ) -> None:
+        """`pieces` by id are needed only where the core does not know them all."""
+        # A tokenizer.json may ask for these, and a prompt would be cut or filled up in silence.
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._added: dict[int, AddedToken] = core.get_added_tokens_decoder()
+        self._special_ids = frozenset(token for token, added in self._added.items() if added.special)
+        codec = codec_of(core.decoder)
+        self.vocab_size = _vocab_size(core) if pieces is None else len(pieces)
+        self._bytes = _TokenBytes(
+            codec, core.id_to_token if pieces is None else pieces.__getitem__, self._added, self.vocab_size
+        )
+        self.bos_id = bos_id
+        self.eos_ids = frozenset(eos_ids)
+        self.chat_template = chat_template
+        self.drops_first_space = codec.drops_first_space
+        self._controls, self._guarded = guarded_texts(self._added.values(), chat_template)
+
+    @classmethod
+    def load(cls, path: Path, *, chat_template: str | None = None) -> Self:
+        """From a model's directory or a .gguf file. `chat_template` names a built-in or a .jinja file."""
+        if path.is_file() and path.suffix == ".gguf":
+            return cls._load_gguf(path, chat_template)
+        if path.is_dir():
+            return cls._load_directory(path, chat_template)
+        raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
+
+    @classmethod
+    def _load_gguf(cls, path: Path, choice: str | None) -> Self:
+        from ostro.text.gguf_vocab import gguf_vocab
+        from ostro.weights.gguf_header import read_gguf_header
+
+        vocab = gguf_vocab(read_gguf_header(path).metadata)
+        return cls(
+            vocab.core,
+            bos_id=vocab.bos_id,
+            eos_ids=vocab.eos_ids | _turn_end_id(choice, vocab.core),
+            chat_template=_template(choice, vocab.chat_template, vocab.special_pieces, vocab.core),
+            pieces=vocab.pieces,
+        )
+
+    @classmethod
+    def _load_directory(cls, directory: Path, choice: str | None) -> Self:
+        from ostro.text.hf_files import read_core, read_settings
+
+        core = read_core(directory)
+        settings = read_settings(directory, core)
+        return cls(
+            core,
+            bos_id=settings.bos_id,
+            eos_ids=settings.eos_ids | _turn_end_id(choice, core),
+            chat_template=_template(choice, settings.chat_template, settings.special_pieces, core),
+        )
+
+    # text -> ids
+
+    def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
+        """Without `allow_special`, the text of special tokens in `text` is text like any other."""
+        return self.encode_batch([text], add_special=add_special, allow_special=allow_special)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special: bool = True, allow_special: bool = True
+    ) -> list[list[int]]:
+        """Lets other threads run meanwhile."""
+        if not allow_special:
+            return [self._plain.encode(text, add_special=add_special) for text in texts]
+        return encode_ids(self._core, texts, add_special=add_special)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> list[int]:
+        """The template's markers become special tokens; the same texts within messages and tools stay text."""
+        if self.chat_template is None:
+            raise BadRequest(
+                f"This model has no chat template. Set chat_template to {CHOICES}, or send a plain prompt.",
+                param="messages",
+            )
+        mark = secrets.token_hex(8)
+        rendered = render_guarded(
+            self.chat_template,
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            controls=self._controls,
+            guarded=self._guarded,
+            mark=mark,
+        )
+        if mark not in rendered:
+            return self.encode(rendered, add_special=False)
+        return self._plain.encode_marked(rendered, mark)
+
+    def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word's tokens as it stands within text: with a space before it and without."""
+        texts = [space + word for word in words for space in ("", " ")]
+        # After a newline a word is cut as in the middle of a text, free of a vocabulary's habits at the beginning.
+        [newline, *after_newline] = self.encode_batch(["\n", *("\n" + text for text in texts)], add_special=False)
+        alone = self.encode_batch(texts, add_special=False)
+        found = (
+            tuple(ids[len(newline) :] if ids[: len(newline)] == newline else bare)
+            for ids, bare in zip(after_newline, alone, strict=True)
+        )
+        return tuple(ids for ids in dict.fromkeys(found) if ids)
+
+    # ids -> text
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        data = self.bytes_of(ids, skip_special=skip_special)
+        return (data.removeprefix(b" ") if self.drops_first_space else data).decode(errors="replace")
+
+    def bytes_of(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+        """The ids' bytes within a text: without what `decode` does at a text's beginning."""
+        if skip_special:
+            ids = [token for token in ids if token not in self._special_ids]
+        return b"".join(map(self._bytes.__getitem__, ids))
+
+    def token_bytes(self, id: int) -> bytes:
+        """Exact. Empty for an id the vocabulary does not have (the logits may be wider than it)."""
+        return self._bytes[id]
+
+    def token_text(self, id: int) -> str:
+        """The token's own text, special ones too; what is not whole characters is replaced."""
+        return self._bytes[id].decode(errors="replace")
+
+    @cached_property
+    def _plain(self) -> PlainEncoder:
+        # Made on first use: most texts hold no special tokens. Two threads may both make one; either serves.
+        return PlainEncoder(self._core, self._added, self._guarded)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Id -> bytes, worked out when first asked for: loading stays quick, and later look-ups are a dictionary's."""
+
+    def __init__(
+        self,
+        codec: PieceCodec,
+        piece_of: Callable[[int], str | None],
+        added: Mapping[int, AddedToken],
+        vocab_size: int,
+    ) -> None:
+        super().__init__({token: codec.added_to_bytes(entry.content) for token, entry in added.items()})
+        self._to_bytes, self._piece_of, self._vocab_size = codec.to_bytes, piece_of, vocab_size
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self._piece_of(token) if 0 <= token < self._vocab_size else None
+        if piece is None:
+            return b""
+        self[token] = data = self._to_bytes(piece)
+        return data
+
+
+def _vocab_size(core: tokenizers.Tokenizer) -> int:
+    """One more than the highest id."""
+    count: int = core.get_vocab_size()
+    if count and core.id_to_token(count - 1) is not None and core.id_to_token(count) is None:
+        return count
+    return max(core.get_vocab().values(), default=-1) + 1
+
+
+def _template(
+    choice: str | None, own: str | None, variables: Mapping[str, str], core: tokenizers.Tokenizer
+) -> ChatTemplate | None:
+    return choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None)
+
+
+def _turn_end_id(choice: str | None, core: tokenizers.Tokenizer) -> frozenset[int]:
+    """The token by which a chosen built-in template ends a turn."""
+    builtin = BUILTIN_TEMPLATES.get(choice) if choice is not None else None
+    token = core.token_to_id(builtin.turn_end) if builtin is not None and builtin.turn_end is not None else None
+    return frozenset() if token is None else frozenset({token})

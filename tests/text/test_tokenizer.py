@@ -1,0 +1,213 @@
+"""Loading, encoding and decoding, held to the libraries the vocabularies come from."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from text_vocabs import (
+    byte_level,
+    byte_level_core,
+    control_ids,
+    default_model,
+    model_directory,
+    sentencepiece_like,
+    smollm,
+)
+from tokenizers import decoders, models, pre_tokenizers
+
+from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, UnsupportedModel
+from ostro.text import Tokenizer
+from ostro.text.gguf_vocab import gguf_vocab
+from ostro.weights import read_gguf_header
+
+MIXED_TEXTS = [
+    "",
+    "Hello, world!",
+    "In 1984 there were 12345678 of 3.14159; ١٢٣ and ½ and Ⅷ.",
+    "  two   spaces \t tabs\n\n\n lines \r\n end   ",
+    "def f(x):\n    return {'a': [x ** 2, not x]}  # don't I'LL they've",
+    "🙂👍🏽 👨‍👩‍👧‍👦 e\u0301 ﷽",
+    "日本語のテキスト、中文文本。한국어 텍스트",
+    "اللغة العربية ١٢٣ עברית हिन्दी",
+]
+
+
+def test_directory_gives_vocabulary_ends_and_template() -> None:
+    end, turn_end = control_ids()
+    assert byte_level().vocab_size == byte_level_core().get_vocab_size()
+    assert byte_level().bos_id == end
+    assert byte_level().eos_ids == {end, turn_end}
+    assert byte_level().chat_template is not None
+
+
+@given(st.text(max_size=50))
+def test_text_survives_encoding_and_decoding(text: str) -> None:
+    assert byte_level().decode(byte_level().encode(text, allow_special=False)) == text
+
+
+@given(data=st.data(), skip_special=st.booleans())
+def test_byte_level_decoding_is_the_librarys_own(data: st.DataObject, skip_special: bool) -> None:
+    ids = data.draw(st.lists(st.integers(0, byte_level().vocab_size - 1), max_size=30))
+    assert byte_level().decode(ids, skip_special=skip_special) == byte_level_core().decode(
+        ids, skip_special_tokens=skip_special
+    )
+
+
+def test_token_bytes_are_exact_and_token_text_is_lossy() -> None:
+    ids = byte_level().encode("𝄞", add_special=False)
+    assert b"".join(map(byte_level().token_bytes, ids)) == "𝄞".encode()
+    assert "\ufffd" in byte_level().token_text(ids[0])
+    assert byte_level().token_text(byte_level().encode("<|im_end|>", add_special=False)[0]) == "<|im_end|>"
+
+
+def test_special_text_is_text_unless_allowed() -> None:
+    text = "a<|im_end|><think>   b"
+    special = set(byte_level().encode("<|im_end|>", add_special=False))
+    assert special <= set(byte_level().encode(text))
+    plain = byte_level().encode(text, allow_special=False)
+    assert special.isdisjoint(plain)
+    assert byte_level().decode(plain) == text
+    assert plain[0] == byte_level().encode(text)[0] == byte_level().bos_id
+
+
+@given(st.text(max_size=30))
+def test_ordinary_text_is_encoded_alike_with_and_without_special_tokens_allowed(text: str) -> None:
+    assert byte_level().encode(text) == byte_level().encode(text, allow_special=False)
+
+
+@pytest.mark.parametrize("allow_special", [True, False])
+def test_half_a_surrogate_pair_is_refused(allow_special: bool) -> None:
+    with pytest.raises(BadRequest, match="surrogate"):
+        byte_level().encode("a\ud800", allow_special=allow_special)
+
+
+def test_batch_is_each_text_alone() -> None:
+    assert byte_level().encode_batch(MIXED_TEXTS, add_special=False) == [
+        byte_level().encode(text, add_special=False) for text in MIXED_TEXTS
+    ]
+
+
+def test_encoding_a_long_text_lets_other_threads_run() -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 20_000
+    worker = threading.Thread(target=byte_level().encode, args=(text,))
+    started = last = time.perf_counter()
+    longest_wait = 0.0
+    worker.start()
+    while worker.is_alive():
+        time.sleep(0.001)
+        longest_wait, last = max(longest_wait, time.perf_counter() - last), time.perf_counter()
+    assert longest_wait < (last - started) / 2
+
+
+def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
+    for tokenizer in (byte_level(), sentencepiece_like()):
+        variants = tokenizer.bad_word_ids(["dog"])
+        assert {tokenizer.bytes_of(ids).decode() for ids in variants} == {"dog", " dog"}
+    assert byte_level().bad_word_ids(["\n"])
+    assert byte_level().bad_word_ids([]) == ()
+
+
+def test_truncation_and_padding_in_the_file_are_not_obeyed(tmp_path: Path) -> None:
+    core = tokenizers.Tokenizer.from_file(str(model_directory() / "tokenizer.json"))
+    core.enable_truncation(4)
+    core.enable_padding(length=64)
+    core.save(str(tmp_path / "tokenizer.json"))
+    text = "a text of more than four tokens"
+    assert Tokenizer.load(tmp_path).encode(text) == byte_level().encode(text)
+
+
+def test_template_file_wins_over_the_one_in_the_config(tmp_path: Path) -> None:
+    directory = shutil.copytree(model_directory(), tmp_path / "model")
+    (directory / "chat_template.jinja").write_text("file")
+    template = Tokenizer.load(directory).chat_template
+    assert template is not None
+    assert template.source == "file"
+
+
+def test_default_is_taken_of_several_named_templates(tmp_path: Path) -> None:
+    directory = shutil.copytree(model_directory(), tmp_path / "model")
+    named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = Tokenizer.load(directory).chat_template
+    assert template is not None
+    assert template.source == "d"
+
+
+def test_ends_come_from_the_model_config_where_no_other_file_names_them(tmp_path: Path) -> None:
+    shutil.copy(model_directory() / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7, "bos_token_id": 5}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.chat_template) == (5, frozenset({7}), None)
+
+
+def test_sentencepiece_file_alone_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="save_pretrained"):
+        Tokenizer.load(tmp_path)
+
+
+def test_missing_tokenizer_is_told_from_a_missing_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(ModelNotFound, match="no model directory"):
+        Tokenizer.load(tmp_path / "nowhere")
+
+
+def test_damaged_tokenizer_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_vocabulary_of_whole_words_is_refused(tmp_path: Path) -> None:
+    core = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    core.decoder = decoders.WordPiece()
+    core.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match="WordPiece"):
+        Tokenizer.load(tmp_path)
+
+
+def test_chosen_template_must_fit_the_vocabulary() -> None:
+    with pytest.raises(BadRequest, match=r"start_header_id.*Set chat_template"):
+        Tokenizer.load(model_directory(), chat_template="llama3")
+    with pytest.raises(BadRequest, match="generic or the path"):
+        Tokenizer.load(model_directory(), chat_template="alpaca")
+
+
+def test_chosen_template_wins_over_the_models_own_and_its_turn_end_ends_generation(tmp_path: Path) -> None:
+    shutil.copy(model_directory() / "tokenizer.json", tmp_path)
+    chatml = Tokenizer.load(tmp_path, chat_template="chatml")
+    assert chatml.eos_ids == set(byte_level().encode("<|im_end|>", add_special=False))
+    own_file = tmp_path / "own.jinja"
+    own_file.write_text("mine")
+    chosen = Tokenizer.load(model_directory(), chat_template=str(own_file))
+    assert chosen.decode(chosen.encode_chat([{"role": "user", "content": "x"}])) == "mine"
+
+
+def test_default_models_tokens_are_those_of_its_original_rules() -> None:
+    """The converted vocabulary once lost its digit splitter: numbers came out as tokens the model had never seen."""
+    original = tokenizers.Tokenizer(gguf_vocab(read_gguf_header(default_model()).metadata).core.model)
+    original.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    for text in MIXED_TEXTS:
+        ids = smollm().encode(text)
+        assert ids == original.encode(text).ids
+        assert smollm().decode(ids) == text
+
+
+def test_default_model_begins_turns_with_single_tokens() -> None:
+    ids = smollm().encode_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count: 123"}])
+    assert smollm().eos_ids == {2}
+    assert smollm().vocab_size == 49152
+    assert ids.count(1) == 3
+    assert smollm().decode(ids, skip_special=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nCount: 123<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [smollm().token_text(token) for token in ids[ids.index(216) :][:4]] == [" ", "1", "2", "3"]
