@@ -77,7 +77,13 @@ class PagedAttention:
         if spec.softcap is not None:
             outs = [reference_attention(self, layer, q, piece, spec) for piece in self.pieces]
         else:
-            outs = [self._attend_piece(layer, q, k, v, piece, spec) for piece in self.pieces]
+            singles = q[:, None, :, None]
+            outs = [
+                self._decode(layer, singles[piece.offset], piece, spec)
+                if piece.length == 1
+                else self._prefill(layer, q, k, v, piece, spec)
+                for piece in self.pieces
+            ]
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
         return out.reshape(q.shape[0], -1)
 
@@ -86,19 +92,19 @@ class PagedAttention:
         keys.index_copy_(1, self.slots, k.transpose(0, 1))
         values.index_copy_(1, self.slots, v.transpose(0, 1))
 
-    def _attend_piece(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
-        """[length, heads, head_dim] for one sequence."""
-        rows = slice(piece.offset, piece.offset + piece.length)
-        queries = q[rows].transpose(0, 1).unsqueeze(0)
-        if piece.length == 1:
-            first = 0 if spec.window is None else max(0, piece.end - spec.window)
-            parts = self._attend_runs(layer, queries, piece, first, piece.end, spec)
-        elif spec.window is not None and piece.end > spec.window:
+    def _decode(self, layer: int, query: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
+        """One token, [1, heads, 1, head_dim], that sees all of its sequence, or its window: no mask is needed."""
+        first = 0 if spec.window is None else max(0, piece.end - spec.window)
+        return _join(self._attend_runs(layer, query, piece, first, piece.end, spec)).squeeze(2)
+
+    def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
+        """Several tokens that see everything before them, by views, and each other causally."""
+        if spec.window is not None and piece.end > spec.window:
             return reference_attention(self, layer, q, piece, spec)
-        else:
-            parts = self._attend_runs(layer, queries, piece, 0, piece.start, spec)
-            own = (each[rows].transpose(0, 1).unsqueeze(0) for each in (k, v))
-            parts.append(_flash(queries, *own, causal=True, scale=spec.scale))
+        rows = slice(piece.offset, piece.offset + piece.length)
+        queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+        parts = self._attend_runs(layer, queries, piece, 0, piece.start, spec)
+        parts.append(_flash(queries, keys, values, causal=True, scale=spec.scale))
         return _join(parts)[0].transpose(0, 1)
 
     def _attend_runs(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from ostro.errors import BadRequest, Unsupported, UnsupportedModel
-from ostro.kernels.linear import linear
 from ostro.models.base import AttentionContext, Model, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm
@@ -78,7 +77,7 @@ class CausalLM(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
             raise Unsupported("This model was saved without a language-model head: it can embed text, not write it.")
-        logits = linear(hidden, self.lm_head.weight).float()
+        logits = self.lm_head.product(hidden).float()
         if self.logit_softcap is None:
             return logits
         return (logits / self.logit_softcap).tanh_().mul_(self.logit_softcap)

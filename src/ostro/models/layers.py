@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ostro.errors import UnsupportedModel
-from ostro.kernels.linear import linear
+from ostro.kernels.linear import linear, pack
 from ostro.models.base import AttentionContext, AttentionSpec, ModelShape
 from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotation
@@ -41,16 +41,31 @@ def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-class Linear(Weighted):
+class Matrix(Weighted):
+    """A weight, [out, in], that rows are multiplied by."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = parameter(out_features, in_features)
+        self.packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """Lays out a second copy for the products of many rows. The weight must not change any more."""
+        self.packed = pack(self.weight.data)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, self.weight, bias, self.packed)
+
+
+class Linear(Matrix):
     """y = x Wᵀ + b, with W stored [out, in]."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = parameter(out_features, in_features)
+        super().__init__(in_features, out_features)
         self.bias = parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return self.product(x, self.bias)
 
 
 class FusedLinear(Linear):
@@ -124,10 +139,11 @@ class HeadNorm(Weighted):
         }
 
 
-class Embedding(Weighted):
+class Embedding(Matrix):
+    """A row for each token; as a tied head, the product with all of them."""
+
     def __init__(self, vocab_size: int, size: int) -> None:
-        super().__init__()
-        self.weight = parameter(vocab_size, size)
+        super().__init__(size, vocab_size)
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)

@@ -10,14 +10,17 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.base import Model
+from ostro.models.layers import Matrix
 from ostro.models.registry import build_model, load_weights
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
-from ostro.runner.memory import num_pages
+from ostro.runner.memory import free_memory, num_pages
 from ostro.runner.sampler import position_logprobs, sample
 from ostro.weights import Checkpoint, Pooling
 
 # Prompt log-probabilities are made a block of rows at a time: never a whole prompt times the vocabulary.
 _LOGITS_BLOCK_BYTES = 64 << 20
+# Of the free memory, for a second copy of the weights.
+_PACKING_SHARE = 0.25
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> "TorchRunner":
@@ -44,6 +47,7 @@ class TorchRunner:
         parameter = next(model.parameters())
         self.model = model
         self.pooling = pooling
+        self._packed = False
         self.device = parameter.device
         self._spec = RunnerSpec(
             page_size=page_size, num_pages=num_pages, max_seq_len=shape.max_seq_len, vocab_size=shape.vocab_size
@@ -61,6 +65,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
+        if not self._packed and len(batch.sampled) > 1:
+            self._pack_weights()
         self._copy_pages(batch.page_copies)
         pieces = _pieces(batch.chunks)
         hidden = self.model(
@@ -79,6 +85,15 @@ class TorchRunner:
                 own = hidden[piece.offset : piece.offset + piece.length]
                 output.pooled[chunk.seq.id] = self._pool(chunk, own).tolist()
         return output
+
+    def _pack_weights(self) -> None:
+        """Once sequences run together, trades memory for speed, unless memory is short."""
+        self._packed = True
+        matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
+        size = sum(matrix.weight.nbytes for matrix in matrices)
+        if self.device.type == "cpu" and size < free_memory() * _PACKING_SHARE:
+            for matrix in matrices:
+                matrix.pack()
 
     def _sample(self, chunks: Seq[Chunk], pieces: Seq[Piece], hidden: Tensor, output: StepOutput) -> None:
         """One row of logits for each chunk that samples, drawn from once for each of its samplers."""
