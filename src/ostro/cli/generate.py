@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from ostro.cli.files import read_text, written_whole
@@ -26,19 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args, SamplingParams(max_tokens=128))
     texts = _texts(args)
-    llm = LLM(config=engine_config(args))
-    prompts = [llm.chat_prompt([{"role": "user", "content": text}]) if args.chat else text for text in texts]
-    if args.prompts is None and args.output is None and params.n == 1:
-        return _stream(llm, prompts[0], params)
-    _check_each(llm, prompts, params)
-    completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
-    lines = (_line(text, completion) for text, completion in zip(texts, completions, strict=True))
-    if args.output is None:
-        for line in lines:
-            print(line)
-    else:
-        with written_whole(args.output) as file:
-            file.writelines(line + "\n" for line in lines)
+    # Opened before the work: a place that cannot be written to should not come up at its end.
+    with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as output:
+        llm = LLM(config=engine_config(args))
+        prompts = [llm.chat_prompt([{"role": "user", "content": text}]) if args.chat else text for text in texts]
+        if args.prompts is None and args.output is None and params.n == 1:
+            _stream(llm, prompts[0], params)
+        else:
+            _check_each(llm, prompts, params)
+            completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
+            output.writelines(_line(text, each) + "\n" for text, each in zip(texts, completions, strict=True))
     return 0
 
 
@@ -53,13 +51,12 @@ def _texts(args: argparse.Namespace) -> list[str]:
     return texts
 
 
-def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     for delta in llm.stream(prompt, params):
         print(delta.text, end="", flush=True)
         if delta.finish_reason == "error":
             raise SequenceFailed("The model gave no usable output for this prompt. Check its weights.")
     print()
-    return 0
 
 
 def _check_each(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:

@@ -1,0 +1,81 @@
+"""The default model, its real weights and tokenizer, against transformers."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from dense_context import dense_logits
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ostro import LLM, SamplingParams
+from ostro.weights import open_checkpoint
+
+PROMPTS = [
+    "Once upon a time",
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "In 1969, humans first",
+    "Q: What is 17 + 25?\nA:",
+    "The three primary colours are",
+    "Dear Sir or Madam,\n\n",
+    "Water boils at",
+    "import numpy as np\n\n",
+    "¿Cómo se dice 'good morning' en español?",
+    "Photosynthesis is the process by which",
+    "The quick brown fox",
+    "SELECT name, age FROM",
+    "To be, or not to be",
+    "A recipe for pancakes:\n1.",
+    "The mitochondria is",
+    "Das Wetter ist heute",
+    "My favourite book is",
+    "<html>\n<head>\n",
+    "3.14159265",
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM()
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[LlamaForCausalLM]:
+    checkpoint = open_checkpoint(None)
+    model = LlamaForCausalLM(LlamaConfig(**dict(checkpoint.config)))
+    model.load_state_dict(dict(checkpoint.tensors()), strict=False)
+    model.tie_weights()
+    with torch.inference_mode():
+        yield model.eval()
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:
+    """Each token is the one that transformers ranks first after the same tokens, so greedy decoding gives the same."""
+    params = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
+    completions = llm.generate(PROMPTS, params)
+    for completion in completions:
+        [choice] = completion.choices
+        assert len(choice.token_ids) == 64
+        ids = [*completion.prompt_ids, *choice.token_ids]
+        logits = peer(torch.tensor([ids])).logits[0]
+        assert logits[len(completion.prompt_ids) - 1 : -1].argmax(-1).tolist() == choice.token_ids
+
+
+def test_logits_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:
+    model = llm.core.runner.model  # type: ignore[attr-defined]
+    for prompt in PROMPTS[:5]:
+        ids = llm.tokenizer.encode(prompt)
+        torch.testing.assert_close(dense_logits(model, ids), peer(torch.tensor([ids])).logits[0], atol=1e-4, rtol=0)
+
+
+def test_scores_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:
+    continuations = [" Paris", " a city of lights", " 42"]
+    scores = llm.score(["The capital of France is"] * 3, continuations)
+    context = llm.tokenizer.encode("The capital of France is")
+    for continuation, score in zip(continuations, scores, strict=True):
+        ids = llm.tokenizer.encode("The capital of France is" + continuation)
+        logprobs = peer(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = [logprobs[at - 1, ids[at]].item() for at in range(len(context), len(ids))]
+        assert score.logprob == pytest.approx(sum(expected), abs=1e-3)
+        assert score.num_tokens == len(expected)
+    assert [score.is_greedy for score in scores] == [True, False, False]

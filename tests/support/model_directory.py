@@ -1,0 +1,98 @@
+"""A whole tiny model on disk, as it would come from a hub: config, random weights, tokenizer, chat template."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import tokenizers
+import torch
+from safetensors.torch import save_file
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 32, 48, 2, 4, 2, 256
+_CORPUS = ["the quick brown fox jumps over the lazy dog and the dog does not mind", "system user assistant: yes, no"]
+
+
+def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0) -> Path:
+    """A Llama whose greedy choices are clear and depend on all of the context. Not trained: it babbles."""
+    directory.mkdir(parents=True, exist_ok=True)
+    core = _tokenizer()
+    core.save(str(directory / "tokenizer.json"))
+    _write(directory / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": chat_template})
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": core.get_vocab_size(),
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    _write(directory / "config.json", config)
+    save_file(_weights(core.get_vocab_size(), seed), directory / "model.safetensors")
+    return directory
+
+
+def make_embedding_model(directory: Path, mode: Literal["mean", "cls", "lasttoken"] = "mean") -> Path:
+    """Adds what tells a model to pool its vectors and to give them length one."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    _write(directory / "1_Pooling" / "config.json", {"pooling_mode": mode})
+    return directory
+
+
+def _write(path: Path, value: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(value))
+
+
+def _tokenizer() -> tokenizers.Tokenizer:
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        _CORPUS, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
+    )
+    core.add_special_tokens(SPECIAL)
+    return core
+
+
+def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    kv = HIDDEN * KV_HEADS // HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        "lm_head.weight": (vocab, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        shapes |= {
+            f"model.layers.{layer}.{name}.weight": shape
+            for name, shape in {
+                "input_layernorm": (HIDDEN,),
+                "self_attn.q_proj": (HIDDEN, HIDDEN),
+                "self_attn.k_proj": (kv, HIDDEN),
+                "self_attn.v_proj": (kv, HIDDEN),
+                "self_attn.o_proj": (HIDDEN, HIDDEN),
+                "post_attention_layernorm": (HIDDEN,),
+                "mlp.gate_proj": (INNER, HIDDEN),
+                "mlp.up_proj": (INNER, HIDDEN),
+                "mlp.down_proj": (HIDDEN, INNER),
+            }.items()
+        }
+    return {
+        name: torch.randn(shape, generator=generator) * 0.3 + (1.0 if len(shape) == 1 else 0.0)
+        for name, shape in shapes.items()
+    }
