@@ -19,6 +19,7 @@ from ostro.outputs import Choice, Completion, Delta, Score
 from ostro.sampling_params import MAX_SEED, SamplingParams
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
+from ostro.weights import Pooling
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -95,15 +96,8 @@ class LLM:
 
     def embed(self, texts: Prompt | Sequence[Prompt]) -> list[list[float]]:
         """One vector for each text, pooled as the model's own configuration says."""
-        if self.pooling is None:
-            raise Unsupported(
-                f"{self.name} is not an embedding model: it has no modules.json with a pooling module. "
-                "Serve one that has, such as a sentence-transformers checkpoint."
-            )
-        params = SamplingParams(max_tokens=0)
-        requests = [replace(self.prepare(text, params), task=Task.EMBED) for text in _as_list(texts)]
-        vectors = [completion.embedding or [] for completion in self._finish(requests)]
-        return [_normalized(vector) for vector in vectors] if self.pooling.normalize else vectors
+        requests = [self.prepare_embedding(text) for text in _as_list(texts)]
+        return [completion.embedding or [] for completion in self._finish(requests)]
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
@@ -120,6 +114,15 @@ class LLM:
         )
         self.core.check(request)
         return request
+
+    def prepare_embedding(self, text: Prompt) -> Request:
+        """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
+        if self.pooling is None:
+            raise Unsupported(
+                f"{self.name} is not an embedding model: it has no modules.json with a pooling module. "
+                "Load one that has, such as a sentence-transformers checkpoint."
+            )
+        return replace(self.prepare(text, SamplingParams(max_tokens=0)), task=Task.EMBED)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
         """Runs prepared requests together; (request id, completion) of each as it finishes."""
@@ -143,7 +146,7 @@ class LLM:
         try:
             for request in requests:
                 self.core.add(request)
-                collectors[request.id] = _Collector(self.tokenizer, request)
+                collectors[request.id] = _Collector(self.tokenizer, request, self.pooling)
             while collectors:
                 for step in self.core.step():
                     collector = collectors[step.request_id]
@@ -179,9 +182,10 @@ class LLM:
 class _Collector:
     """Gathers one request's progress into its completion."""
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request, pooling: Pooling | None) -> None:
         params = request.params
         self.request = request
+        self._pooling = pooling
         wants_logprobs = params.logprobs is not None
         self.completion = Completion(
             request.prompt_ids,
@@ -200,7 +204,7 @@ class _Collector:
             self.completion.prompt_logprobs += step.prompt_logprobs
         if step.choice == 0:
             self.completion.num_cached = step.num_cached
-            self.completion.embedding = step.pooled
+            self.completion.embedding = self._vector(step.pooled)
         text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
         if step.finish_reason is not None:
             text += stream.flush()
@@ -213,17 +217,18 @@ class _Collector:
             choice.finish_reason = step.finish_reason.value
         return Delta(step.choice, text, choice.finish_reason)
 
+    def _vector(self, pooled: list[float] | None) -> list[float] | None:
+        if pooled is None or self._pooling is None or not self._pooling.normalize:
+            return pooled
+        length = math.hypot(*pooled) or 1.0
+        return [value / length for value in pooled]
+
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A lone prompt as a list of one."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _normalized(vector: list[float]) -> list[float]:
-    length = math.hypot(*vector) or 1.0
-    return [value / length for value in vector]
 
 
 def _score(completion: Completion) -> Score:

@@ -3,7 +3,6 @@
 The ranges are OpenAI's where OpenAI has the field, else those of the servers its users come from.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -56,13 +55,11 @@ class SamplingParams:
     include_stop_in_output: bool = False
 
     def __post_init__(self) -> None:
-        # Lists and a lone string are what people write; tuples are what a frozen object keeps.
-        for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            object.__setattr__(self, name, _entries(name, getattr(self, name)))
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        self._check_flags()
         self._check_integers()
         self._check_numbers()
         self._check_collections()
@@ -89,6 +86,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, 0, MAX_LOGPROBS)
+
+    def _check_flags(self) -> None:
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(name, f"must be true or false, got {getattr(self, name)!r}")
 
     def _check_numbers(self) -> None:
         _number("temperature", self.temperature, 0.0, 2.0)
@@ -125,6 +127,23 @@ def _bad(name: str, what: str) -> BadRequest:
     return BadRequest(f"{name} {what}.", param=name)
 
 
+def _entries(name: str, value: object) -> tuple[object, ...]:
+    # None, lists and a lone string are what people write; tuples are what a frozen object keeps.
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise _bad(name, f"must be a list, got {value!r}")
+    return tuple(value)
+
+
+def _bias(value: object) -> dict[object, object]:
+    if value is not None and not isinstance(value, Mapping):
+        raise _bad("logit_bias", f"must map token ids to numbers, got {value!r}")
+    return dict(value or {})
+
+
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
     # bool is an int to Python, and a mistake here.
     if not isinstance(value, int) or isinstance(value, bool):
@@ -134,7 +153,6 @@ def _integer(name: str, value: object, low: int, high: int | None) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise _bad(name, f"must be a finite number, got {value!r}")
-    if not low <= value <= high:
-        raise _bad(name, f"must be from {low:g} to {high:g}, got {value:g}")
+    # Not a number is in no range, and so is an integer that no float can hold.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise _bad(name, f"must be a number from {low:g} to {high:g}, got {value!r}")

@@ -64,7 +64,7 @@ def test_a_chat_prompt_goes_through_the_template(model: Path, capsys: pytest.Cap
 
 
 def test_an_interrupt_ends_quietly(model: Path) -> None:
-    command = [*OSTRO, "generate", "the fox", "--model", model, "--max-tokens", "200", "--ignore-eos"]
+    command = [*OSTRO, "generate", "the fox", "--model", str(model), "--max-tokens", "200", "--ignore-eos"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
@@ -76,7 +76,7 @@ def test_an_interrupt_ends_quietly(model: Path) -> None:
 
 
 def test_a_closed_pipe_ends_quietly(model: Path) -> None:
-    command = [*OSTRO, "generate", "the fox", "--model", model, "--max-tokens", "200", "--ignore-eos"]
+    command = [*OSTRO, "generate", "the fox", "--model", str(model), "--max-tokens", "200", "--ignore-eos"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()

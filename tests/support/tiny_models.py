@@ -19,8 +19,9 @@ LLAMA: Mapping[str, object] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
 }
-MISTRAL: Mapping[str, object] = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 12}
-GEMMA2: Mapping[str, object] = LLAMA | {
+MISTRAL: Mapping[str, object] = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 12}
+GEMMA2: Mapping[str, object] = {
+    **LLAMA,
     "architectures": ["Gemma2ForCausalLM"],
     "head_dim": 8,
     "hidden_activation": "gelu_pytorch_tanh",

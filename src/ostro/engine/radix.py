@@ -95,7 +95,6 @@ class RadixCache:
 
     def relock(self, node: Node, child: Node) -> None:
         """Moves one lock from a node down to its child: the path above them stays as it is."""
-        child.last_used = node.last_used
         if not child.locks:
             self.num_evictable -= 1
         child.locks += 1

@@ -74,6 +74,8 @@ class Scheduler:
         # Both sorted by rank.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        # Request's id -> its choices that have not ended.
+        self._live: dict[int, list[Sequence]] = {}
         # Leader's id -> the other choices of its request, until the leader's prompt is computed.
         self._followers: dict[int, list[Sequence]] = {}
         self._next_id = 0
@@ -86,7 +88,10 @@ class Scheduler:
         """Queues a request. One that could never run is refused here, and nothing changes."""
         self.check(request)
         max_len = self._max_len(request)
-        leader, *followers = (self._sequence(request, choice, max_len) for choice in range(request.params.n))
+        assert request.id not in self._live, f"request {request.id} was added twice"
+        seqs = [self._sequence(request, choice, max_len) for choice in range(request.params.n)]
+        self._live[request.id] = list(seqs)
+        leader, *followers = seqs
         if followers:
             self._followers[leader.id] = followers
         insort(self.waiting, leader, key=_rank)
@@ -98,8 +103,8 @@ class Scheduler:
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
         """Ends a request, or one choice of it, and frees its pages. Unknown ids are ignored: it may just have ended."""
-        for seq in [*self.waiting, *self.running, *(s for group in self._followers.values() for s in group)]:
-            if seq.request.id == request_id and choice in (None, seq.choice):
+        for seq in list(self._live.get(request_id, ())):
+            if choice in (None, seq.choice):
                 self._end(seq, FinishReason.ABORT)
 
     def schedule(self) -> Batch | None:
@@ -253,10 +258,14 @@ class Scheduler:
             self.kv.release(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
+        siblings = self._live[seq.request.id]
+        siblings.remove(seq)
+        if not siblings:
+            del self._live[seq.request.id]
         if reason is FinishReason.ABORT:
-            self._leave_group(seq)
+            self._leave_group(seq, siblings)
 
-    def _leave_group(self, seq: Sequence) -> None:
+    def _leave_group(self, seq: Sequence, siblings: list[Sequence]) -> None:
         """Takes an aborted sequence out of the choices that are still to fork; another leads if it was the leader."""
         heirs = self._followers.pop(seq.id, [])
         if heirs:
@@ -264,11 +273,9 @@ class Scheduler:
             insort(self.waiting, heir, key=_rank)
             if rest:
                 self._followers[heir.id] = rest
-        for leader, group in list(self._followers.items()):
-            if seq in group:
-                group.remove(seq)
-                if not group:
-                    del self._followers[leader]
+        for leader in siblings:
+            if seq in self._followers.get(leader.id, ()):
+                self._followers[leader.id].remove(seq)
 
     def _sequence(self, request: Request, choice: int, max_len: int) -> Sequence:
         self._next_id += 1

@@ -77,7 +77,8 @@ class PagedAttention:
         if spec.softcap is not None:
             outs = [reference_attention(self, layer, q, piece, spec) for piece in self.pieces]
         else:
-            singles = q[:, None, :, None]
+            # A lone token's heads that share a key head stand as its queries: the keys are read once for all of them.
+            singles = q.unflatten(1, (1, k.shape[1], -1))
             outs = [
                 self._decode(layer, singles[piece.offset], piece, spec)
                 if piece.length == 1
@@ -93,9 +94,9 @@ class PagedAttention:
         values.index_copy_(1, self.slots, v.transpose(0, 1))
 
     def _decode(self, layer: int, query: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
-        """One token, [1, heads, 1, head_dim], that sees all of its sequence, or its window: no mask is needed."""
+        """One token, [1, kv_heads, group, head_dim], that sees all of its sequence, or its window: no mask needed."""
         first = 0 if spec.window is None else max(0, piece.end - spec.window)
-        return _join(self._attend_runs(layer, query, piece, first, piece.end, spec)).squeeze(2)
+        return _join(self._attend_runs(layer, query, piece, first, piece.end, spec)).flatten(1, 2)
 
     def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
         """Several tokens that see everything before them, by views, and each other causally."""

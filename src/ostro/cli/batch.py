@@ -1,0 +1,206 @@
+"""ostro batch: a file of requests in OpenAI's batch format, run together, into a file of results.
+
+lines ─> jobs ─> one continuous batch ─> results, in the order of the lines
+  └──────┴─ what cannot run is a result at once, and the others go on
+"""
+
+import argparse
+import reprlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic_core import from_json
+
+from ostro.cli.files import read_text, written_whole
+from ostro.cli.options import add_engine_options, engine_config
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, ModelNotFound, OstroError
+from ostro.llm import LLM, Prompt
+from ostro.outputs import Completion
+from ostro.sampling_params import SamplingParams
+from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
+from ostro.server.schemas import (
+    BatchError,
+    BatchRequest,
+    BatchResponse,
+    BatchResult,
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    ErrorBody,
+    GenerationRequest,
+    WireModel,
+    parse,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("requests", type=Path, metavar="FILE", help="requests, one a line; - reads standard input")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results here instead of to stdout")
+    parser.epilog = (
+        "Each line is {custom_id, method: POST, url, body}; url is /v1/chat/completions, /v1/completions or "
+        "/v1/embeddings. The exit status is 0 if every line succeeded and 1 if any failed: its result says why."
+    )
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    lines = _lines(args.requests)
+    llm = LLM(config=engine_config(args))
+    # Opened before the work: a place that cannot be written to should not cost a night's run.
+    with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:
+        results = _results(llm, lines)
+        file.writelines(result.model_dump_json() + "\n" for result in results)
+    failed = sum(not result.succeeded for result in results)
+    print(f"{len(results) - failed} completed, {failed} failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+@dataclass(slots=True)
+class _Job:
+    """A line at work: what it asks of the engine, and how the outcome becomes its answer."""
+
+    custom_id: str
+    requests: list[Request]
+    respond: Callable[[list[Completion]], WireModel]
+    finished: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return len(self.finished) == len(self.requests)
+
+    def result(self) -> BatchResult:
+        try:
+            return _answered(self.custom_id, self.respond([self.finished[request.id] for request in self.requests]))
+        except OstroError as error:
+            return _failed(self.custom_id, error)
+
+
+def _results(llm: LLM, lines: Sequence[BatchRequest | BatchResult]) -> list[BatchResult]:
+    started = [line if isinstance(line, BatchResult) else _started(llm, line) for line in lines]
+    _work(llm, [each for each in started if isinstance(each, _Job)])
+    return [each if isinstance(each, BatchResult) else each.result() for each in started]
+
+
+def _work(llm: LLM, jobs: Sequence[_Job]) -> None:
+    from tqdm import tqdm
+
+    owners = {request.id: job for job in jobs for request in job.requests}
+    requests = [request for job in jobs for request in job.requests]
+    with tqdm(total=len(jobs), unit="request", disable=not sys.stderr.isatty()) as bar:
+        for id, completion in llm.run(requests):
+            job = owners[id]
+            job.finished[id] = completion
+            if job.done:
+                bar.update()
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> list[BatchRequest | BatchResult]:
+    """The file's requests, and in place of a line that is none the result that says so."""
+    # Not splitlines: it would also cut at separators that JSON allows within a string.
+    numbered = enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1)
+    seen: set[str] = set()
+    lines = [_line(number, text, seen) for number, text in numbered if text.strip()]
+    if not lines:
+        raise BadRequest(f"{path} holds no requests. Write one a line.")
+    return lines
+
+
+def _line(number: int, text: str, seen: set[str]) -> BatchRequest | BatchResult:
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        return _misread(None, "invalid_json_line", f"Line {number} is not valid JSON: {error}.")
+    given_id = value.get("custom_id") if isinstance(value, dict) else None
+    custom_id = given_id if isinstance(given_id, str) else None
+    try:
+        request = parse(BatchRequest, value)
+    except BadRequest as error:
+        code = f"invalid_{error.param}" if error.param in BatchRequest.model_fields else "invalid_request"
+        return _misread(custom_id, code, f"Line {number}: {error}")
+    if request.custom_id in seen:
+        return _misread(custom_id, "duplicate_custom_id", f"Line {number}: an earlier line has the same custom_id.")
+    seen.add(request.custom_id)
+    return request
+
+
+def _misread(custom_id: str | None, code: str, message: str) -> BatchResult:
+    return BatchResult(
+        id=new_id("batch_req_"), custom_id=custom_id, response=None, error=BatchError(code=code, message=message)
+    )
+
+
+def _answered(custom_id: str, body: WireModel, status: int = 200) -> BatchResult:
+    response = BatchResponse(status_code=status, request_id=new_id("req_"), body=body)
+    return BatchResult(id=new_id("batch_req_"), custom_id=custom_id, response=response, error=None)
+
+
+def _failed(custom_id: str, error: OstroError) -> BatchResult:
+    return _answered(custom_id, ErrorBody.of(error), error.http_status)
+
+
+# --- endpoints ------------------------------------------------------------------------------------------------------
+
+
+def _started(llm: LLM, line: BatchRequest) -> _Job | BatchResult:
+    try:
+        requests, respond = _ENDPOINTS[line.url](llm, line.body)
+    except OstroError as error:
+        return _failed(line.custom_id, error)
+    return _Job(line.custom_id, requests, respond)
+
+
+_Work = tuple[list[Request], Callable[[list[Completion]], WireModel]]
+
+
+def _completions(llm: LLM, body: object) -> _Work:
+    request = parse(CompletionRequest, body)
+    requests = _prepared(llm, request, request.prompt, request.sampling_params())
+    return requests, lambda done: completion_response(request, done, llm.tokenizer, model=llm.name)
+
+
+def _chat(llm: LLM, body: object) -> _Work:
+    request = parse(ChatCompletionRequest, body)
+    params = request.sampling_params()
+    requests = _prepared(llm, request, [llm.chat_prompt(request.template_messages())], params)
+    return requests, lambda done: chat_response(request, done[0], llm.tokenizer, model=llm.name)
+
+
+def _embeddings(llm: LLM, body: object) -> _Work:
+    request = parse(EmbeddingRequest, body)
+    _check_model(llm, request.model)
+    requests = [llm.prepare_embedding(text) for text in request.input]
+    num_tokens = sum(len(each.prompt_ids) for each in requests)
+    return requests, lambda done: embedding_response(
+        request, [each.embedding or [] for each in done], num_tokens=num_tokens, model=llm.name
+    )
+
+
+_ENDPOINTS: dict[str, Callable[[LLM, object], _Work]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completions,
+    "/v1/embeddings": _embeddings,
+}
+
+
+def _prepared(llm: LLM, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
+    _check_model(llm, request.model)
+    if request.stream:
+        raise BadRequest("stream has no place in a batch file: leave it out.", param="stream")
+    return [
+        replace(llm.prepare(prompt, params), cache_salt=request.cache_salt, priority=request.priority)
+        for prompt in prompts
+    ]
+
+
+def _check_model(llm: LLM, name: str) -> None:
+    if name not in ("default", llm.name):
+        raise ModelNotFound(
+            f"The model {reprlib.repr(name)} is not loaded. Leave model out, or give {llm.name!r} or 'default'."
+        )

@@ -1,0 +1,254 @@
+"""Finished completions as the API's answers. Knows wire objects and a tokenizer; knows no engine and no sockets."""
+
+import base64
+import codecs
+import struct
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from ostro.errors import SequenceFailed, Unsupported
+from ostro.outputs import Choice, Completion
+from ostro.runner.base import TokenLogprob
+from ostro.server.schemas import (
+    ChatChoice,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatLogprobs,
+    ChatMessage,
+    ChatTokenLogprob,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    PromptLogprob,
+    PromptLogprobs,
+    PromptTokensDetails,
+    TopLogprob,
+    Usage,
+)
+from ostro.text.tokenizer import Tokenizer
+
+# JSON has no infinity; OpenAI writes an impossible token so.
+_LOWEST_LOGPROB = -9999.0
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def new_id(kind: str) -> str:
+    """A fresh id in OpenAI's manner: cmpl-…, chatcmpl-…"""
+    return f"{kind}{uuid.uuid4().hex}"
+
+
+def usage(completions: Sequence[Completion]) -> Usage:
+    """A prompt counts once, however many choices it has."""
+    prompt = sum(len(completion.prompt_ids) for completion in completions)
+    generated = sum(completion.num_generated for completion in completions)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(each.num_cached for each in completions)),
+    )
+
+
+# --- completions ----------------------------------------------------------------------------------------------------
+
+
+def completion_response(
+    request: CompletionRequest, completions: Sequence[Completion], tokenizer: Tokenizer, *, model: str
+) -> CompletionResponse:
+    """One completion a prompt, in order; raises SequenceFailed if the engine gave up on one."""
+    return CompletionResponse(
+        id=new_id("cmpl-"),
+        created=int(time.time()),
+        model=model,
+        choices=[
+            _completion_choice(request, number, completion, choice, tokenizer)
+            for number, completion in enumerate(completions)
+            for choice in completion.choices
+        ],
+        usage=usage(completions),
+    )
+
+
+def _completion_choice(
+    request: CompletionRequest, number: int, completion: Completion, choice: Choice, tokenizer: Tokenizer
+) -> CompletionChoice:
+    """`number` is the prompt's."""
+    echoed = _echoed(request, number, tokenizer) if request.echo else None
+    return CompletionChoice(
+        index=number * request.n + choice.index,
+        text=(echoed or "") + choice.text,
+        logprobs=_completion_logprobs(request.logprobs, completion, choice, echoed, tokenizer),
+        finish_reason=finish_reason(choice),
+        prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, completion, tokenizer),
+    )
+
+
+def _echoed(request: CompletionRequest, number: int, tokenizer: Tokenizer) -> str:
+    prompt = request.prompt[number]
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=request.skip_special_tokens)
+
+
+def _completion_logprobs(
+    top: int | None, completion: Completion, choice: Choice, echoed: str | None, tokenizer: Tokenizer
+) -> CompletionLogprobs | None:
+    """Of every generated token, also one that ended the text and does not show in it."""
+    if top is None:
+        return None
+    ids: list[int] = choice.token_ids
+    entries: list[TokenLogprob | None] = [*(choice.logprobs or ())]
+    offsets = list(_offsets(ids, choice.text, tokenizer))
+    if echoed is not None:
+        ids = [*completion.prompt_ids, *ids]
+        entries = [*(completion.prompt_logprobs or ()), *entries]
+        offsets = [*_offsets(completion.prompt_ids, echoed, tokenizer), *(len(echoed) + at for at in offsets)]
+    return CompletionLogprobs(
+        tokens=[_token_name(token, tokenizer) for token in ids],
+        token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in entries],
+        top_logprobs=[_alternatives(entry, top, tokenizer) for entry in entries] if top else None,
+        text_offset=offsets,
+    )
+
+
+def _alternatives(entry: TokenLogprob | None, top: int, tokenizer: Tokenizer) -> dict[str, float] | None:
+    """The likeliest tokens and the one that is there. Of those that share a name the likeliest counts."""
+    if entry is None:
+        return None
+    named: dict[str, float] = {}
+    for token, logprob in (*entry.top[:top], (entry.token_id, entry.logprob)):
+        name = _token_name(token, tokenizer)
+        named[name] = max(_finite(logprob), named.get(name, _LOWEST_LOGPROB))
+    return named
+
+
+def _token_name(token: int, tokenizer: Tokenizer) -> str:
+    """Its text; one that is not whole characters goes by its bytes, so that it keeps a name of its own."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
+    """Where in its text each token begins; at its end for one that a stop has cut off."""
+    decoder = _Utf8Decoder(errors="replace")
+    at = 0
+    for token in ids:
+        yield min(at, len(text))
+        data = tokenizer.bytes_of((token,))
+        if not data and text.startswith(tokenizer.token_text(token), at):
+            # A special token, and the text spells it out.
+            data = tokenizer.token_bytes(token)
+        if at == 0 and not text.startswith(" "):
+            # Some vocabularies begin every text with a space that is not shown.
+            data = data.removeprefix(b" ")
+        at += len(decoder.decode(data))
+
+
+# --- chat -----------------------------------------------------------------------------------------------------------
+
+
+def chat_response(
+    request: ChatCompletionRequest, completion: Completion, tokenizer: Tokenizer, *, model: str
+) -> ChatCompletionResponse:
+    """Raises SequenceFailed if the engine gave up on a choice."""
+    return ChatCompletionResponse(
+        id=new_id("chatcmpl-"),
+        created=int(time.time()),
+        model=model,
+        choices=[
+            ChatChoice(
+                index=choice.index,
+                message=ChatMessage(content=choice.text),
+                logprobs=_chat_logprobs(choice, tokenizer),
+                finish_reason=finish_reason(choice),
+            )
+            for choice in completion.choices
+        ],
+        usage=usage([completion]),
+        prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, completion, tokenizer),
+    )
+
+
+def _chat_logprobs(choice: Choice, tokenizer: Tokenizer) -> ChatLogprobs | None:
+    if choice.logprobs is None:
+        return None
+    return ChatLogprobs(content=[_chat_logprob(entry, tokenizer) for entry in choice.logprobs])
+
+
+def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob:
+    return ChatTokenLogprob(
+        token=tokenizer.token_text(entry.token_id),
+        logprob=_finite(entry.logprob),
+        bytes=list(tokenizer.token_bytes(entry.token_id)),
+        top_logprobs=[
+            TopLogprob(
+                token=tokenizer.token_text(token),
+                logprob=_finite(logprob),
+                bytes=list(tokenizer.token_bytes(token)),
+            )
+            for token, logprob in entry.top
+        ],
+    )
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+def finish_reason(choice: Choice) -> Literal["stop", "length"]:
+    """Raises SequenceFailed for a choice that came to no good end."""
+    if choice.finish_reason == "stop":
+        return "stop"
+    if choice.finish_reason == "length":
+        return "length"
+    raise SequenceFailed(choice.error or "The engine gave up on this request. Try again.")
+
+
+def _prompt_logprobs(top: int | None, completion: Completion, tokenizer: Tokenizer) -> PromptLogprobs | None:
+    if top is None:
+        return None
+    return [None if entry is None else _ranked(entry, top, tokenizer) for entry in completion.prompt_logprobs or ()]
+
+
+def _ranked(entry: TokenLogprob, top: int, tokenizer: Tokenizer) -> dict[int, PromptLogprob]:
+    """The likeliest tokens of a place and the one that is there."""
+    likeliest = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:top], 1)]
+    return {
+        token: PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=tokenizer.token_text(token))
+        for token, logprob, rank in (*likeliest, (entry.token_id, entry.logprob, entry.rank))
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST_LOGPROB)
+
+
+# --- embeddings -----------------------------------------------------------------------------------------------------
+
+
+def embedding_response(
+    request: EmbeddingRequest, vectors: Sequence[Sequence[float]], *, num_tokens: int, model: str
+) -> EmbeddingResponse:
+    """One vector an input, in order; raises Unsupported if they are not of the length that was asked for."""
+    length = len(vectors[0])
+    if request.dimensions not in (None, length):
+        raise Unsupported(f"{model} has vectors of {length} dimensions and no shorter ones.", param="dimensions")
+    return EmbeddingResponse(
+        data=[Embedding(index=index, embedding=_encoded(request, vector)) for index, vector in enumerate(vectors)],
+        model=model,
+        usage=EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+    )
+
+
+def _encoded(request: EmbeddingRequest, vector: Sequence[float]) -> list[float] | str:
+    if request.encoding_format == "float":
+        return list(vector)
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

@@ -1,0 +1,143 @@
+"""POST /v1/chat/completions: the request and its answer."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
+from ostro.server.schemas.generation import GenerationRequest, PromptLogprobs, Usage
+from ostro.server.schemas.prompts import Text
+from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+
+
+class TextPart(RequestModel):
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(RequestModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+Content = Annotated[
+    Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)],
+    shape('must be a string or a list of {"type": "text", "text": …} parts: images, audio and files are not supported'),
+]
+
+
+class Message(RequestModel):
+    """Also as an answer of ours is sent back to us, with all its nulls."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"annotations"})
+    unserved: ClassVar[dict[str, tuple[object, ...]]] = {"audio": (), "function_call": (), "refusal": ()}
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise refusal("content", "is required")
+        return self
+
+    def for_template(self) -> dict[str, object]:
+        """As chat templates expect it. Those that know no developer take its words as the system's."""
+        given = self.model_dump(exclude_none=True)
+        return given | {"role": "system" if self.role == "developer" else self.role}
+
+
+class ChatCompletionRequest(GenerationRequest):
+    unserved: ClassVar[dict[str, tuple[object, ...]]] = {
+        "audio": (),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none",),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """None is as many as fit; the older name of max_completion_tokens."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refusal("top_logprobs", "needs logprobs: set that to true")
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise refusal("max_tokens", "differs from max_completion_tokens: give one of them")
+        return self
+
+    def sampling_params(self) -> SamplingParams:
+        return self._sampling(
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    def template_messages(self) -> list[dict[str, object]]:
+        return [message.for_template() for message in self.messages]
+
+
+class TopLogprob(WireModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(WireModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+    """Exact, where the token is not whole characters and its text is only a stand-in."""
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(WireModel):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(WireModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(WireModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletionResponse(WireModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice] = Field(min_length=1)
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None

@@ -1,0 +1,65 @@
+"""POST /v1/completions: the request and its answer."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ostro.sampling_params import SamplingParams
+from ostro.server.schemas.generation import GenerationRequest, PromptLogprobs, Usage
+from ostro.server.schemas.prompts import MAX_PROMPTS, Prompts
+from ostro.server.schemas.wire import WireModel, refusal
+
+
+class CompletionRequest(GenerationRequest):
+    unserved: ClassVar[dict[str, tuple[object, ...]]] = {"suffix": ("",)}
+
+    prompt: Prompts
+    """Always a list here: a lone prompt is a list of one."""
+    max_tokens: int = 16
+    echo: bool = False
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        if self.best_of is not None and self.best_of != self.n:
+            raise refusal("best_of", f"must equal n ({self.n}): choices are not ranked")
+        if len(self.prompt) * self.n > MAX_PROMPTS:
+            raise refusal("n", f"asks for more than {MAX_PROMPTS} choices over all prompts: lower it or split the list")
+        return self
+
+    def sampling_params(self) -> SamplingParams:
+        # The echoed tokens' log-probabilities are the prompt's.
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return self._sampling(
+            max_tokens=self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=max((count for count in wanted if count is not None), default=None),
+        )
+
+
+class CompletionLogprobs(WireModel):
+    """Parallel arrays, one entry a token. An echoed prompt's first token has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+    """Where in the choice's text each token begins, in characters."""
+
+
+class CompletionChoice(WireModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class CompletionResponse(WireModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice] = Field(min_length=1)
+    usage: Usage

@@ -1,0 +1,37 @@
+"""POST /v1/embeddings: the request and its answer."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from ostro.server.schemas.prompts import Prompts
+from ostro.server.schemas.wire import RequestModel, WireModel
+
+
+class EmbeddingRequest(RequestModel):
+    ignored: ClassVar[frozenset[str]] = frozenset({"user"})
+
+    model: str = "default"
+    input: Prompts
+    """Always a list here: a lone text is a list of one."""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class Embedding(WireModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Numbers, or the base64 of their little-endian float32."""
+
+
+class EmbeddingUsage(WireModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(WireModel):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

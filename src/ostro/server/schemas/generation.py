@@ -1,0 +1,130 @@
+"""What completions and chat completions have in common: how tokens are chosen, and how the answer is sent.
+
+The types are checked here. The ranges are SamplingParams' own: there is one place that knows them.
+"""
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ostro.sampling_params import SamplingParams
+from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
+
+MAX_STOP_CHARACTERS = 1024
+MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 2**31 - 1
+
+
+class StreamOptions(RequestModel):
+    ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+
+
+Word = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+Words = Annotated[
+    list[Word],
+    Field(fail_fast=True),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    shape(f"must be a string or a list of strings, each of at most {MAX_STOP_CHARACTERS} characters"),
+]
+# JSON's keys are strings.
+TokenBiases = Annotated[
+    dict[Annotated[int, Field(strict=False)], float], shape("must map token ids to numbers from -100 to 100")
+]
+
+
+class GenerationRequest(RequestModel):
+    """Every field of OpenAI's that the engine has; below them, those that other servers' users know."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata",
+            "parallel_tool_calls",
+            "prediction",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        }
+    )
+
+    model: str = "default"
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: TokenBiases = Field(default_factory=dict)
+    seed: int | None = None
+    stop: Words = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    bad_words: Words = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(default_factory=list)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)] = ""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise refusal("stream_options", "is only for streams: set stream to true or leave it out")
+        return self
+
+    def _sampling(self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """Raises BadRequest that names a field out of its range."""
+        return SamplingParams(
+            n=self.n,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            bad_words=tuple(self.bad_words),
+            seed=self.seed,
+            stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=self.skip_special_tokens,
+            include_stop_in_output=self.include_stop_str_in_output,
+        )
+
+
+class PromptTokensDetails(WireModel):
+    cached_tokens: int
+
+
+class Usage(WireModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(WireModel):
+    """One token at one place of the prompt; an extra, in the form that users of `prompt_logprobs` know."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]

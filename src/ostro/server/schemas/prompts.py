@@ -1,0 +1,31 @@
+"""Prompts as the API takes them: a text, several texts, token ids, or several lists of them."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from ostro.server.schemas.wire import shape
+
+MAX_PROMPTS = 2048
+MAX_CHARACTERS = 16 << 20
+MAX_TOKENS = 4 << 20
+
+
+def _listed(value: object) -> object:
+    """A prompt that stands alone as a list of one."""
+    alone = isinstance(value, str) or (isinstance(value, list) and len(value) > 0 and isinstance(value[0], int))
+    return [value] if alone else value
+
+
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+# Fails fast: a million wrong entries are one mistake, not a million.
+TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+Prompts = Annotated[
+    list[Text | TokenIds],
+    Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+    BeforeValidator(_listed),
+    shape(
+        "must be a text, a list of texts, a list of token ids or a list of such lists: "
+        f"1 to {MAX_PROMPTS} of them, a text of at most {MAX_CHARACTERS} characters"
+    ),
+]

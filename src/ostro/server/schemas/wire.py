@@ -1,0 +1,114 @@
+"""What all wire objects share: JSON read strictly, null as the default, and refusals that name the field at fault.
+
+Knows pydantic; knows no endpoint. A request passes `parse`, and whatever is wrong with it comes out as one BadRequest.
+"""
+
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from ostro.errors import BadRequest, Unsupported
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_LONGEST_NAME = 64
+
+
+class WireModel(BaseModel):
+    """An object of the API. Strict: "1" is no number, and a misspelt field is no field."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RequestModel(WireModel):
+    """An object that clients send. Null means default, whatever the field."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """OpenAI's fields that cannot change the output: accepted, and nothing is done about them."""
+    unserved: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """OpenAI's fields that ask for what Ostro does not do, each with the values by which they ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None and name not in cls.ignored}
+        for name, harmless in cls.unserved.items():
+            if name in given and given.pop(name) not in harmless:
+                raise refusal(name, "is not supported", kind=_UNSUPPORTED)
+        return given
+
+
+_REFUSED, _UNSUPPORTED = "refused", "unsupported"
+
+
+def refusal(field: str, complaint: str, *, kind: str = _REFUSED) -> PydanticCustomError:
+    """For a validator of a whole object to raise about one of its fields: "<field> <complaint>."."""
+    return PydanticCustomError(kind, "{complaint}", {"field": field, "complaint": complaint})
+
+
+def shape(complaint: str) -> WrapValidator:
+    """Says in one sentence what a field of several forms may be, where pydantic tells what is wrong with each form."""
+
+    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise PydanticCustomError(_REFUSED, "{complaint}", {"complaint": complaint}) from error
+
+    return WrapValidator(check)
+
+
+Schema = TypeVar("Schema", bound=RequestModel)
+
+
+def parse(schema: type[Schema], body: object) -> Schema:
+    """The request in a decoded JSON value; raises BadRequest that names the first field at fault."""
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        raise bad_request(error) from error
+
+
+def bad_request(error: ValidationError) -> BadRequest:
+    """The first of pydantic's complaints, as a sentence about the field."""
+    first = error.errors(include_url=False)[0]
+    path = first["loc"]
+    if "field" in first.get("ctx", {}):
+        path = (*path, first["ctx"]["field"])
+    param = _dotted(path) or None
+    kind = Unsupported if first["type"] == _UNSUPPORTED else BadRequest
+    return kind(f"{param or 'The request'} {_complaint(first)}.", param=param)
+
+
+def _complaint(error: "ErrorDetails") -> str:
+    match error["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return "is not a known field: remove it or check its spelling"
+        case "model_type":
+            return "must be a JSON object"
+        case "refused" | "unsupported":
+            return error["msg"]
+    # "Input should be a valid number", "List should have at most 4 items": the subject is the field.
+    _, _, predicate = error["msg"].partition(" ")
+    return f"{predicate}, got {reprlib.repr(error['input'])}"
+
+
+def _dotted(path: tuple[int | str, ...]) -> str:
+    """As OpenAI names them: messages[0].content."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_LONGEST_NAME]}" for part in path)
+    return text.removeprefix(".")

@@ -1,0 +1,216 @@
+"""Drives an engine on the fake runner, and holds every step to the rules that no schedule may break."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ostro.engine.batch import Batch
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request, Task
+from ostro.engine.scheduler import Limits, Progress
+from ostro.engine.sequence import FinishReason
+from ostro.engine.sequence import Sequence as EngineSequence
+from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
+from ostro.runner.fake import FakeRunner
+from ostro.sampling_params import SamplingParams
+
+
+@dataclass
+class Outcome:
+    """All that one choice was given."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    pooled: list[float] | None = None
+
+
+class CheckedRunner:
+    """The fake runner, behind a check of what a device relies on."""
+
+    def __init__(self, fake: FakeRunner, limits: Limits) -> None:
+        self.fake = fake
+        self.limits = limits
+        self.batches: list[Batch] = []
+        self.while_running: Callable[[], None] | None = None
+        """Called once, when the next step has run and before its output is taken in."""
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self.fake.spec
+
+    def run(self, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        assert 0 < batch.num_tokens <= self.limits.max_batch_tokens
+        assert len({chunk.seq.id for chunk in batch.chunks}) == len(batch.chunks) <= self.limits.max_batch_seqs
+        for chunk in batch.chunks:
+            assert chunk.start == chunk.seq.num_computed
+            assert 0 < chunk.length <= chunk.seq.num_to_compute
+            assert len(chunk.seq.pages) * self.spec.page_size >= chunk.end
+        self._check_copies(batch)
+        output = self.fake.run(batch)
+        if self.while_running:
+            self.while_running()
+            self.while_running = None
+        return output
+
+    def _check_copies(self, batch: Batch) -> None:
+        """One after the other, or all read before any is written: both must do the same."""
+        targets = [target for _, target in batch.page_copies]
+        assert len(set(targets)) == len(targets)
+        for at, (source, _) in enumerate(batch.page_copies):
+            assert source not in targets[:at]
+
+
+class Driver:
+    """Steps an engine, checks it after every step, and collects what each choice was given."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        num_pages: int = 64,
+        max_seq_len: int = 4096,
+        vocab_size: int = 1000,
+        max_batch_tokens: int = 512,
+        max_batch_seqs: int = 64,
+        prefix_caching: bool = True,
+    ) -> None:
+        limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
+        fake = FakeRunner(page_size=page_size, num_pages=num_pages, max_seq_len=max_seq_len, vocab_size=vocab_size)
+        self.runner = CheckedRunner(fake, limits)
+        self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching)
+        self.outcomes: dict[tuple[int, int], Outcome] = {}
+        self.forks_without_page = 0
+        self._num_sequences = 0
+        self._num_aborts = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.engine.scheduler.counters.computed_tokens
+
+    def add(self, request: Request) -> None:
+        self.engine.add(request)
+        self._num_sequences += request.params.n
+        for choice in range(request.params.n):
+            self.outcomes[request.id, choice] = Outcome()
+
+    def abort(self, request_id: int, choice: int | None = None) -> None:
+        self._num_aborts += 1
+        self.engine.abort(request_id, choice)
+
+    def step(self) -> list[Progress]:
+        scheduler = self.engine.scheduler
+        running, preemptions = list(scheduler.running), scheduler.counters.preemptions
+        progress = self.engine.step()
+        self.engine.check_integrity()
+        if running:
+            assert running[0] in scheduler.running or running[0].finish_reason is not None, "the first was preempted"
+        if scheduler.counters.preemptions > preemptions:
+            assert all(chunk.seq in running for chunk in self.runner.batches[-1].chunks), "one came in as another left"
+        assert len(scheduler.running) <= scheduler.limits.max_batch_seqs
+        for gain in progress:
+            self._collect(gain)
+        return progress
+
+    def finish(self) -> None:
+        """Steps until nothing is left to do; every page must be free or cached then."""
+        while self.engine.has_work:
+            self.step()
+            self._check_pace()
+        usage = self.engine.scheduler.kv.usage
+        assert usage.in_use == 0
+        assert usage.free + usage.cached == usage.total
+        self.engine.check_integrity()
+        assert self.engine.step() == []
+
+    def run(self, *requests: Request) -> None:
+        for request in requests:
+            self.add(request)
+        self.finish()
+
+    def expected(self, request: Request, choice: int = 0) -> Outcome:
+        """What the choice must be given, computed without an engine and without pages."""
+        params, prompt = request.params, len(request.prompt_ids)
+        count = self.engine.scheduler.max_len - prompt if params.max_tokens is None else params.max_tokens
+        seq = EngineSequence(0, request, choice=choice, max_len=prompt + count)
+        outcome = Outcome(self.runner.fake.expected_tokens(seq, count), FinishReason.LENGTH)
+        for at, token in enumerate(outcome.token_ids):
+            if token in seq.stop_ids and at >= params.min_tokens:
+                outcome = Outcome(outcome.token_ids[: at + 1], FinishReason.STOP)
+                break
+        if choice == 0:
+            outcome.prompt_logprobs = self.runner.fake.expected_prompt_logprobs(request)
+        if request.task is Task.EMBED:
+            outcome.pooled = self.runner.fake.expected_pooled(request)
+        return outcome
+
+    def check_outcomes(self, *requests: Request) -> None:
+        for request in requests:
+            for choice in range(request.params.n):
+                assert self.outcomes[request.id, choice] == self.expected(request, choice), f"{request} choice {choice}"
+
+    def _collect(self, gain: Progress) -> None:
+        outcome = self.outcomes[gain.request_id, gain.choice]
+        assert outcome.finish_reason is None, "an ended choice was given something"
+        self._count_fork(gain, outcome)
+        outcome.token_ids += gain.token_ids
+        outcome.prompt_logprobs += gain.prompt_logprobs
+        outcome.finish_reason = gain.finish_reason
+        outcome.pooled = gain.pooled
+
+    def _count_fork(self, gain: Progress, outcome: Outcome) -> None:
+        """A choice that waits just after its first token was not forked; with seats to spare, for want of a page."""
+        scheduler = self.engine.scheduler
+        if gain.token_ids and not outcome.token_ids and self._num_sequences <= scheduler.limits.max_batch_seqs:
+            self.forks_without_page += any(
+                (seq.request.id, seq.choice) == (gain.request_id, gain.choice) for seq in scheduler.waiting
+            )
+
+    def _check_pace(self) -> None:
+        """No deadlock and no livelock: there is a bound on the steps that some work can take.
+
+        The sequence that ranks first is never preempted and takes what the single tokens leave of the budget. So in
+        every few steps a sequence reaches its end: it gains a token, or is complete.
+        """
+        scheduler = self.engine.scheduler
+        longest_wait = math.ceil(scheduler.max_len / scheduler.limits.max_batch_tokens) + 1
+        gains = scheduler.counters.generated_tokens + self._num_sequences + self._num_aborts
+        assert scheduler.counters.steps <= gains * longest_wait
+
+
+def make_request(
+    id: int,
+    prompt_ids: Sequence[int],
+    *,
+    max_tokens: int | None = 4,
+    n: int = 1,
+    temperature: float = 1.0,
+    min_tokens: int = 0,
+    stop_token_ids: Sequence[int] = (),
+    eos_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    prompt_logprobs_from: int | None = None,
+    cache_salt: str = "",
+    priority: int = 0,
+    task: Task = Task.GENERATE,
+) -> Request:
+    params = SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(stop_token_ids),
+        ignore_eos=ignore_eos,
+    )
+    return Request(
+        id=id,
+        prompt_ids=tuple(prompt_ids),
+        params=params,
+        seed=id,
+        eos_ids=frozenset(eos_ids),
+        prompt_logprobs_from=prompt_logprobs_from,
+        cache_salt=cache_salt,
+        priority=priority,
+        task=task,
+    )

@@ -1,0 +1,300 @@
+"""The standing oracles: what else runs, and how the work is cut up, never changes what a request is given."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from engine_driver import Driver, Outcome, make_request
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ostro.engine.request import Request, Task
+from ostro.engine.sequence import FinishReason
+
+VOCABULARY = 13
+# Prompts are cut from these, so that many begin alike; one repeats itself within a page.
+STEMS = (tuple(i * i % 11 for i in range(64)), (7,) * 64)
+
+
+@dataclass(frozen=True)
+class Abort:
+    step: int
+    request_id: int
+    choice: int | None
+    while_running: bool
+    """Whether it comes while the step runs, or before it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    page_size: int
+    num_pages: int
+    max_seq_len: int
+    max_batch_tokens: int
+    max_batch_seqs: int
+    prefix_caching: bool
+    arrivals: tuple[tuple[int, Request], ...]
+    aborts: tuple[Abort, ...]
+    clear_cache_at: int | None
+
+    def driver(self) -> Driver:
+        return Driver(
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            max_seq_len=self.max_seq_len,
+            vocab_size=VOCABULARY,
+            max_batch_tokens=self.max_batch_tokens,
+            max_batch_seqs=self.max_batch_seqs,
+            prefix_caching=self.prefix_caching,
+        )
+
+
+# The rarest of the troubles, so that every run meets it: the prompt takes all pages, the second choice finds none.
+FORK_WITHOUT_PAGE = Case(
+    page_size=4,
+    num_pages=3,
+    max_seq_len=1000,
+    max_batch_tokens=64,
+    max_batch_seqs=64,
+    prefix_caching=True,
+    arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
+    aborts=(),
+    clear_cache_at=None,
+)
+
+
+@dataclass
+class Seen:
+    """What the cases brought about, so that the test cannot pass by never getting into trouble."""
+
+    steps: int = 0
+    preemptions: int = 0
+    cache_hits: int = 0
+    evicted_pages: int = 0
+    forks_without_page: int = 0
+    page_copies: int = 0
+    chunked_prompts: int = 0
+    stops: int = 0
+    aborted_choices: int = 0
+    scored_prompts: int = 0
+
+    def add(self, driver: Driver, aborted: set[tuple[int, int]]) -> None:
+        counters, batches = driver.engine.scheduler.counters, driver.runner.batches
+        self.steps += counters.steps
+        self.preemptions += counters.preemptions
+        self.cache_hits += counters.cache_hits
+        self.evicted_pages += driver.engine.scheduler.kv.num_evicted
+        self.forks_without_page += driver.forks_without_page
+        self.page_copies += sum(len(batch.page_copies) for batch in batches)
+        self.chunked_prompts += sum(chunk.end < chunk.seq.num_prompt for batch in batches for chunk in batch.chunks)
+        self.stops += sum(outcome.finish_reason is FinishReason.STOP for outcome in driver.outcomes.values())
+        self.aborted_choices += len(aborted)
+        self.scored_prompts += sum(bool(outcome.prompt_logprobs) for outcome in driver.outcomes.values())
+
+
+def prompts(page_size: int, longest: int) -> st.SearchStrategy[tuple[int, ...]]:
+    on_a_boundary = st.integers(0, longest // page_size).map(lambda pages: pages * page_size)
+    stem = st.builds(lambda stem, count: stem[:count], st.sampled_from(STEMS), st.integers(0, longest) | on_a_boundary)
+    tail = st.lists(st.integers(0, VOCABULARY - 1), max_size=6).map(tuple)
+    return st.builds(lambda stem, tail: (stem + tail)[:longest] or (0,), stem, tail)
+
+
+@st.composite
+def requests(draw: st.DrawFn, id: int, *, page_size: int, max_len: int) -> Request:
+    prompt = draw(prompts(page_size, max_len))
+    room = max_len - len(prompt)
+    output = draw(st.integers(min(room, 4), min(room, 24)) | st.just(0) | (st.none() if room else st.just(0)))
+    if draw(st.integers(0, 9)) == 0:
+        return make_request(id, prompt, max_tokens=0, task=Task.EMBED)
+    return make_request(
+        id,
+        prompt,
+        max_tokens=output,
+        n=draw(st.sampled_from([1, 1, 2, 3, 4])),
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        min_tokens=draw(st.integers(0, room if output is None else output)),
+        stop_token_ids=draw(st.sampled_from([(), (), (5,), (5, 6)])),
+        eos_ids=draw(st.sampled_from([(), (), (3,)])),
+        ignore_eos=draw(st.booleans()),
+        prompt_logprobs_from=draw(st.none() | st.integers(0, len(prompt))),
+        cache_salt=draw(st.sampled_from(["", "", "pepper"])),
+        priority=draw(st.sampled_from([0, 0, 0, -1, 1])),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    # Few pages, for much of what can go wrong needs them to run out.
+    num_pages = draw(st.integers(math.ceil(16 / page_size), math.ceil(64 / page_size)))
+    max_seq_len = draw(st.sampled_from([24, 40, 1000]))
+    max_len = min(num_pages * page_size, max_seq_len, 48)
+    arrivals = []
+    for id in range(draw(st.integers(3, 10))):
+        request = draw(requests(id, page_size=page_size, max_len=max_len))
+        arrivals.append((draw(st.just(0) | st.integers(0, 30)), request))
+        if draw(st.integers(0, 4)) == 0:
+            arrivals.append((arrivals[-1][0], _twin(request, id + 100)))
+    ids = [request.id for _, request in arrivals]
+    abort = st.builds(Abort, st.integers(0, 40), st.sampled_from(ids), st.none() | st.integers(0, 3), st.booleans())
+    return Case(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_seq_len=max_seq_len,
+        max_batch_tokens=draw(st.sampled_from([1, 3, 7, 16, 64, 64])),
+        max_batch_seqs=draw(st.sampled_from([1, 2, 5, 64, 64])),
+        prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        arrivals=tuple(arrivals),
+        aborts=tuple(draw(st.lists(abort, max_size=3))),
+        clear_cache_at=draw(st.none() | st.integers(0, 40)),
+    )
+
+
+def _twin(request: Request, id: int) -> Request:
+    """The same prompt and settings under another id and seed."""
+    return Request(
+        id=id,
+        prompt_ids=request.prompt_ids,
+        params=request.params,
+        seed=id,
+        eos_ids=request.eos_ids,
+        cache_salt=request.cache_salt,
+        task=request.task,
+    )
+
+
+def play(case: Case) -> tuple[Driver, set[tuple[int, int]]]:
+    """Runs a case to its end; the driver, and the choices that an abort may have cut short."""
+    driver, aborted = case.driver(), set()
+    requests = {request.id: request for _, request in case.arrivals}
+    last = max([at for at, _ in case.arrivals] + [abort.step for abort in case.aborts])
+    for step in range(last + 1):
+        for at, request in case.arrivals:
+            if at == step:
+                driver.add(request)
+        for abort in case.aborts:
+            if abort.step != step or (abort.request_id, 0) not in driver.outcomes:
+                continue
+            choices = range(requests[abort.request_id].params.n) if abort.choice is None else [abort.choice]
+            aborted |= {(abort.request_id, choice) for choice in choices} & driver.outcomes.keys()
+            if abort.while_running:
+                driver.runner.while_running = partial(driver.abort, abort.request_id, abort.choice)
+            else:
+                driver.abort(abort.request_id, abort.choice)
+        if case.clear_cache_at == step:
+            driver.engine.scheduler.kv.clear_cache()
+        driver.step()
+    driver.finish()
+    return driver, aborted
+
+
+def check(case: Case, driver: Driver, aborted: set[tuple[int, int]]) -> None:
+    for _, request in case.arrivals:
+        choices = range(request.params.n)
+        whole = [choice for choice in choices if (request.id, choice) not in aborted]
+        if len(whole) == request.params.n:
+            driver.check_outcomes(request)
+            continue
+        logprobs = driver.expected(request).prompt_logprobs
+        for choice in choices:
+            given, expected = driver.outcomes[request.id, choice], driver.expected(request, choice)
+            if choice in whole:
+                assert (given.token_ids, given.finish_reason) == (expected.token_ids, expected.finish_reason)
+            assert is_prefix(given, expected)
+            assert given.prompt_logprobs == logprobs[: len(given.prompt_logprobs)]
+        if whole:
+            # The choice that led was perhaps aborted; then the next one delivers them, from the first on.
+            assert any(driver.outcomes[request.id, choice].prompt_logprobs == logprobs for choice in choices)
+
+
+def is_prefix(given: Outcome, expected: Outcome) -> bool:
+    return given.token_ids == expected.token_ids[: len(given.token_ids)]
+
+
+def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> None:
+    """Ten thousand steps of random arrivals, lengths, page pressure, forks and aborts; pages whole after each case."""
+    seen = Seen()
+
+    @settings(max_examples=220, suppress_health_check=[HealthCheck.too_slow])
+    @given(cases())
+    @example(FORK_WITHOUT_PAGE)
+    def each_case_holds(case: Case) -> None:
+        driver, aborted = play(case)
+        check(case, driver, aborted)
+        seen.add(driver, aborted)
+
+    each_case_holds()
+    assert seen.steps >= 10_000, seen
+    assert all(vars(seen).values()), f"some trouble was never met: {seen}"
+
+
+def mixed_requests() -> list[Request]:
+    """Twelve requests of several kinds; neighbours share the beginnings of their prompts."""
+    made = []
+    for id in range(12):
+        prompt = STEMS[0][: 9 + 3 * (id // 3)] + (id % VOCABULARY,) * (id % 3)
+        made.append(
+            make_request(
+                id,
+                prompt,
+                max_tokens=(0, 7, 20)[id % 3],
+                n=1 + id % 4,
+                stop_token_ids=(5,) if id % 2 else (),
+                prompt_logprobs_from=id if id % 4 == 0 else None,
+            )
+        )
+    return [*made, make_request(12, STEMS[0][:30], max_tokens=0, task=Task.EMBED)]
+
+
+Outcomes = dict[tuple[int, int], Outcome]
+
+
+@pytest.fixture
+def alone() -> Outcomes:
+    """What each of the mixed requests is given by an engine of its own that has room for everything."""
+    outcomes: Outcomes = {}
+    for request in mixed_requests():
+        driver = Driver(vocab_size=VOCABULARY)
+        driver.run(request)
+        outcomes |= driver.outcomes
+    return outcomes
+
+
+def test_alone_equals_batched(alone: Outcomes) -> None:
+    driver = Driver(vocab_size=VOCABULARY, num_pages=500, prefix_caching=False)
+    driver.run(*mixed_requests())
+    assert driver.outcomes == alone
+    assert max(len(batch.chunks) for batch in driver.runner.batches) > 12
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 2, 3, 5, 8])
+def test_whole_equals_chunked(alone: Outcomes, max_batch_tokens: int) -> None:
+    outcomes: Outcomes = {}
+    for request in mixed_requests():
+        driver = Driver(vocab_size=VOCABULARY, max_batch_tokens=max_batch_tokens)
+        driver.run(request)
+        outcomes |= driver.outcomes
+        assert driver.runner.batches[0].chunks[0].end < len(request.prompt_ids)
+    assert outcomes == alone
+
+
+def test_cold_equals_prefix_hit(alone: Outcomes) -> None:
+    outcomes: Outcomes = {}
+    hits = 0
+    for request in mixed_requests():
+        driver = Driver(vocab_size=VOCABULARY)
+        driver.run(make_request(request.id, STEMS[0][:40]))
+        driver.run(request)
+        outcomes |= driver.outcomes
+        hits += driver.engine.scheduler.counters.cache_hits
+    assert outcomes == alone
+    assert hits > 0
+
+
+@pytest.mark.parametrize("num_pages", [13, 14, 17, 20])
+def test_unpreempted_equals_preempted(alone: Outcomes, num_pages: int) -> None:
+    driver = Driver(vocab_size=VOCABULARY, num_pages=num_pages)
+    driver.run(*mixed_requests())
+    assert driver.outcomes == alone
+    assert driver.engine.scheduler.counters.preemptions > 0

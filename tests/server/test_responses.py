@@ -1,0 +1,90 @@
+import math
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Core
+
+from ostro.outputs import Choice, Completion
+from ostro.runner.base import TokenLogprob
+from ostro.server.responses import chat_response, completion_response
+from ostro.server.schemas import (
+    ChatCompletionRequest,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+    parse,
+)
+from ostro.text import Tokenizer
+
+# é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.
+FIRST_HALF, SECOND_HALF, WHOLE, A, TWIN, END = range(6)
+
+
+def tokenizer() -> Tokenizer:
+    core = Core(models.BPE({"Ã": 0, "©": 1, "Ã©": 2, "a": 3}, [("Ã", "©")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_tokens([AddedToken("é", normalized=False)])
+    core.add_special_tokens(["<end>"])
+    return Tokenizer(core, eos_ids=[END])
+
+
+def completion(ids: list[int], text: str, logprobs: list[TokenLogprob]) -> Completion:
+    return Completion((A,), [Choice(0, text, ids, "stop", logprobs=logprobs)], prompt_logprobs=[None])
+
+
+def answer(done: Completion, **fields: object) -> CompletionResponse:
+    request = parse(CompletionRequest, {"prompt": "a", "logprobs": 1} | fields)
+    return completion_response(request, [done], tokenizer(), model="m")
+
+
+def logprobs_of(done: Completion, **fields: object) -> CompletionLogprobs:
+    logprobs = answer(done, **fields).choices[0].logprobs
+    assert logprobs is not None
+    return logprobs
+
+
+def test_of_two_tokens_with_one_text_the_likelier_keeps_its_log_probability() -> None:
+    entry = TokenLogprob(TWIN, -2.0, rank=2, top=((WHOLE, -0.5),))
+    logprobs = logprobs_of(completion([TWIN], "é", [entry]))
+    assert (logprobs.token_logprobs, logprobs.top_logprobs) == ([-2.0], [{"é": -0.5}])
+
+
+def test_greedy_token_equals_the_maximum_exactly() -> None:
+    entry = TokenLogprob(WHOLE, -0.1, rank=1, top=((WHOLE, -0.1), (TWIN, -0.7)))
+    logprobs = logprobs_of(completion([WHOLE], "é", [entry]), logprobs=2)
+    assert logprobs.top_logprobs == [{"é": -0.1}]
+    assert logprobs.token_logprobs == [-0.1]
+
+
+def test_offsets_point_at_characters_however_tokens_cut_them() -> None:
+    ids = [A, FIRST_HALF, SECOND_HALF, A, END]
+    entries = [TokenLogprob(token, -1.0, rank=1) for token in ids]
+    logprobs = logprobs_of(completion(ids, "aéa", entries), echo=True)
+    assert logprobs.tokens == ["a", "a", "bytes:\\xc3", "bytes:\\xa9", "a", "<end>"]
+    assert logprobs.text_offset == [0, 1, 2, 2, 3, 4]
+
+
+def test_tokens_that_a_stop_string_cut_off_lie_at_the_end() -> None:
+    entries = [TokenLogprob(A, -1.0, rank=1)] * 3
+    assert logprobs_of(completion([A, A, A], "a", entries)).text_offset == [0, 1, 1]
+
+
+def test_impossible_token_has_a_number_that_json_can_write() -> None:
+    entry = TokenLogprob(A, -math.inf, rank=4, top=((WHOLE, 0.0),))
+    done = completion([A], "a", [entry])
+    assert logprobs_of(done).token_logprobs == [-9999.0]
+    assert '"token_logprobs":[-9999.0]' in answer(done).model_dump_json()
+
+
+def test_chat_tokens_carry_their_exact_bytes() -> None:
+    entry = TokenLogprob(FIRST_HALF, -1.0, rank=1, top=((FIRST_HALF, -1.0), (WHOLE, -2.0)))
+    messages = [{"role": "user", "content": "a"}]
+    request = parse(ChatCompletionRequest, {"messages": messages, "logprobs": True, "top_logprobs": 2})
+    response = chat_response(request, completion([FIRST_HALF], "�", [entry]), tokenizer(), model="m")
+    logprobs = response.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content[0].bytes == [0xC3]
+    assert [(top.token, top.bytes) for top in logprobs.content[0].top_logprobs] == [
+        ("�", [0xC3]),
+        ("é", [0xC3, 0xA9]),
+    ]

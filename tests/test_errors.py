@@ -1,0 +1,64 @@
+import re
+
+import pytest
+
+from ostro import errors
+from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, OstroError, SequenceFailed
+
+
+def tree(cls: type[OstroError]) -> list[type[OstroError]]:
+    return [cls, *(below for child in cls.__subclasses__() for below in tree(child))]
+
+
+ALL = [cls for cls in tree(OstroError) if cls.__module__ == errors.__name__]
+
+
+def made(cls: type[OstroError]) -> OstroError:
+    return cls(limit=8, prompt=9, output=1) if cls is ContextLengthExceeded else cls("What is wrong. The cure.")
+
+
+def test_drawing_at_the_top_shows_the_tree_as_it_is() -> None:
+    """Name, depth and HTTP status of each class, in order."""
+    assert errors.__doc__ is not None
+    lines = re.findall(r"^    ([│├└─ ]*)(\w+)(?: +(\d{3}) )?.*$", errors.__doc__, flags=re.MULTILINE)
+    drawn = [(name, len(indent) // 4, int(status or 500)) for indent, name, status in lines]
+    assert drawn == [(cls.__name__, len(cls.__mro__) - len(OstroError.__mro__), cls.http_status) for cls in ALL]
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_each_error_carries_its_message_status_and_openai_type(cls: type[OstroError]) -> None:
+    error = made(cls)
+    assert str(error) == error.message
+    assert error.http_status in range(400, 600)
+    blame = "invalid_request_error" if error.http_status < 500 else "server_error"
+    assert error.openai_type == blame
+
+
+def test_caller_mends_bad_requests_only() -> None:
+    assert {cls for cls in ALL if cls.http_status == 400} == set(tree(BadRequest))
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_message_is_one_line(cls: type[OstroError]) -> None:
+    assert "\n" not in made(cls).message
+
+
+def test_parameter_at_fault_is_named() -> None:
+    assert BadRequest("n must be at least 1.", param="n").param == "n"
+    assert ModelNotFound("No such model.").param == "model"
+    assert SequenceFailed("It failed.").param is None
+
+
+def test_context_error_counts_prompt_and_output() -> None:
+    error = ContextLengthExceeded(limit=4096, prompt=4000, output=100)
+    assert error.message == (
+        "This model's maximum context length is 4096 tokens, but you asked for 4100 tokens (4000 in the prompt, "
+        "100 to generate). Shorten the prompt or lower max_tokens."
+    )
+    assert (error.limit, error.prompt, error.output) == (4096, 4000, 100)
+    assert (error.http_status, error.openai_code, error.param) == (400, "context_length_exceeded", "prompt")
+
+
+def test_context_error_without_output_speaks_of_the_prompt_alone() -> None:
+    message = ContextLengthExceeded(limit=4096, prompt=5000, output=0).message
+    assert message.endswith("but you asked for 5000 tokens in the prompt. Shorten the prompt.")

@@ -1,0 +1,197 @@
+"""Imports point down only. The table below is the map; a module that is not on it, or leaves its layer, fails here."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+@dataclass(frozen=True)
+class Layer:
+    ours: tuple[str, ...]
+    """What it may import of Ostro, each with all below it."""
+    never: tuple[str, ...] = ()
+    """Libraries that it must not import."""
+    lazily: tuple[str, ...] = ()
+    """Libraries that it may import only where they are used, inside functions."""
+
+
+_VALUES = ("ostro.errors", "ostro.sampling_params", "ostro.config", "ostro.outputs")
+
+# Lowest first. A package's line holds for all below it that have none of their own; that of "ostro" for itself alone.
+LAYERS = {
+    "ostro.errors": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.weights": Layer(ours=("ostro.weights", "ostro.errors"), lazily=("torch",)),
+    "ostro.text": Layer(
+        ours=(
+            "ostro.text",
+            "ostro.errors",
+            "ostro.sampling_params",
+            "ostro.weights.gguf_header",
+            "ostro.weights.json_file",
+        ),
+        never=("torch",),
+    ),
+    "ostro.kernels": Layer(ours=("ostro.kernels", "ostro.errors", "ostro.models.base")),
+    "ostro.models": Layer(ours=("ostro.models", "ostro.kernels", "ostro.errors")),
+    # The seam between the engine and any device: it names the engine's batch, and the engine names it.
+    "ostro.runner.base": Layer(ours=("ostro.engine.batch",), never=("torch", "numpy")),
+    "ostro.engine": Layer(
+        ours=("ostro.engine", "ostro.runner.base", "ostro.errors", "ostro.sampling_params"),
+        never=("torch", "numpy", "tokenizers", "jinja2"),
+    ),
+    "ostro.runner": Layer(
+        ours=(
+            "ostro.runner",
+            "ostro.engine.batch",
+            "ostro.engine.request",
+            "ostro.engine.sequence",
+            "ostro.kernels",
+            "ostro.models",
+            "ostro.weights",
+            *_VALUES,
+        )
+    ),
+    "ostro.outputs": Layer(ours=("ostro.runner.base",), never=("torch", "numpy")),
+    "ostro.llm": Layer(
+        ours=("ostro.engine", "ostro.runner", "ostro.text", "ostro.weights", *_VALUES), lazily=("torch",)
+    ),
+    # The HTTP side: it answers while a model loads, so it can do without torch.
+    "ostro.server": Layer(ours=("ostro.server", "ostro.text", "ostro.runner.base", *_VALUES), never=("torch",)),
+    "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
+    "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),
+    "ostro": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),
+}
+
+# A development dependency: the parity tests use it, an installed Ostro must not.
+NOWHERE = ("transformers",)
+
+
+@dataclass(frozen=True)
+class Import:
+    name: str
+    """Dotted, down to the imported name: `from a import b` is a.b, be it a module or not."""
+    line: int
+    eager: bool
+    """Whether importing the module runs it."""
+
+    def within(self, prefixes: tuple[str, ...]) -> bool:
+        return any(self.name == prefix or self.name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def module_name(path: Path, source: Path) -> str:
+    parts = path.relative_to(source).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layer_of(module: str) -> Layer | None:
+    names = [name for name in LAYERS if module == name or (name != "ostro" and module.startswith(name + "."))]
+    return LAYERS[max(names, key=len)] if names else None
+
+
+def imports_of(tree: ast.AST, *, eager: bool = True) -> Iterator[Import]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, eager) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno, eager) for alias in node.names)
+        else:
+            yield from imports_of(node, eager=eager and not _runs_later(node))
+
+
+def _runs_later(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def violations(source: Path) -> list[str]:
+    return [found for path in sorted((source / "ostro").rglob("*.py")) for found in _violations_of(path, source)]
+
+
+def _violations_of(path: Path, source: Path) -> Iterator[str]:
+    module = module_name(path, source)
+    layer = layer_of(module)
+    if layer is None:
+        yield f"{module} is in no layer: add it to the table"
+        return
+    for each in imports_of(ast.parse(path.read_text())):
+        if each.within(("ostro",)):
+            wrong = not each.within(layer.ours)
+        else:
+            wrong = each.within((*layer.never, *NOWHERE)) or (each.eager and each.within(layer.lazily))
+        if wrong:
+            yield f"{module}:{each.line} imports {each.name}"
+
+
+def plant(source: Path, file: str, code: str) -> str:
+    """Writes a module into an empty source tree; returns its name."""
+    path = source / "ostro" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    return module_name(path, source)
+
+
+def test_every_import_points_down() -> None:
+    assert violations(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "found"),
+    [
+        ("engine/scheduler.py", "import torch", "1 imports torch"),
+        ("engine/kv.py", "def f():\n    import torch.nn", "2 imports torch.nn"),
+        ("engine/kv.py", "from numpy import ndarray", "1 imports numpy.ndarray"),
+        ("engine/core.py", "from ostro.runner import fake", "1 imports ostro.runner.fake"),
+        ("engine/core.py", "import ostro.text", "1 imports ostro.text"),
+        ("engine/core.py", "from ostro import LLM", "1 imports ostro.LLM"),
+        ("text/stops.py", "from ostro.engine.core import EngineCore", "1 imports ostro.engine.core.EngineCore"),
+        ("models/llama.py", "from ostro.weights import Checkpoint", "1 imports ostro.weights.Checkpoint"),
+        ("kernels/linear.py", "from ostro.models import llama", "1 imports ostro.models.llama"),
+        ("weights/hub.py", "import torch", "1 imports torch"),
+        ("weights/hub.py", "try:\n    import torch\nfinally:\n    pass", "2 imports torch"),
+        ("runner/sampler.py", "from ostro.engine.kv import KVCache", "1 imports ostro.engine.kv.KVCache"),
+        ("errors.py", "import ostro.config", "1 imports ostro.config"),
+        ("cli/serve.py", "import transformers", "1 imports transformers"),
+    ],
+)
+def test_planted_violation_is_found(tmp_path: Path, file: str, code: str, found: str) -> None:
+    module = plant(tmp_path, file, code)
+    assert violations(tmp_path) == [f"{module}:{found}"]
+
+
+def test_module_without_a_layer_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, "helpers.py", "")
+    assert violations(tmp_path) == ["ostro.helpers is in no layer: add it to the table"]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("engine/scheduler.py", "from ostro.runner.base import RunnerSpec"),
+        ("kernels/paged_attention.py", "import torch\nfrom ostro.models.base import AttentionSpec"),
+        ("weights/hub.py", "def load():\n    import torch"),
+        ("weights/hub.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+    ],
+)
+def test_import_within_the_rules_is_no_violation(tmp_path: Path, file: str, code: str) -> None:
+    plant(tmp_path, file, code)
+    assert violations(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "module", ["ostro", "ostro.cli", "ostro.llm", "ostro.weights", "ostro.text.tokenizer", "ostro.engine.core"]
+)
+def test_module_can_be_imported_without_torch(module: str) -> None:
+    """What it imports by way of others counts too; so it is tried out."""
+    code = f"import sys, {module}; print(*sorted({{'torch', 'transformers'}} & sys.modules.keys()))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "", "")
