@@ -19,7 +19,7 @@ class EngineConfig:
     """Tokens a page."""
     kv_memory: int | None = None
     """Bytes for keys and values; None takes a share of the free memory."""
-    max_batch_tokens: int = 512
+    max_batch_tokens: int = 1024
     """Tokens computed in one step: longer prompts are computed in chunks, beside the sequences that generate."""
     max_batch_seqs: int = 64
     """Sequences that run at a time."""

@@ -43,7 +43,8 @@ def test_fast_path_equals_the_plain_twin_wherever_pages_lie(pieces: list[Piece],
     ctx, q, k, v = attention_step(pieces)
     spec = AttentionSpec(scale=DIM**-0.5, window=window)
     fast = ctx.attend(1, q, k, v, spec)
-    plain = torch.cat([reference_attention(ctx, 1, q, piece, spec) for piece in pieces]).flatten(1)
+    grouped = q.view(-1, KV_HEADS, GROUP, DIM)
+    plain = torch.cat([reference_attention(ctx, 1, grouped, piece, spec) for piece in pieces]).flatten(1)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
 
 

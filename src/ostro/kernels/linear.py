@@ -13,7 +13,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
     """x [rows, in], weight [out, in] -> [rows, out]. `packed` is the same weight from `pack`, or None."""
     if packed is None or x.shape[0] == 1:
         return F.linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
 
 
 def pack(weight: Tensor) -> Tensor | None:

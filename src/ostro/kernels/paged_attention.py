@@ -30,12 +30,8 @@ class Piece:
         return self.start + self.length
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Attention to a part of the keys: [1, heads, queries, head_dim], and its log-sum-exp, [1, heads, queries]."""
-
-    out: Tensor
-    lse: Tensor
+# Attention to a part of the keys: [1, heads, queries, head_dim], and its log-sum-exp, [1, heads, queries].
+Partial = tuple[Tensor, Tensor]
 
 
 def runs(pages: Sequence[int], page_size: int, first: int, end: int) -> list[tuple[int, int]]:
@@ -74,50 +70,50 @@ class PagedAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.store(layer, k, v)
+        # Heads that share a key head stand together.
+        q = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
         if spec.softcap is not None:
             outs = [reference_attention(self, layer, q, piece, spec) for piece in self.pieces]
         else:
-            # A lone token's heads that share a key head stand as its queries: the keys are read once for all of them.
-            singles = q.unflatten(1, (1, k.shape[1], -1))
+            tokens = q.unsqueeze(1).unbind(0)
             outs = [
-                self._decode(layer, singles[piece.offset], piece, spec)
+                self._decode(layer, tokens[piece.offset], piece, spec)
                 if piece.length == 1
                 else self._prefill(layer, q, k, v, piece, spec)
                 for piece in self.pieces
             ]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return out.reshape(q.shape[0], -1)
+        return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        keys, values = self.cache[layer].unbind(0)
-        keys.index_copy_(1, self.slots, k.transpose(0, 1))
-        values.index_copy_(1, self.slots, v.transpose(0, 1))
+        self.cache[layer, 0].index_copy_(1, self.slots, k.transpose(0, 1))
+        self.cache[layer, 1].index_copy_(1, self.slots, v.transpose(0, 1))
 
     def _decode(self, layer: int, query: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
-        """One token, [1, kv_heads, group, head_dim], that sees all of its sequence, or its window: no mask needed."""
+        """One token that sees all of its sequence, or its window: no mask is needed.
+
+        The heads that share a key head are its queries, so that the keys are read once for all of them.
+        """
         first = 0 if spec.window is None else max(0, piece.end - spec.window)
-        return _join(self._attend_runs(layer, query, piece, first, piece.end, spec)).flatten(1, 2)
+        return _join([_flash(query, *run[layer], spec) for run in self._runs(piece, first, piece.end)])
 
     def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
         """Several tokens that see everything before them, by views, and each other causally."""
         if spec.window is not None and piece.end > spec.window:
             return reference_attention(self, layer, q, piece, spec)
         rows = slice(piece.offset, piece.offset + piece.length)
-        queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-        parts = self._attend_runs(layer, queries, piece, 0, piece.start, spec)
-        parts.append(_flash(queries, keys, values, causal=True, scale=spec.scale))
-        return _join(parts)[0].transpose(0, 1)
+        queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q.flatten(1, 2), k, v))
+        parts = [_flash(queries, *run[layer], spec) for run in self._runs(piece, 0, piece.start)]
+        parts.append(_flash(queries, keys, values, spec, causal=True))
+        return _join(parts)[0].transpose(0, 1).reshape(piece.length, *q.shape[1:])
 
-    def _attend_runs(
-        self, layer: int, queries: Tensor, piece: Piece, first: int, end: int, spec: AttentionSpec
-    ) -> list[Partial]:
-        """Every query attends to every position from `first` to `end`."""
+    def _runs(self, piece: Piece, first: int, end: int) -> list[list[tuple[Tensor, Tensor]]]:
+        """Keys and values from position `first` to `end`: by run, then by layer."""
         views = self._views.get((piece.offset, first))
         if views is None:
             views = self._views[piece.offset, first] = [
                 self._view(low, high) for low, high in runs(piece.pages, self.page_size, first, end)
             ]
-        return [_flash(queries, *run[layer], causal=False, scale=spec.scale) for run in views]
+        return views
 
     def _view(self, low: int, high: int) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of a run, [1, kv_heads, slots, head_dim], for each layer."""
@@ -129,29 +125,29 @@ def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece
     """The plain twin: gathers the sequence's keys and values, masks, and does as the formula says.
 
     Also serves what the fast path has no kernel for: soft-capped scores, and a window shorter than the prompt.
+    q and the result are [tokens, kv_heads, group, head_dim].
     """
     first = 0 if spec.window is None else max(0, piece.start + 1 - spec.window)
     where = [slot for low, high in runs(piece.pages, ctx.page_size, first, piece.end) for slot in range(low, high)]
-    keys, values = ctx.cache[layer][:, :, torch.tensor(where, device=q.device)].unbind(0)
-    queries = q[piece.offset : piece.offset + piece.length]
-    grouped = queries.unflatten(1, (keys.shape[0], -1)).permute(1, 2, 0, 3)
-    scores = grouped @ keys[:, None].transpose(-1, -2) * spec.scale
+    keys, values = ctx.cache[layer][:, :, None, torch.tensor(where, device=q.device)].unbind(0)
+    queries = q[piece.offset : piece.offset + piece.length].permute(1, 2, 0, 3)
+    scores = queries @ keys.transpose(-1, -2) * spec.scale
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     at = torch.arange(piece.start, piece.end, device=q.device)[:, None]
     of = torch.arange(first, piece.end, device=q.device)
     hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return (weights @ values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+    return (weights @ values).permute(2, 0, 1, 3)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Partial:
-    return Partial(*torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale))
+def _flash(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, causal: bool = False) -> Partial:
+    return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=spec.scale)
 
 
 def _join(parts: list[Partial]) -> Tensor:
     """Attention to all the parts' keys together."""
     if len(parts) == 1:
-        return parts[0].out
-    weights = torch.stack([part.lse for part in parts]).softmax(0)
-    return torch.stack([part.out for part in parts]).mul_(weights[..., None]).sum(0)
+        return parts[0][0]
+    outs, lses = zip(*parts, strict=True)
+    return torch.stack(outs).mul_(torch.stack(lses).softmax(0)[..., None]).sum(0)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from ostro.errors import BadRequest, Unsupported, UnsupportedModel
-from ostro.models.base import AttentionContext, Model, ModelShape
+from ostro.models.base import AttentionContext, Model, ModelShape, Module
 from ostro.models.config import ConfigReader
 from ostro.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm
 from ostro.models.rope import Rotary, Rotation, rope_settings
 
 
-class PreNormLayer(nn.Module):
+class PreNormLayer(Module):
     """Attention and MLP each read the normed stream and add to it. The stream is updated in place."""
 
     def __init__(self, attention: Attention, mlp: GatedMLP, norm: Callable[[], RMSNorm]) -> None:
@@ -27,7 +27,7 @@ class PreNormLayer(nn.Module):
         return x
 
 
-class Backbone(nn.Module):
+class Backbone(Module):
     """Embedding, layers, final norm. Most models rotate all layers alike; `rope_of_layer` tells where they do not."""
 
     def __init__(

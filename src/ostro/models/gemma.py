@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ostro.errors import UnsupportedModel
-from ostro.models.base import AttentionContext, AttentionSpec, ModelShape
+from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
 from ostro.models.config import ConfigReader
 from ostro.models.decoder import Backbone, CausalLM, model_shape, sliding_layers
 from ostro.models.layers import Attention, Embedding, GatedMLP, HeadNorm, RMSNorm
@@ -39,7 +39,7 @@ def build_gemma3(config: ConfigReader, max_seq_len: int | None) -> CausalLM:
     return _around(config, shape, attentions, _full_and_sliding_ropes(config), rope_of_layer=[int(s) for s in slides])
 
 
-class SandwichLayer(nn.Module):
+class SandwichLayer(Module):
     """Attention and MLP each read the normed stream, and add normed results to it, in place."""
 
     def __init__(self, attention: Attention, mlp: GatedMLP, norm: Callable[[], RMSNorm]) -> None:

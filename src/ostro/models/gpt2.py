@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ostro.errors import UnsupportedModel
-from ostro.models.base import AttentionContext, AttentionSpec, ModelShape
+from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
 from ostro.models.config import ConfigReader
 from ostro.models.decoder import CausalLM, served_context
 from ostro.models.layers import Embedding, Linear, activation, parameter
@@ -46,7 +46,7 @@ class LayerNorm(Weighted):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class Gpt2Attention(nn.Module):
+class Gpt2Attention(Module):
     def __init__(self, layer: int, shape: ModelShape, spec: AttentionSpec) -> None:
         super().__init__()
         self.layer, self.spec, self.head_dim = layer, spec, shape.head_dim
@@ -58,7 +58,7 @@ class Gpt2Attention(nn.Module):
         return self.c_proj(ctx.attend(self.layer, q, k, v, self.spec))
 
 
-class Gpt2MLP(nn.Module):
+class Gpt2MLP(Module):
     def __init__(self, hidden_size: int, inner_size: int, act: str) -> None:
         super().__init__()
         self.c_fc = Conv1D(hidden_size, inner_size, bias=True)
@@ -69,7 +69,7 @@ class Gpt2MLP(nn.Module):
         return self.c_proj(self.act(self.c_fc(x)))
 
 
-class Gpt2Layer(nn.Module):
+class Gpt2Layer(Module):
     def __init__(self, config: ConfigReader, shape: ModelShape, layer: int) -> None:
         super().__init__()
         eps = config.number("layer_norm_epsilon", 1e-5)
@@ -85,7 +85,7 @@ class Gpt2Layer(nn.Module):
         return x
 
 
-class Gpt2Backbone(nn.Module):
+class Gpt2Backbone(Module):
     def __init__(self, config: ConfigReader, shape: ModelShape) -> None:
         super().__init__()
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)

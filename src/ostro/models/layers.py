@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ostro.errors import UnsupportedModel
 from ostro.kernels.linear import linear, pack
 from ostro.kernels.norm import rms_norm
-from ostro.models.base import AttentionContext, AttentionSpec, ModelShape
+from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
 from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotation
 
@@ -150,7 +150,7 @@ class Embedding(Matrix):
         return F.embedding(ids, self.weight)
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Grouped-query attention with rotary positions.
 
     `qk_norm` maps queries and keys together, [tokens, heads + kv_heads, head_dim], before they rotate.
@@ -179,14 +179,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: AttentionContext) -> Tensor:
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        qk, v = heads.split(self.qk_and_v, 1)
+        qk, v = heads.split_with_sizes(self.qk_and_v, 1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        q, k = rotation(qk).split(self.q_and_k, 1)
+        q, k = rotation(qk).split_with_sizes(self.q_and_k, 1)
         return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec))
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     """down(act(gate(x)) * up(x)), gate and up fused."""
 
     def __init__(
@@ -200,4 +200,4 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(self.act(gate) * up)
+        return self.down_proj(self.act(gate).mul_(up))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ostro.errors import BadCheckpoint
-from ostro.models.base import Model
+from ostro.models.base import Model, Module
 
 # Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
 # weights, namely rope tables (Llama) and causal masks (GPT-2).
@@ -35,7 +35,7 @@ class Place:
             self.memory.add_(self.offset)
 
 
-class Weighted(nn.Module):
+class Weighted(Module):
     """A module that holds parameters itself, and knows how checkpoints store them."""
 
     def places(self, path: str) -> dict[str, Place]:

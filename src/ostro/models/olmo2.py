@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ostro.kernels.norm import rms_norm
-from ostro.models.base import AttentionContext, AttentionSpec, ModelShape
+from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
 from ostro.models.config import ConfigReader
 from ostro.models.decoder import CausalLM, assemble, model_shape
 from ostro.models.layers import Attention, GatedMLP, RMSNorm, parameter
@@ -32,7 +32,7 @@ def build_olmo2(config: ConfigReader, max_seq_len: int | None) -> CausalLM:
     return assemble(config, shape, layers, norm)
 
 
-class PostNormLayer(nn.Module):
+class PostNormLayer(Module):
     """Attention and MLP each read the stream as it is, and add normed results to it, in place."""
 
     def __init__(self, attention: Attention, mlp: GatedMLP, norm: Callable[[], RMSNorm]) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.models.base import Module
 from ostro.models.config import ConfigReader
 
 
@@ -56,7 +57,7 @@ def rope_settings(config: ConfigReader, table: Mapping[str, object] | None = Non
     return RopeSettings(reader, max_positions, config.integer(original, reader.integer(original, max_positions)))
 
 
-class Rotary(nn.Module):
+class Rotary(Module):
     """Cosines and sines for positions.
 
     `max_seq_len` is the context that will be served: scalings that switch by length are settled by it once, so that a
