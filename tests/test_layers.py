@@ -60,9 +60,38 @@ LAYERS = {
             *_VALUES,
         )
     ),
+    # What crosses the process boundary, and the API process's end of it.
+    "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config"), never=("torch", "numpy")),
+    "ostro.engine.handle": Layer(
+        ours=(
+            "ostro.engine.messages",
+            "ostro.engine.request",
+            "ostro.engine.scheduler",
+            "ostro.errors",
+            "ostro.config",
+        ),
+        never=("torch", "numpy"),
+    ),
+    # The engine process: the one place that puts engine, runner and weights together.
+    "ostro.engine.process": Layer(
+        ours=("ostro.engine", "ostro.runner", "ostro.weights", "ostro.errors", "ostro.sampling_params", "ostro.config"),
+        lazily=("torch",),
+    ),
     "ostro.outputs": Layer(ours=("ostro.runner.base",), never=("torch", "numpy")),
+    "ostro.frontend": Layer(
+        ours=(
+            "ostro.engine.request",
+            "ostro.engine.scheduler",
+            "ostro.engine.sequence",
+            "ostro.text",
+            "ostro.weights",
+            *_VALUES,
+        ),
+        never=("torch",),
+    ),
     "ostro.llm": Layer(
-        ours=("ostro.engine", "ostro.runner", "ostro.text", "ostro.weights", *_VALUES), lazily=("torch",)
+        ours=("ostro.frontend", "ostro.engine", "ostro.runner", "ostro.text", "ostro.weights", *_VALUES),
+        lazily=("torch",),
     ),
     # The HTTP side: it answers while a model loads, so it can do without torch.
     "ostro.server": Layer(ours=("ostro.server", "ostro.text", "ostro.runner.base", *_VALUES), never=("torch",)),

@@ -26,8 +26,10 @@ def assert_idle(llm: LLM) -> None:
     assert not llm.core.has_work
 
 
-def test_public_names_are_those_listed() -> None:
-    assert ostro.__all__ == sorted(ostro.__all__)
+def test_public_names_are_those_that_the_docs_name() -> None:
+    docs = Path(__file__).parents[1] / "docs" / "python-api.md"
+    named = {line.removeprefix("### ").strip("`") for line in docs.read_text().splitlines() if line.startswith("### ")}
+    assert set(ostro.__all__) == named
     assert all(getattr(ostro, name) for name in ostro.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         ostro.Nothing  # noqa: B018
@@ -228,3 +230,14 @@ def test_tight_memory_gives_the_same_tokens(llm: LLM, directory: Path) -> None:
     assert [completion.text for completion in tight.generate(prompts, params)] == expected
     assert tight.core.scheduler.counters.preemptions > 0
     assert_idle(tight)
+
+
+def test_two_streams_may_be_read_in_turns(llm: LLM) -> None:
+    alone = [llm.generate(prompt, GREEDY)[0].text for prompt in ("the fox", "the lazy dog")]
+    first, second = llm.stream("the fox", GREEDY), llm.stream("the lazy dog", GREEDY)
+    texts = ["", ""]
+    for one, other in zip(first, second, strict=True):
+        texts[0] += one.text
+        texts[1] += other.text
+    assert texts == alone
+    assert_idle(llm)

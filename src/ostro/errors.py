@@ -4,10 +4,14 @@
     ├── BadRequest                    400  the caller can mend it
     │   ├── ContextLengthExceeded     400  prompt and output together do not fit the model's context
     │   └── Unsupported               400  the loaded model or this build cannot do what was asked
+    ├── NotAuthorized                 401  no key, or one that opens nothing here
     ├── ModelNotFound                 404  no such model, file or directory
     ├── ModelError                    500  the model was found but cannot be served
     │   ├── BadCheckpoint             500  a weights, config or tokenizer file is damaged or malformed
     │   └── UnsupportedModel          500  an architecture or quantisation that Ostro does not know
+    ├── QueueFull                     429  too much is waiting already
+    ├── Unavailable                   503  loading, draining, or the engine is down: try again
+    ├── RequestTimeout                504  the request took longer than it may
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
     └── SequenceFailed                500  the engine gave up on one sequence; others go on
@@ -54,6 +58,12 @@ class Unsupported(BadRequest):
     openai_code = "unsupported"
 
 
+class NotAuthorized(OstroError):
+    http_status = 401
+    openai_type = "invalid_request_error"
+    openai_code = "invalid_api_key"
+
+
 class ModelNotFound(OstroError):
     http_status = 404
     openai_type = "invalid_request_error"
@@ -73,6 +83,30 @@ class BadCheckpoint(ModelError):
 
 class UnsupportedModel(ModelError):
     pass
+
+
+class _Temporary(OstroError):
+    """Worth another try after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(_Temporary):
+    http_status = 429
+    openai_type = "rate_limit_error"
+    openai_code = "queue_full"
+
+
+class Unavailable(_Temporary):
+    http_status = 503
+    openai_code = "unavailable"
+
+
+class RequestTimeout(OstroError):
+    http_status = 504
+    openai_code = "timeout"
 
 
 class DownloadFailed(OstroError):

@@ -3,41 +3,36 @@
 Text becomes token ids here, and ids become text again; the engine below knows ids only.
 """
 
-import math
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
-from ostro.engine.request import Request, Task
-from ostro.engine.scheduler import Limits, Progress
-from ostro.engine.sequence import FinishReason
-from ostro.errors import BadRequest, SequenceFailed, Unsupported
-from ostro.outputs import Choice, Completion, Delta, Score
-from ostro.sampling_params import MAX_SEED, SamplingParams
-from ostro.text.stream import TextStream
+from ostro.engine.request import Request
+from ostro.engine.scheduler import Limits
+from ostro.errors import BadRequest, SequenceFailed
+from ostro.frontend import Collector, Frontend, Message, Prompt
+from ostro.outputs import Completion, Delta, Score
+from ostro.sampling_params import SamplingParams
 from ostro.text.tokenizer import Tokenizer
-from ostro.weights import Pooling
+from ostro.weights import open_checkpoint
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, object]
+_Inbox = deque[tuple[Collector, Delta]]
 
 
 class LLM:
-    """A loaded model: `LLM()` is the embedded default one, `LLM("path or Hub id")` any other."""
+    """A loaded model: `LLM()` is the embedded default one, `LLM("path or Hub id")` any other. For one thread."""
 
     def __init__(self, model: str | Path | None = None, config: EngineConfig | None = None) -> None:
         # torch takes seconds to import, and nothing else of the package needs it before a model is loaded.
         from ostro.runner.torch_runner import load_runner
-        from ostro.weights import open_checkpoint
 
         config = config or EngineConfig()
         self.config = config if model is None else replace(config, model=str(model))
         checkpoint = open_checkpoint(self.config.model)
         self.name = checkpoint.name
-        self.pooling = checkpoint.pooling
         self.tokenizer = Tokenizer.load(
             Path(self.config.tokenizer) if self.config.tokenizer else checkpoint.tokenizer_path,
             chat_template=self.config.chat_template,
@@ -47,7 +42,9 @@ class LLM:
             Limits(max_batch_tokens=self.config.max_batch_tokens, max_batch_seqs=self.config.max_batch_seqs),
             prefix_caching=self.config.prefix_caching,
         )
-        self._num_requests = 0
+        self._frontend = Frontend(self.name, self.tokenizer, checkpoint.pooling)
+        # Requests under way: who gathers their progress, and for whom.
+        self._under_way: dict[int, tuple[Collector, _Inbox]] = {}
 
     def generate(
         self,
@@ -87,11 +84,8 @@ class LLM:
                 f"prompts and continuations must be equally many, got {len(prompts)} and {len(continuations)}.",
                 param="continuations",
             )
-        requests = []
-        for prompt, continuation in zip(prompts, continuations, strict=True):
-            context, rest = self._encode_pair(prompt, continuation)
-            request = self.prepare(context + rest, SamplingParams(max_tokens=0, prompt_logprobs=0))
-            requests.append(replace(request, prompt_logprobs_from=len(context)))
+        pairs = zip(prompts, continuations, strict=True)
+        requests = [self._checked(self._frontend.scoring_request(*pair)) for pair in pairs]
         return [_score(completion) for completion in self._finish(requests)]
 
     def embed(self, texts: Prompt | Sequence[Prompt]) -> list[list[float]]:
@@ -101,34 +95,25 @@ class LLM:
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        self._num_requests += 1
-        request = Request(
-            id=self._num_requests,
-            prompt_ids=tuple(ids),
-            params=params,
-            seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
-            eos_ids=self.tokenizer.eos_ids,
-            bad_word_ids=self.tokenizer.bad_word_ids(params.bad_words),
-            prompt_logprobs_from=None if params.prompt_logprobs is None else 1,
-        )
-        self.core.check(request)
-        return request
+        return self._checked(self._frontend.request(prompt, params))
 
     def prepare_embedding(self, text: Prompt) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
-        if self.pooling is None:
-            raise Unsupported(
-                f"{self.name} is not an embedding model: it has no modules.json with a pooling module. "
-                "Load one that has, such as a sentence-transformers checkpoint."
-            )
-        return replace(self.prepare(text, SamplingParams(max_tokens=0)), task=Task.EMBED)
+        return self._checked(self._frontend.embedding_request(text))
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
         """Runs prepared requests together; (request id, completion) of each as it finishes."""
+        finished: set[int] = set()
         for collector, _ in self._drive(requests):
-            if collector.completion.finished:
-                yield collector.request.id, collector.completion
+            id = collector.request.id
+            # Several choices may end in one step, and all their deltas see the completion finished.
+            if collector.completion.finished and id not in finished:
+                finished.add(id)
+                yield id, collector.completion
+
+    def _checked(self, request: Request) -> Request:
+        self.core.check(request)
+        return request
 
     def _finish(self, requests: Sequence[Request], *, progress: bool = False) -> list[Completion]:
         from tqdm import tqdm
@@ -140,88 +125,40 @@ class LLM:
                 bar.update()
         return [finished[request.id] for request in requests]
 
-    def _drive(self, requests: Iterable[Request]) -> "Iterator[tuple[_Collector, Delta]]":
-        """Steps the engine until the requests are done. What is unfinished when the caller leaves is aborted."""
-        collectors: dict[int, _Collector] = {}
+    def _drive(self, requests: Iterable[Request]) -> Iterator[tuple[Collector, Delta]]:
+        """Steps the engine until the requests are done. What is unfinished when the caller leaves is aborted.
+
+        Several may drive at a time, a stream within a stream: each step serves them all, each inbox keeps its own.
+        """
+        inbox: _Inbox = deque()
+        unfinished: set[int] = set()
         try:
             for request in requests:
                 self.core.add(request)
-                collectors[request.id] = _Collector(self.tokenizer, request, self.pooling)
-            while collectors:
-                for step in self.core.step():
-                    collector = collectors[step.request_id]
-                    delta = collector.take(step)
-                    if delta.finish_reason and step.finish_reason is None:
-                        self.core.abort(step.request_id, step.choice)
+                unfinished.add(request.id)
+                self._under_way[request.id] = (self._frontend.collector(request), inbox)
+            while unfinished:
+                if not inbox:
+                    self._step()
+                while inbox:
+                    collector, delta = inbox.popleft()
                     if collector.completion.finished:
-                        del collectors[step.request_id]
+                        unfinished.discard(collector.request.id)
                     yield collector, delta
         finally:
-            for id in collectors:
+            for id in unfinished:
                 self.core.abort(id)
+                self._under_way.pop(id, None)
 
-    def _encode_pair(self, prompt: Prompt, continuation: Prompt) -> tuple[list[int], list[int]]:
-        """Both texts as the model would see them joined: white space at the border belongs to the continuation."""
-        if isinstance(prompt, str) and isinstance(continuation, str):
-            bare = prompt.rstrip()
-            whole = self.tokenizer.encode(prompt + continuation)
-            context = self.tokenizer.encode(bare)
-            rest = whole[len(context) :]
-        elif not isinstance(prompt, str) and not isinstance(continuation, str):
-            context, rest = list(prompt), list(continuation)
-            whole = context + rest
-        else:
-            raise BadRequest("A prompt and its continuation must both be texts or both be token ids.", param="prompts")
-        if not context:
-            raise BadRequest("A continuation is scored after at least one token; the prompt is empty.", param="prompts")
-        if not rest:
-            raise BadRequest("A continuation must hold at least one token.", param="continuations")
-        return whole[: len(context)], rest
-
-
-class _Collector:
-    """Gathers one request's progress into its completion."""
-
-    def __init__(self, tokenizer: Tokenizer, request: Request, pooling: Pooling | None) -> None:
-        params = request.params
-        self.request = request
-        self._pooling = pooling
-        wants_logprobs = params.logprobs is not None
-        self.completion = Completion(
-            request.prompt_ids,
-            [Choice(index, logprobs=[] if wants_logprobs else None) for index in range(params.n)],
-            prompt_logprobs=None if request.prompt_logprobs_from is None else [None] * request.prompt_logprobs_from,
-        )
-        self._streams = [TextStream(tokenizer, request.prompt_ids, params) for _ in range(params.n)]
-
-    def take(self, step: Progress) -> Delta:
-        """What the step added, as text. A finish reason that the step does not have is a stop string's."""
-        choice, stream = self.completion.choices[step.choice], self._streams[step.choice]
-        choice.token_ids += step.token_ids
-        if choice.logprobs is not None:
-            choice.logprobs += step.logprobs
-        if self.completion.prompt_logprobs is not None:
-            self.completion.prompt_logprobs += step.prompt_logprobs
-        if step.choice == 0:
-            self.completion.num_cached = step.num_cached
-            self.completion.embedding = self._vector(step.pooled)
-        text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
-        if step.finish_reason is not None:
-            text += stream.flush()
-        choice.text += text
-        choice.error = step.error
-        choice.stopped_by = stream.stopped_by
-        if stream.stopped_by is not None:
-            choice.finish_reason = "stop"
-        elif step.finish_reason is not None:
-            choice.finish_reason = step.finish_reason.value
-        return Delta(step.choice, text, choice.finish_reason)
-
-    def _vector(self, pooled: list[float] | None) -> list[float] | None:
-        if pooled is None or self._pooling is None or not self._pooling.normalize:
-            return pooled
-        length = math.hypot(*pooled) or 1.0
-        return [value / length for value in pooled]
+    def _step(self) -> None:
+        for step in self.core.step():
+            collector, inbox = self._under_way[step.request_id]
+            delta = collector.take(step)
+            if delta.finish_reason and step.finish_reason is None:
+                self.core.abort(step.request_id, step.choice)
+            if collector.completion.finished:
+                del self._under_way[step.request_id]
+            inbox.append((collector, delta))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -53,6 +53,9 @@ class Delta:
     index: int
     text: str
     finish_reason: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    """The tokens behind it. Their text may still be held back, or belong to a later delta in part."""
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)

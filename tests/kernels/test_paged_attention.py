@@ -2,7 +2,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from ostro.kernels.decode_attention import Run, equally_spaced
 from ostro.kernels.paged_attention import PagedAttention, Piece, reference_attention, runs, slots_of
 from ostro.models.base import AttentionSpec
 
@@ -12,7 +14,8 @@ PAGE, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
 @st.composite
 def steps(draw: st.DrawFn) -> list[Piece]:
     """Sequences at any stage, their pages scattered or in runs."""
-    extents = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5))
+    lengths = st.just(1) if draw(st.booleans()) else st.integers(1, 12)
+    extents = draw(st.lists(st.tuples(st.integers(0, 40), lengths), min_size=1, max_size=6))
     needed = [-(-(start + length) // PAGE) for start, length in extents]
     pool = list(range(sum(needed)))
     if draw(st.booleans()):
@@ -26,26 +29,46 @@ def steps(draw: st.DrawFn) -> list[Piece]:
     return pieces
 
 
-def attention_step(
-    pieces: list[Piece], layers: int = 2
-) -> tuple[PagedAttention, torch.Tensor, torch.Tensor, torch.Tensor]:
+def attention_step(pieces: list[Piece], *, masks: bool = True) -> tuple[PagedAttention, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     tokens = sum(piece.length for piece in pieces)
     slots = PAGE * (1 + max(page for piece in pieces for page in piece.pages))
     cache = torch.randn(2, 2, KV_HEADS, slots, DIM)
     q = torch.randn(tokens, KV_HEADS * GROUP, DIM)
     k, v = torch.randn(2, tokens, KV_HEADS, DIM)
-    return PagedAttention(cache, pieces, PAGE), q, k, v
+    return PagedAttention(cache, pieces, PAGE, masks=masks), q, k, v
 
 
-@given(steps(), st.sampled_from([None, 3, 10, 100]))
-def test_fast_path_equals_the_plain_twin_wherever_pages_lie(pieces: list[Piece], window: int | None) -> None:
-    ctx, q, k, v = attention_step(pieces)
+@given(steps(), st.sampled_from([None, 3, 10, 100]), st.booleans())
+def test_fast_path_equals_the_plain_twin_wherever_pages_lie(
+    pieces: list[Piece], window: int | None, masks: bool
+) -> None:
+    ctx, q, k, v = attention_step(pieces, masks=masks)
     spec = AttentionSpec(scale=DIM**-0.5, window=window)
     fast = ctx.attend(1, q, k, v, spec)
     grouped = q.view(-1, KV_HEADS, GROUP, DIM)
     plain = torch.cat([reference_attention(ctx, 1, grouped, piece, spec) for piece in pieces]).flatten(1)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_equally_spaced_sequences_attend_in_one_call() -> None:
+    lanes = [Run(100 * lane, 100 * lane + length, lane) for lane, length in enumerate([60, 40, 100, 51])]
+    assert equally_spaced(lanes, 400, masks=True) == [lanes]
+    assert [len(group) for group in equally_spaced(lanes, 400, masks=False)] == [1, 1, 1, 1]
+    shared = [Run(0, 64, row) for row in range(5)]
+    assert equally_spaced(shared, 400, masks=False) == [shared]
+
+
+def test_rows_do_not_reach_into_the_next_or_beyond_the_cache() -> None:
+    close = [Run(0, 90, 0), Run(50, 100, 1)]
+    assert len(equally_spaced(close, 400, masks=True)) == 2
+    at_the_end = [Run(0, 90, 0), Run(300, 350, 1)]
+    assert len(equally_spaced(at_the_end, 350, masks=True)) == 2
+
+
+def test_much_shorter_runs_are_not_padded_to_the_longest() -> None:
+    uneven = [Run(0, 100, 0), Run(100, 101, 1), Run(200, 201, 2)]
+    assert [len(group) for group in equally_spaced(uneven, 400, masks=True)] == [2, 1]
 
 
 @given(steps())

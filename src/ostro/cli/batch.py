@@ -18,7 +18,8 @@ from ostro.cli.files import read_text, written_whole
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ModelNotFound, OstroError
-from ostro.llm import LLM, Prompt
+from ostro.frontend import Prompt
+from ostro.llm import LLM
 from ostro.outputs import Completion
 from ostro.sampling_params import SamplingParams
 from ostro.server.responses import chat_response, completion_response, embedding_response, new_id

@@ -10,7 +10,8 @@ from pathlib import Path
 from ostro.cli.files import read_text, written_whole
 from ostro.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
 from ostro.errors import BadRequest, SequenceFailed
-from ostro.llm import LLM, Prompt
+from ostro.frontend import Prompt
+from ostro.llm import LLM
 from ostro.outputs import Completion
 from ostro.sampling_params import SamplingParams
 

@@ -26,5 +26,7 @@ class Request:
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     priority: int = 0
-    """Lower runs first; ties by arrival."""
+    """Lower runs first."""
+    turn: int = 0
+    """Order within a priority, for callers that share the engine fairly; ties by arrival."""
     task: Task = Task.GENERATE

@@ -52,6 +52,13 @@ class Progress:
     num_cached: int = 0
     pooled: list[float] | None = None
 
+    def merge(self, later: "Progress") -> None:
+        """Takes in what a later step brought the same sequence."""
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.finish_reason, self.error, self.pooled = later.finish_reason, later.error, later.pooled
+
 
 @dataclass(slots=True)
 class Counters:
@@ -308,5 +315,5 @@ class Scheduler:
                 )
 
 
-def _rank(seq: Sequence) -> tuple[int, int]:
+def _rank(seq: Sequence) -> tuple[int, int, int]:
     return seq.rank

@@ -76,9 +76,9 @@ class Sequence:
         return self.token_ids[self.num_prompt :]
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Order of service: priority, then arrival."""
-        return self.request.priority, self.id
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service: priority, then turn, then arrival."""
+        return self.request.priority, self.request.turn, self.id
 
     @property
     def next_scored(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash
 from ostro.models.base import AttentionSpec
 
 
@@ -28,10 +29,6 @@ class Piece:
     @property
     def end(self) -> int:
         return self.start + self.length
-
-
-# Attention to a part of the keys: [1, heads, queries, head_dim], and its log-sum-exp, [1, heads, queries].
-Partial = tuple[Tensor, Tensor]
 
 
 def runs(pages: Sequence[int], page_size: int, first: int, end: int) -> list[tuple[int, int]]:
@@ -58,43 +55,58 @@ def slots_of(pieces: Sequence[Piece], page_size: int) -> list[int]:
 
 
 class PagedAttention:
-    """The attention context of one step: stores new keys and values, attends through views of the cache."""
+    """The attention context of one step: stores new keys and values, attends through views of the cache.
 
-    def __init__(self, cache: Tensor, pieces: Sequence[Piece], page_size: int) -> None:
+    `masks` allows faster groupings that are exact only while everything in the cache is finite.
+    """
+
+    def __init__(self, cache: Tensor, pieces: Sequence[Piece], page_size: int, *, masks: bool = True) -> None:
         self.cache = cache
         self.pieces = pieces
         self.page_size = page_size
+        self.masks = masks
         self.slots = torch.tensor(slots_of(pieces, page_size), device=cache.device)
-        # Keys and values of a run for every layer, cut once a step: (piece, first position) -> runs -> layers.
-        self._views: dict[tuple[int, int], list[list[tuple[Tensor, Tensor]]]] = {}
+        self._single = [piece for piece in pieces if piece.length == 1]
+        self._several = [piece for piece in pieces if piece.length > 1]
+        self._single_rows = torch.tensor([piece.offset for piece in self._single], device=cache.device)
+        # By window, since layers may differ in it.
+        self._plans: dict[int | None, DecodePlan] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.store(layer, k, v)
         # Heads that share a key head stand together.
         q = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
         if spec.softcap is not None:
-            outs = [reference_attention(self, layer, q, piece, spec) for piece in self.pieces]
-        else:
-            tokens = q.unsqueeze(1).unbind(0)
-            outs = [
-                self._decode(layer, tokens[piece.offset], piece, spec)
-                if piece.length == 1
-                else self._prefill(layer, q, k, v, piece, spec)
-                for piece in self.pieces
-            ]
-        return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
+            return torch.cat([reference_attention(self, layer, q, piece, spec) for piece in self.pieces]).flatten(1)
+        if not self._several:
+            return self._decode(layer, q, spec).flatten(1)
+        out = q.new_empty(q.shape)
+        if self._single:
+            out[self._single_rows] = self._decode(layer, q[self._single_rows], spec)
+        for piece in self._several:
+            out[piece.offset : piece.offset + piece.length] = self._prefill(layer, q, k, v, piece, spec)
+        return out.flatten(1)
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.cache[layer, 0].index_copy_(1, self.slots, k.transpose(0, 1))
         self.cache[layer, 1].index_copy_(1, self.slots, v.transpose(0, 1))
 
-    def _decode(self, layer: int, query: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
-        """One token that sees all of its sequence, or its window: no mask is needed.
+    def _decode(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        """Lone tokens, that see all of their sequence, or their window: causality needs no mask."""
+        plan = self._plans.get(spec.window)
+        if plan is None:
+            plan = self._plans[spec.window] = self._plan(spec.window)
+        return plan.attend(layer, q, spec.scale)
 
-        The heads that share a key head are its queries, so that the keys are read once for all of them.
-        """
-        first = 0 if spec.window is None else max(0, piece.end - spec.window)
-        return _join([_flash(query, *run[layer], spec) for run in self._runs(piece, first, piece.end)])
+    def _plan(self, window: int | None) -> DecodePlan:
+        found = [
+            Run(low, high, row)
+            for row, piece in enumerate(self._single)
+            for low, high in runs(
+                piece.pages, self.page_size, 0 if window is None else max(0, piece.end - window), piece.end
+            )
+        ]
+        return DecodePlan(self.cache, found, len(self._single), masks=self.masks)
 
     def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
         """Several tokens that see everything before them, by views, and each other causally."""
@@ -102,23 +114,13 @@ class PagedAttention:
             return reference_attention(self, layer, q, piece, spec)
         rows = slice(piece.offset, piece.offset + piece.length)
         queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q.flatten(1, 2), k, v))
-        parts = [_flash(queries, *run[layer], spec) for run in self._runs(piece, 0, piece.start)]
-        parts.append(_flash(queries, keys, values, spec, causal=True))
+        cached = self.cache[layer].unsqueeze(1)
+        parts = [
+            flash(queries, cached[0][:, :, low:high], cached[1][:, :, low:high], spec.scale)
+            for low, high in runs(piece.pages, self.page_size, 0, piece.start)
+        ]
+        parts.append(flash(queries, keys, values, spec.scale, causal=True))
         return _join(parts)[0].transpose(0, 1).reshape(piece.length, *q.shape[1:])
-
-    def _runs(self, piece: Piece, first: int, end: int) -> list[list[tuple[Tensor, Tensor]]]:
-        """Keys and values from position `first` to `end`: by run, then by layer."""
-        views = self._views.get((piece.offset, first))
-        if views is None:
-            views = self._views[piece.offset, first] = [
-                self._view(low, high) for low, high in runs(piece.pages, self.page_size, first, end)
-            ]
-        return views
-
-    def _view(self, low: int, high: int) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of a run, [1, kv_heads, slots, head_dim], for each layer."""
-        flat = self.cache[:, :, None, :, low:high].flatten(0, 1).unbind(0)
-        return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
@@ -139,10 +141,6 @@ def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece
     hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return (weights @ values).permute(2, 0, 1, 3)
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, causal: bool = False) -> Partial:
-    return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=spec.scale)
 
 
 def _join(parts: list[Partial]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,16 +49,12 @@ class TorchRunner:
         self.model = model
         self.pooling = pooling
         self._packed = False
+        self._all_finite = True
         self.device = parameter.device
         self._spec = RunnerSpec(
             page_size=page_size, num_pages=num_pages, max_seq_len=shape.max_seq_len, vocab_size=shape.vocab_size
         )
-        # Left unwritten: no position is read before it was computed, and untouched memory costs nothing.
-        self.cache = torch.empty(
-            (shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim),
-            dtype=parameter.dtype,
-            device=self.device,
-        )
+        self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -69,11 +66,11 @@ class TorchRunner:
             self._pack_weights()
         self._copy_pages(batch.page_copies)
         pieces = _pieces(batch.chunks)
-        hidden = self.model(
-            torch.tensor([t for c in batch.chunks for t in c.seq.token_ids[c.start : c.end]], device=self.device),
-            torch.tensor([p for c in batch.chunks for p in range(c.start, c.end)], device=self.device),
-            PagedAttention(self.cache, pieces, self._spec.page_size),
-        )
+        hidden = self._forward(batch, pieces)
+        if self._all_finite and not hidden.sum().isfinite():
+            # Some sequence overflowed, and its neighbours may have seen it through a mask: from here on without masks.
+            self._all_finite = False
+            hidden = self._forward(batch, pieces)
         output = StepOutput()
         self._sample(batch.chunks, pieces, hidden, output)
         for chunk, piece in zip(batch.chunks, pieces, strict=True):
@@ -85,6 +82,16 @@ class TorchRunner:
                 own = hidden[piece.offset : piece.offset + piece.length]
                 output.pooled[chunk.seq.id] = self._pool(chunk, own).tolist()
         return output
+
+    def _forward(self, batch: Batch, pieces: Seq[Piece]) -> Tensor:
+        """Hidden states of all tokens of the batch. Running it twice gives the same."""
+        ids = [token for chunk in batch.chunks for token in chunk.seq.token_ids[chunk.start : chunk.end]]
+        positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
+        return self.model(
+            torch.tensor(ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            PagedAttention(self.cache, pieces, self._spec.page_size, masks=self._all_finite),
+        )
 
     def _pack_weights(self) -> None:
         """Once sequences run together, trades memory for speed, unless memory is short."""
@@ -135,6 +142,13 @@ class TorchRunner:
             self.cache[..., target * size : (target + 1) * size, :] = self.cache[
                 ..., source * size : (source + 1) * size, :
             ]
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros that cost no memory before they are touched, on a CPU."""
+    if like.device.type == "cpu" and like.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def _pieces(chunks: Seq[Chunk]) -> list[Piece]:

@@ -1,0 +1,127 @@
+"""What crosses the boundary between the API process and the engine process: token ids and numbers, nothing else.
+
+Every message is a msgspec struct in a tagged union, so that neither side ever builds an object that it did not expect.
+On the socket a message is its length, four bytes, then its MessagePack.
+"""
+
+import struct
+
+import msgspec
+
+from ostro.config import EngineConfig
+from ostro.engine.request import Request
+from ostro.engine.scheduler import Progress
+
+# Longer than any real message: a damaged length must not make the reader wait for gigabytes.
+MAX_MESSAGE_BYTES = 1 << 30
+LENGTH = struct.Struct("<I")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Boot(Message, frozen=True):
+    """The first message to a new engine."""
+
+    config: EngineConfig
+
+
+class Submit(Message, frozen=True):
+    request: Request
+
+
+class Abort(Message, frozen=True):
+    request_id: int
+    choice: int | None = None
+
+
+class Stop(Message, frozen=True):
+    """Orderly shutdown: the engine ends what it is doing and exits."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What the API process must know of a loaded model."""
+
+    name: str
+    max_len: int
+    """Longest sequence that can run, prompt and output together."""
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    load_seconds: float
+    warm_up_seconds: float
+    resident_bytes: int
+
+
+class Ready(Message, frozen=True):
+    """The model is loaded and has generated its first tokens."""
+
+    info: ModelInfo
+
+
+class LoadFailed(Message, frozen=True):
+    """The model cannot be served, and why; the engine exits."""
+
+    error: str
+    """The name of the error's class."""
+    message: str
+
+
+class Pulse(Message, frozen=True):
+    """The engine is alive. Sent twice a second, by a thread of its own, also while a step runs."""
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+
+class Stepped(Message, frozen=True):
+    """What one step brought, for all its sequences at once."""
+
+    progress: list[Progress]
+
+
+class Refused(Message, frozen=True):
+    """A request that the engine could not take."""
+
+    request_id: int
+    message: str
+    param: str | None = None
+
+
+ToEngine = Boot | Submit | Abort | Stop
+FromEngine = Ready | LoadFailed | Pulse | Stepped | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """The message as it goes over the socket."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    return _from_engine.decode(body)
+
+
+def body_length(header: bytes) -> int:
+    (length,) = LENGTH.unpack(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes was announced")
+    return int(length)

@@ -1,0 +1,123 @@
+"""Text to requests, and progress to text: what `LLM` and the server share. Knows a tokenizer, and no engine inside."""
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ostro.engine.request import Request, Task
+from ostro.engine.scheduler import Progress
+from ostro.engine.sequence import FinishReason
+from ostro.errors import BadRequest, Unsupported
+from ostro.outputs import Choice, Completion, Delta
+from ostro.sampling_params import MAX_SEED, SamplingParams
+from ostro.text.stream import TextStream
+from ostro.text.tokenizer import Tokenizer
+from ostro.weights import Pooling
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, object]
+
+
+class Frontend:
+    """Makes requests of prompts. Numbers them; checks nothing that only the engine can know."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, pooling: Pooling | None = None) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.pooling = pooling
+        self._num_requests = 0
+
+    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """For a continuation of the prompt."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self._num_requests += 1
+        return Request(
+            id=self._num_requests,
+            prompt_ids=tuple(ids),
+            params=params,
+            seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
+            eos_ids=self.tokenizer.eos_ids,
+            bad_word_ids=self.tokenizer.bad_word_ids(params.bad_words),
+            prompt_logprobs_from=None if params.prompt_logprobs is None else 1,
+        )
+
+    def scoring_request(self, prompt: Prompt, continuation: Prompt) -> Request:
+        """For the log-probabilities of a continuation after its prompt."""
+        context, rest = self._encode_pair(prompt, continuation)
+        request = self.request(context + rest, SamplingParams(max_tokens=0, prompt_logprobs=0))
+        return replace(request, prompt_logprobs_from=len(context))
+
+    def embedding_request(self, text: Prompt) -> Request:
+        """For a text's vector; raises Unsupported for a model that gives none."""
+        if self.pooling is None:
+            raise Unsupported(
+                f"{self.name} is not an embedding model: it has no modules.json with a pooling module. "
+                "Load one that has, such as a sentence-transformers checkpoint.",
+                param="model",
+            )
+        return replace(self.request(text, SamplingParams(max_tokens=0)), task=Task.EMBED)
+
+    def collector(self, request: Request) -> "Collector":
+        return Collector(self.tokenizer, request, normalize=self.pooling is not None and self.pooling.normalize)
+
+    def _encode_pair(self, prompt: Prompt, continuation: Prompt) -> tuple[list[int], list[int]]:
+        """Both texts as the model would see them joined: white space at the border belongs to the continuation."""
+        if isinstance(prompt, str) and isinstance(continuation, str):
+            whole = self.tokenizer.encode(prompt + continuation)
+            border = len(self.tokenizer.encode(prompt.rstrip()))
+        elif not isinstance(prompt, str) and not isinstance(continuation, str):
+            whole, border = [*prompt, *continuation], len(prompt)
+        else:
+            raise BadRequest("A prompt and its continuation must both be texts or both be token ids.", param="prompts")
+        if not border:
+            raise BadRequest("A continuation is scored after at least one token; the prompt is empty.", param="prompts")
+        if border >= len(whole):
+            raise BadRequest("A continuation must hold at least one token.", param="continuations")
+        return whole[:border], whole[border:]
+
+
+class Collector:
+    """Gathers one request's progress into its completion."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Request, *, normalize: bool = False) -> None:
+        params = request.params
+        self.request = request
+        self._normalize = normalize
+        self._streams = [TextStream(tokenizer, request.prompt_ids, params) for _ in range(params.n)]
+        wants_logprobs = params.logprobs is not None
+        self.completion = Completion(
+            request.prompt_ids,
+            [Choice(index, logprobs=[] if wants_logprobs else None) for index in range(params.n)],
+            prompt_logprobs=None if request.prompt_logprobs_from is None else [None] * request.prompt_logprobs_from,
+        )
+
+    def take(self, step: Progress) -> Delta:
+        """What the step added, as text. A finish reason that the step does not have is a stop string's."""
+        choice, stream = self.completion.choices[step.choice], self._streams[step.choice]
+        choice.token_ids += step.token_ids
+        if choice.logprobs is not None:
+            choice.logprobs += step.logprobs
+        if self.completion.prompt_logprobs is not None:
+            self.completion.prompt_logprobs += step.prompt_logprobs
+        if step.choice == 0:
+            self.completion.num_cached = step.num_cached
+            self.completion.embedding = self._vector(step.pooled)
+        text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
+        if step.finish_reason is not None:
+            text += stream.flush()
+        choice.text += text
+        choice.error = step.error
+        choice.stopped_by = stream.stopped_by
+        if stream.stopped_by is not None:
+            choice.finish_reason = "stop"
+        elif step.finish_reason is not None:
+            choice.finish_reason = step.finish_reason.value
+        logprobs = None if choice.logprobs is None else step.logprobs
+        return Delta(step.choice, text, choice.finish_reason, step.token_ids, logprobs)
+
+    def _vector(self, pooled: list[float] | None) -> list[float] | None:
+        if pooled is None or not self._normalize:
+            return pooled
+        length = math.hypot(*pooled) or 1.0
+        return [value / length for value in pooled]
