@@ -4,7 +4,8 @@ Text becomes token ids here, and ids become text again; the engine below knows i
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,8 +67,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Completes one prompt, text as it comes. Closing the iterator ends the generation."""
-        request = self.prepare(prompt, params or SamplingParams())
-        return (delta for _, delta in self._drive([request]))
+        return self._deltas(self.prepare(prompt, params or SamplingParams()))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answers a conversation of {"role", "content"} messages by the model's chat template."""
@@ -104,12 +104,18 @@ class LLM:
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
         """Runs prepared requests together; (request id, completion) of each as it finishes."""
         finished: set[int] = set()
-        for collector, _ in self._drive(requests):
-            id = collector.request.id
-            # Several choices may end in one step, and all their deltas see the completion finished.
-            if collector.completion.finished and id not in finished:
-                finished.add(id)
-                yield id, collector.completion
+        with closing(self._drive(requests)) as steps:
+            for collector, _ in steps:
+                id = collector.request.id
+                # Several choices may end in one step, and all their deltas see the completion finished.
+                if collector.completion.finished and id not in finished:
+                    finished.add(id)
+                    yield id, collector.completion
+
+    def _deltas(self, request: Request) -> Iterator[Delta]:
+        with closing(self._drive([request])) as steps:
+            for _, delta in steps:
+                yield delta
 
     def _checked(self, request: Request) -> Request:
         self.core.check(request)
@@ -125,7 +131,7 @@ class LLM:
                 bar.update()
         return [finished[request.id] for request in requests]
 
-    def _drive(self, requests: Iterable[Request]) -> Iterator[tuple[Collector, Delta]]:
+    def _drive(self, requests: Iterable[Request]) -> Generator[tuple[Collector, Delta], None, None]:
         """Steps the engine until the requests are done. What is unfinished when the caller leaves is aborted.
 
         Several may drive at a time, a stream within a stream: each step serves them all, each inbox keeps its own.
