@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install test test-slow check clean
+.PHONY: install serve test test-slow test-eval check clean
 
 install: $(VENV)/.installed
 
@@ -12,11 +12,23 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# `exec`: a signal to make's child reaches the server itself.
+serve: install
+	@exec $(BIN)/ostro serve $(ARGS)
+
 test: install check
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Apart from `dev`: the harness brings pandas, pyarrow, scipy and scikit-learn.
+$(VENV)/.installed-eval: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
+	touch $@
+
+test-eval: $(VENV)/.installed-eval
+	$(BIN)/python -m pytest -m slow tests/e2e/test_lm_eval.py $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

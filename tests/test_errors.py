@@ -31,7 +31,7 @@ def test_each_error_carries_its_message_status_and_openai_type(cls: type[OstroEr
     assert str(error) == error.message
     assert error.http_status in range(400, 600)
     blame = "invalid_request_error" if error.http_status < 500 else "server_error"
-    assert error.openai_type == blame
+    assert error.openai_type == ("rate_limit_error" if error.http_status == 429 else blame)
 
 
 def test_caller_mends_bad_requests_only() -> None:

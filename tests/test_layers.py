@@ -93,8 +93,29 @@ LAYERS = {
         ours=("ostro.frontend", "ostro.engine", "ostro.runner", "ostro.text", "ostro.weights", *_VALUES),
         lazily=("torch",),
     ),
+    # Text in, text out, for many callers: joins the frontend and the engine's handle.
+    "ostro.server.service": Layer(
+        ours=(
+            "ostro.engine.door",
+            "ostro.engine.handle",
+            "ostro.engine.messages",
+            "ostro.engine.request",
+            "ostro.frontend",
+            "ostro.text",
+            "ostro.weights",
+            *_VALUES,
+        ),
+        never=("torch",),
+    ),
     # The HTTP side: it answers while a model loads, so it can do without torch.
-    "ostro.server": Layer(ours=("ostro.server", "ostro.text", "ostro.runner.base", *_VALUES), never=("torch",)),
+    "ostro.server": Layer(
+        ours=("ostro.server", "ostro.text", "ostro.runner.base", "ostro.engine.request", *_VALUES), never=("torch",)
+    ),
+    # They show what the engine tells of itself.
+    "ostro.server.metrics": Layer(
+        ours=("ostro.server.auth", "ostro.server.logging", "ostro.engine.messages"), never=("torch",)
+    ),
+    "ostro.server.lifecycle": Layer(ours=("ostro.server", "ostro.engine.messages", "ostro.errors"), never=("torch",)),
     "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
     "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),
     "ostro": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),
@@ -217,7 +238,16 @@ def test_import_within_the_rules_is_no_violation(tmp_path: Path, file: str, code
 
 
 @pytest.mark.parametrize(
-    "module", ["ostro", "ostro.cli", "ostro.llm", "ostro.weights", "ostro.text.tokenizer", "ostro.engine.core"]
+    "module",
+    [
+        "ostro",
+        "ostro.cli",
+        "ostro.llm",
+        "ostro.weights",
+        "ostro.text.tokenizer",
+        "ostro.engine.core",
+        "ostro.server.lifecycle",
+    ],
 )
 def test_module_can_be_imported_without_torch(module: str) -> None:
     """What it imports by way of others counts too; so it is tried out."""

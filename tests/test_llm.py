@@ -119,7 +119,7 @@ def test_unseeded_requests_differ(llm: LLM) -> None:
     assert len(texts) > 1
 
 
-def test_a_bad_word_is_never_generated(llm: LLM) -> None:
+def test_the_usual_tokens_of_a_bad_word_are_never_generated(llm: LLM) -> None:
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     word = llm.generate("the fox", params)[0].text[5:7]
     banned = llm.tokenizer.bad_word_ids((word,))
@@ -241,3 +241,27 @@ def test_two_streams_may_be_read_in_turns(llm: LLM) -> None:
         texts[1] += other.text
     assert texts == alone
     assert_idle(llm)
+
+
+def test_a_model_without_a_head_embeds_and_refuses_to_write(tmp_path: Path) -> None:
+    directory = make_embedding_model(write_model(tmp_path))
+    config = directory / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "LlamaModel"))
+    llm = LLM(directory)
+    with pytest.raises(Unsupported, match="without a language-model head"):
+        llm.generate("the fox", GREEDY)
+    assert len(llm.embed("the fox")[0]) > 0
+
+
+def test_a_runner_that_fails_leaves_an_engine_that_works(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = llm.generate("the fox", GREEDY)[0].text
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.core.runner.model, "forward", broken)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            llm.generate(["the fox", "the dog"], SamplingParams(n=2, max_tokens=4))
+    assert_idle(llm)
+    assert llm.generate("the fox", GREEDY)[0].text == before

@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 from ostro.errors import BadRequest
 
+# Beyond these a setting is a slip of the pen, and what it would do is worse than an error.
+_MOST = {
+    "max_seq_len": 100_000_000,
+    "page_size": 4096,
+    "kv_memory": 1 << 50,
+    "max_batch_tokens": 1 << 24,
+    "max_batch_seqs": 1 << 16,
+    "threads": 1024,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -29,7 +39,9 @@ class EngineConfig:
     """CPU threads; None is one for each core."""
 
     def __post_init__(self) -> None:
-        for name in ("max_seq_len", "page_size", "kv_memory", "max_batch_tokens", "max_batch_seqs", "threads"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
+            if value is not None and value > most:
+                raise BadRequest(f"{name} must be at most {most}, got {value}.", param=name)

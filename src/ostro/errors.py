@@ -6,11 +6,15 @@
     │   └── Unsupported               400  the loaded model or this build cannot do what was asked
     ├── NotAuthorized                 401  no key, or one that opens nothing here
     ├── ModelNotFound                 404  no such model, file or directory
+    ├── BodyTimeout                   408  a request's body came too slowly
+    ├── BodyTooLarge                  413  a request's body has more bytes than are read
+    ├── WrongContentType              415  a request's body is not called JSON
     ├── ModelError                    500  the model was found but cannot be served
     │   ├── BadCheckpoint             500  a weights, config or tokenizer file is damaged or malformed
     │   └── UnsupportedModel          500  an architecture or quantisation that Ostro does not know
-    ├── QueueFull                     429  too much is waiting already
-    ├── Unavailable                   503  loading, draining, or the engine is down: try again
+    ├── TryLater                      503  not now: try again in a moment
+    │   ├── QueueFull                 429  too much is waiting already
+    │   └── Unavailable               503  loading, draining, or the engine is down
     ├── RequestTimeout                504  the request took longer than it may
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
@@ -41,7 +45,8 @@ class BadRequest(OstroError):
 class ContextLengthExceeded(BadRequest):
     openai_code = "context_length_exceeded"
 
-    def __init__(self, *, limit: int, prompt: int, output: int) -> None:
+    def __init__(self, *, limit: int, prompt: int, output: int, param: str = "prompt") -> None:
+        """`param` is the caller's name for the prompt: prompt, messages or input."""
         if output:
             asked = f"{prompt + output} tokens ({prompt} in the prompt, {output} to generate)"
             cure = "Shorten the prompt or lower max_tokens."
@@ -49,7 +54,7 @@ class ContextLengthExceeded(BadRequest):
             asked, cure = f"{prompt} tokens in the prompt", "Shorten the prompt."
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but you asked for {asked}. {cure}",
-            param="prompt",
+            param=param,
         )
         self.limit, self.prompt, self.output = limit, prompt, output
 
@@ -73,6 +78,24 @@ class ModelNotFound(OstroError):
         super().__init__(message, param=param)
 
 
+class BodyTimeout(OstroError):
+    http_status = 408
+    openai_type = "invalid_request_error"
+    openai_code = "body_timeout"
+
+
+class BodyTooLarge(OstroError):
+    http_status = 413
+    openai_type = "invalid_request_error"
+    openai_code = "body_too_large"
+
+
+class WrongContentType(OstroError):
+    http_status = 415
+    openai_type = "invalid_request_error"
+    openai_code = "wrong_content_type"
+
+
 class ModelError(OstroError):
     openai_code = "model_error"
 
@@ -85,22 +108,24 @@ class UnsupportedModel(ModelError):
     pass
 
 
-class _Temporary(OstroError):
+class TryLater(OstroError):
     """Worth another try after `retry_after` seconds."""
+
+    http_status = 503
+    openai_code = "try_later"
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class QueueFull(_Temporary):
+class QueueFull(TryLater):
     http_status = 429
     openai_type = "rate_limit_error"
     openai_code = "queue_full"
 
 
-class Unavailable(_Temporary):
-    http_status = 503
+class Unavailable(TryLater):
     openai_code = "unavailable"
 
 

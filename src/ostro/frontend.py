@@ -1,5 +1,6 @@
 """Text to requests, and progress to text: what `LLM` and the server share. Knows a tokenizer, and no engine inside."""
 
+import itertools
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -26,14 +27,14 @@ class Frontend:
         self.name = name
         self.tokenizer = tokenizer
         self.pooling = pooling
-        self._num_requests = 0
+        # Counted without a gap between reading and writing: requests may be made in several threads.
+        self._ids = itertools.count(1)
 
     def request(self, prompt: Prompt, params: SamplingParams) -> Request:
         """For a continuation of the prompt."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        self._num_requests += 1
         return Request(
-            id=self._num_requests,
+            id=next(self._ids),
             prompt_ids=tuple(ids),
             params=params,
             seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
@@ -95,9 +96,6 @@ class Collector:
     def take(self, step: Progress) -> Delta:
         """What the step added, as text. A finish reason that the step does not have is a stop string's."""
         choice, stream = self.completion.choices[step.choice], self._streams[step.choice]
-        choice.token_ids += step.token_ids
-        if choice.logprobs is not None:
-            choice.logprobs += step.logprobs
         if self.completion.prompt_logprobs is not None:
             self.completion.prompt_logprobs += step.prompt_logprobs
         if step.choice == 0:
@@ -106,6 +104,14 @@ class Collector:
         text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
         if step.finish_reason is not None:
             text += stream.flush()
+        token_ids, logprobs = step.token_ids, step.logprobs
+        if stream.stopped_by is not None:
+            # What the engine generated before it heard of the stop is nobody's.
+            num_wanted = stream.num_tokens - len(choice.token_ids)
+            token_ids, logprobs = token_ids[:num_wanted], logprobs[:num_wanted]
+        choice.token_ids += token_ids
+        if choice.logprobs is not None:
+            choice.logprobs += logprobs
         choice.text += text
         choice.error = step.error
         choice.stopped_by = stream.stopped_by
@@ -113,8 +119,7 @@ class Collector:
             choice.finish_reason = "stop"
         elif step.finish_reason is not None:
             choice.finish_reason = step.finish_reason.value
-        logprobs = None if choice.logprobs is None else step.logprobs
-        return Delta(step.choice, text, choice.finish_reason, step.token_ids, logprobs)
+        return Delta(step.choice, text, choice.finish_reason, token_ids, None if choice.logprobs is None else logprobs)
 
     def _vector(self, pooled: list[float] | None) -> list[float] | None:
         if pooled is None or not self._normalize:

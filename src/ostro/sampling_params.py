@@ -41,7 +41,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     bad_words: tuple[str, ...] = ()
-    """Texts that must not be generated."""
+    """Words whose usual tokens, with and without a space before them, must not follow one another in the output."""
     seed: int | None = None
     """Same seed, same tokens, whatever else runs. None draws a fresh seed."""
     stop: tuple[str, ...] = ()

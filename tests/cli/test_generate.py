@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -46,7 +47,7 @@ def test_a_file_of_prompts_becomes_json_lines_in_order(model: Path, tmp_path: Pa
 
 def test_standard_input_is_a_prompt(model: Path) -> None:
     done = subprocess.run(
-        [*OSTRO, "generate", "-", "--model", model, "--max-tokens", "4", "--seed", "1"],
+        [*OSTRO, "generate", "-", "--model", model, "--max-tokens", "8", "--seed", "1", "--ignore-eos"],
         input="the fox",
         capture_output=True,
         text=True,
@@ -96,6 +97,10 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
         (["a", "--max-seq-len", "100000"], "max_seq_len"),
         (["a", "--kv-memory", "1"], "kv_memory must hold at least one page"),
         (["a", "--page-size", "0"], "page_size must be at least 1"),
+        (["a", "--page-size", "100000000000"], "page_size must be at most 4096"),
+        (["a", "--threads", "100000"], "threads must be at most 1024"),
+        (["a", "--kv-memory", "900000G"], "kv_memory is"),
+        (["a", "--output", "/"], "it is a directory"),
         (["the fox " * 200], "This model's maximum context length is 256 tokens"),
         (["a", "--output", "/nowhere/out.jsonl"], "Cannot write /nowhere/out.jsonl"),
         (["a", "--chat-template", "nonsense", "--chat"], "nonsense"),
@@ -111,6 +116,50 @@ def test_bad_usage_is_one_line_that_names_the_cure(
     [line] = captured.err.splitlines()
     assert line.startswith("ostro: ")
     assert message in line
+
+
+def test_only_newlines_end_a_prompt(model: Path, tmp_path: Path) -> None:
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_bytes("\ufeffone\x0ctwo\r\nthree\n".encode())
+    assert generate(model, "--prompts", str(prompts), "--output", str(output), "--max-tokens", "1") == 0
+    assert [json.loads(line)["prompt"] for line in output.read_text().splitlines()] == ["one\x0ctwo", "three"]
+
+
+def test_output_follows_a_link_and_leaves_a_pipe_a_pipe(model: Path, tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target.jsonl", tmp_path / "link.jsonl", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert generate(model, "the fox", "--output", str(link), "--max-tokens", "1") == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["prompt"] == "the fox"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        assert generate(model, "the fox", "--output", str(pipe), "--max-tokens", "1") == 0
+        assert reader.stdout is not None
+        assert json.loads(reader.stdout.read())["prompt"] == "the fox"
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_attention_heads", -4),
+        ("hidden_size", -32),
+        ("vocab_size", 10**13),
+        ("vocab_size", 10**20),
+        ("rms_norm_eps", 0),
+        ("rope_theta", -1.0),
+    ],
+)
+def test_a_senseless_config_is_one_line_that_names_the_key(
+    key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_model(tmp_path / "broken") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
+    assert generate(config.parent, "the fox") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"config.json: {key!r} must be" in line
 
 
 def test_a_too_long_prompt_in_a_file_is_named_by_its_number(

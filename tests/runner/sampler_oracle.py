@@ -13,7 +13,7 @@ import numpy as np
 
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence
-from ostro.runner.random_stream import uniform
+from ostro.runner.random_stream import stream_key
 from ostro.sampling_params import SamplingParams
 
 
@@ -98,7 +98,6 @@ def expected_choice(logits: list[float], seq: Sequence) -> Choice:
     weights = [math.exp(-float(best - score) / params.temperature) for score in scores]
     margins = [math.inf]
 
-    truncated = 0 < params.top_k < len(scores) or params.top_p < 1
     kept = ranking[: params.top_k] if params.top_k else ranking
     if params.top_p < 1:
         whole = sum(weights[token] for token in kept)
@@ -112,13 +111,36 @@ def expected_choice(logits: list[float], seq: Sequence) -> Choice:
         margins += [abs(weights[token] - params.min_p) for token in kept]
         kept = [token for token in kept if weights[token] >= params.min_p]
 
-    order = kept if truncated else sorted(kept)
-    whole = sum(weights[token] for token in order)
-    target = uniform(seq.request.seed, seq.choice, seq.num_output)
-    held, drawn = 0.0, None
-    for token in order:
-        held += weights[token] / whole
-        margins.append(abs(held - target) if weights[token] else math.inf)
-        if drawn is None and held > target:
-            drawn = token
-    return Choice(drawn, min(margins))
+    drawn, margin = race({token: weights[token] for token in kept}, seq)
+    return Choice(drawn, min(*margins, margin))
+
+
+def race(weights: Mapping[int, float], seq: Sequence) -> tuple[int, float]:
+    """The drawn token: of the block of 128 ids that arrives first, the token that does."""
+    blocks: dict[int, float] = {}
+    for token, weight in weights.items():
+        blocks[token // 128] = blocks.get(token // 128, 0.0) + weight
+    block, block_margin = first_to_arrive(blocks, {block: 128 + block for block in blocks}, seq)
+    within = {token: weight for token, weight in weights.items() if token // 128 == block}
+    token, token_margin = first_to_arrive(within, {token: token % 128 for token in within}, seq)
+    return token, min(block_margin, token_margin)
+
+
+def first_to_arrive(weights: Mapping[int, float], indices: Mapping[int, int], seq: Sequence) -> tuple[int, float]:
+    """The entry for which noise / weight is least, and by which share the next one is later."""
+    times = {entry: exponential(seq, indices[entry]) / weight for entry, weight in weights.items() if weight}
+    first, *others = sorted(times, key=lambda entry: times[entry])
+    return first, times[others[0]] / times[first] - 1 if others else math.inf
+
+
+def exponential(seq: Sequence, index: int) -> float:
+    return -math.log1p(-uniform(stream_key(seq.request.seed, seq.choice, seq.num_output), index))
+
+
+def uniform(key: int, index: int) -> float:
+    """Number `index` of the SplitMix64 stream that begins at `key`: its upper 52 bits, strictly between 0 and 1."""
+    word = (key + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    word ^= word >> 31
+    return ((word >> 12) + 0.5) / 2**52

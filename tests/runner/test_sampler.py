@@ -134,6 +134,41 @@ def test_same_seed_draws_the_same_tokens_and_other_seeds_choices_and_positions_d
 
 
 @pytest.mark.parametrize(
+    "cut", [{}, {"top_k": 50}, {"top_p": 0.95}, {"min_p": 0.01}], ids=["whole", "top_k", "top_p", "min_p"]
+)
+def test_logits_that_differ_in_their_last_digits_give_the_same_tokens(cut: dict[str, float]) -> None:
+    """A row's logits differ by about that much between running alone and in a batch.
+
+    Looking a random number up in the running sum of the weights, as the sampler once did, changed 0.26 % of these draws
+    without a cut, 0.07 % with top-p, 0.045 % with top-k and 0.03 % with min-p, and several percent over 49152 tokens.
+    """
+    rows, vocab, changed = 1000, 600, 0
+    generator = torch.Generator().manual_seed(0)
+    for first in range(0, 10 * rows, rows):
+        logits = torch.randn(rows, vocab, generator=generator) * 3
+        moved = logits * (1 + 1e-5 * torch.randn(rows, vocab, generator=generator))
+        seqs = [
+            make_seq(
+                seed=seed, top_k=int(cut.get("top_k", 0)), top_p=cut.get("top_p", 1.0), min_p=cut.get("min_p", 0.0)
+            )
+            for seed in range(first, first + rows)
+        ]
+        changed += sum(here != there for here, there in zip(sample(logits, seqs), sample(moved, seqs), strict=True))
+    assert changed < 10 * rows * 0.0002
+
+
+def test_draw_depends_on_the_kept_tokens_and_not_on_how_they_were_found() -> None:
+    """The k best, found by ranking, against a vocabulary in which nothing else is possible."""
+    logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
+    best = logits.topk(50).indices
+    nothing_else = torch.full_like(logits, -math.inf).scatter(1, best, logits.gather(1, best))
+    by_rank = sample(logits, [make_seq(seed=seed, top_k=50) for seed in range(200)])
+    by_nucleus = sample(nothing_else, [make_seq(seed=seed, top_p=1 - 1e-12) for seed in range(200)])
+    whole = sample(nothing_else, [make_seq(seed=seed) for seed in range(200)])
+    assert by_rank == by_nucleus == whole
+
+
+@pytest.mark.parametrize(
     ("numbered", "kept"),
     [
         (lambda number: make_seq(seed=number, temperature=0.7), (0, 1, 2, 3, 4, 5, 6)),

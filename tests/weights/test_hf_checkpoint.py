@@ -184,6 +184,13 @@ def test_a_named_pickle_of_tensors_opens(tmp_path: Path, wrap: str | None, file:
     assert all(torch.equal(tensors[name], WEIGHTS[name]) for name in WEIGHTS)
 
 
+def test_a_pickle_from_before_archives_opens(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", LLAMA)
+    torch.save(WEIGHTS, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    tensors = loaded(tmp_path / "old.bin")
+    assert all(torch.equal(tensors[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
 def test_a_directory_of_pickles_asks_for_the_file(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", LLAMA)
     torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")

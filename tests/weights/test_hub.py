@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ FILES = {
 class Hub:
     server: ThreadingHTTPServer
     refusal: tuple[int, dict[str, str]] | None = None
+    breaks_off: bool = False
+    """Whether files end in the middle."""
     served: list[str] = field(default_factory=list)
 
     @property
@@ -80,7 +83,10 @@ class Answer(BaseHTTPRequestHandler):
         for key, value in {**headers, "Content-Length": str(len(body)), "Accept-Ranges": "bytes"}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command == "GET" and self.hub.breaks_off and "/resolve/" in self.path:
+            self.wfile.write(body[: len(body) // 2])
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif self.command == "GET":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -164,6 +170,12 @@ def test_an_unknown_repository_is_not_found(hub: Hub, tmp_path: Path) -> None:
 def test_an_unknown_revision_is_not_found(hub: Hub, tmp_path: Path) -> None:
     output = open_from(hub, tmp_path, f"{REPO}@v9")
     assert output == f"ModelNotFound The Hub's repository {REPO} has no revision 'v9'."
+
+
+def test_a_download_that_breaks_off_says_so(hub: Hub, tmp_path: Path) -> None:
+    hub.breaks_off = True
+    output = open_from(hub, tmp_path, HF_HUB_DOWNLOAD_TIMEOUT="2")
+    assert output.startswith(f"DownloadFailed The connection to the Hub broke off while {REPO} was fetched")
 
 
 def test_a_gated_repository_asks_for_a_token(hub: Hub, tmp_path: Path) -> None:

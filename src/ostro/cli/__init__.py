@@ -10,6 +10,7 @@ from importlib import import_module
 from ostro.errors import OstroError
 
 COMMANDS = {
+    "serve": "serve a model over HTTP, as OpenAI's API",
     "generate": "complete a prompt or a file of prompts",
     "batch": "run a file of requests in OpenAI's batch format",
 }
@@ -44,7 +45,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
         # Only the command that is called needs its arguments.
-        if name in argv:
+        if name == next((word for word in argv if not word.startswith("-")), None):
             module = import_module(f"ostro.cli.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from ostro.cli.files import read_text, written_whole
+from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ModelNotFound, OstroError
@@ -104,10 +104,8 @@ def _work(llm: LLM, jobs: Sequence[_Job]) -> None:
 
 def _lines(path: Path) -> list[BatchRequest | BatchResult]:
     """The file's requests, and in place of a line that is none the result that says so."""
-    # Not splitlines: it would also cut at separators that JSON allows within a string.
-    numbered = enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1)
     seen: set[str] = set()
-    lines = [_line(number, text, seen) for number, text in numbered if text.strip()]
+    lines = [_line(number, text, seen) for number, text in read_lines(path)]
     if not lines:
         raise BadRequest(f"{path} holds no requests. Write one a line.")
     return lines

@@ -13,6 +13,12 @@ from ostro.errors import BadRequest, DiskFull
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """The file's lines that are not blank, with their numbers. Only newlines end a line, as in JSON lines."""
+    lines = enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1)
+    return [(number, line.removesuffix("\r")) for number, line in lines if line.strip()]
+
+
 def read_text(path: Path) -> str:
     """The file's text; `-` is standard input."""
     try:
@@ -25,15 +31,24 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[TextIO]:
-    """A file that appears under its name only once everything was written to it."""
-    partial = path.with_name(f"{path.name}.part{os.getpid()}")
+    """A file that appears under its name only once everything was written to it.
+
+    A link is followed; a pipe or a device is written to as it is. A directory is refused before any work is done.
+    """
+    path = path.resolve()
+    if path.is_dir():
+        raise BadRequest(f"Cannot write {path}: it is a directory. Name a file in it.")
+    special = path.exists() and not path.is_file()
+    partial = path if special else path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8") as file:
             yield file
-        partial.replace(path)
+        if not special:
+            partial.replace(path)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise DiskFull(f"No room left to write {path}. Free some space or choose another place.") from error
         raise BadRequest(f"Cannot write {path}: {error.strerror}. Check the path.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if not special:
+            partial.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from ostro.cli.files import read_text, written_whole
+from ostro.cli.files import read_lines, read_text, written_whole
 from ostro.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend import Prompt
@@ -46,7 +46,7 @@ def _texts(args: argparse.Namespace) -> list[str]:
         raise BadRequest("Give a prompt, or a file of prompts with --prompts FILE: one of the two.")
     if args.prompts is None:
         return [read_text(Path("-"))] if args.prompt == "-" else [args.prompt]
-    texts = [line for line in read_text(args.prompts).splitlines() if line.strip()]
+    texts = [line for _, line in read_lines(args.prompts)]
     if not texts:
         raise BadRequest(f"{args.prompts} holds no prompts. Write one a line.")
     return texts

@@ -15,7 +15,7 @@ def memory_size(text: str) -> int:
     unit = _UNITS.get(number[-1:], 1)
     try:
         return int(float(number[:-1] if unit > 1 else number) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no memory size; write 512M or 2G") from None
 
 

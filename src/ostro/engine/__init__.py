@@ -1,0 +1,1 @@
+"""Decides what runs next: sequences, pages, the prefix cache, the schedule. Imports no torch."""

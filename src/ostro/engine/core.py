@@ -30,7 +30,12 @@ class EngineCore:
         batch = self.scheduler.schedule()
         if batch is None:
             return []
-        output = self.runner.run(batch)
+        try:
+            output = self.runner.run(batch)
+        except BaseException:
+            # The device's memory is in an unknown state, and page copies of this batch may be lost: nobody goes on.
+            self.scheduler.abort_all()
+            raise
         return self.scheduler.apply(batch, output)
 
     def check_integrity(self) -> None:

@@ -1,7 +1,13 @@
 """Faults on purpose, for tests: an engine that crashes, hangs or is slow. Off unless OSTRO_FAULTS is set.
 
-OSTRO_FAULTS is a list such as "fake,crash_after=20": `fake` runs no model, `crash_after` and `stall_after` count steps,
-`step_seconds` makes each step take at least so long.
+OSTRO_FAULTS is a list such as "fake,crash_after=20":
+
+fake             runs no model: tokens come from the fake runner
+load_seconds=S   loading takes so much longer
+crash_loading    dies while it loads
+crash_after=N    dies after N steps
+stall_after=N    hangs after N steps
+step_seconds=S   each step takes so much longer
 """
 
 import os
@@ -13,6 +19,8 @@ from typing import Self
 @dataclass(frozen=True, slots=True)
 class Faults:
     fake: bool = False
+    load_seconds: float = 0.0
+    crash_loading: bool = False
     crash_after: int | None = None
     stall_after: int | None = None
     step_seconds: float = 0.0
@@ -20,19 +28,27 @@ class Faults:
     @classmethod
     def from_environment(cls) -> Self:
         given = dict(item.partition("=")[::2] for item in os.environ.get("OSTRO_FAULTS", "").split(",") if item)
-        unknown = given.keys() - {"fake", "crash_after", "stall_after", "step_seconds"}
+        unknown = given.keys() - set(cls.__slots__)
         if unknown:
             raise ValueError(f"OSTRO_FAULTS: unknown {', '.join(sorted(unknown))}")
         return cls(
             fake="fake" in given,
+            load_seconds=float(given.get("load_seconds", 0.0)),
+            crash_loading="crash_loading" in given,
             crash_after=int(given["crash_after"]) if "crash_after" in given else None,
             stall_after=int(given["stall_after"]) if "stall_after" in given else None,
             step_seconds=float(given.get("step_seconds", 0.0)),
         )
+
+    def before_load(self) -> None:
+        time.sleep(self.load_seconds)
+        if self.crash_loading:
+            os._exit(70)
 
     def before_step(self, step: int) -> None:
         if self.crash_after is not None and step >= self.crash_after:
             os._exit(70)
         while self.stall_after is not None and step >= self.stall_after:
             time.sleep(1)
-        time.sleep(self.step_seconds)
+        if self.step_seconds:
+            time.sleep(self.step_seconds)

@@ -1,19 +1,24 @@
 """The API process's side of an engine: starts its process, submits requests, hands out their progress, and starts it
 again after a crash or a hang. Knows token ids and states; knows no text, no HTTP, no tensors.
 
-    starting ──> loading ──> ready ──> stopped
-                    │  ▲       │
-                    ▼  └───────┴── died: every stream ends with Unavailable, a new process after a pause
-                  failed            the model cannot be loaded: asking again will not help
+    loading ──────> ready ──────> stopped
+     │    ▲           │
+     │    └───────────┴── died or stuck: every stream ends with Unavailable; a new process after a pause
+     └──> failed          the model cannot be loaded: starting again would not help
 """
 
 import asyncio
+import logging
+import os
+import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
+from typing import Self
 
 from ostro import errors
 from ostro.config import EngineConfig
@@ -23,6 +28,7 @@ from ostro.engine.messages import (
     Boot,
     FromEngine,
     LoadFailed,
+    Located,
     ModelInfo,
     Pulse,
     Ready,
@@ -40,7 +46,11 @@ from ostro.engine.scheduler import Progress
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_MOST_DEATHS_LOADING = 3
 _WATCH_SECONDS = 0.5
+_EXIT_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -50,58 +60,78 @@ class State(StrEnum):
     STOPPED = "stopped"
 
 
+_ENDED = (State.FAILED, State.STOPPED)
+
+
 class Stream:
     """One request's progress. What its reader has not taken yet is merged, so a slow reader costs bounded memory."""
 
     def __init__(self, handle: "EngineHandle", request: Request) -> None:
         self._handle = handle
         self._pending: dict[int, Progress] = {}
-        self._arrived = asyncio.Event()
+        # Made when the reader begins to wait. An asyncio.Event would do, at a higher cost a token.
+        self._waiter: asyncio.Future[None] | None = None
         self._unfinished = set(range(request.params.n))
         self._error: OstroError | None = None
         self.request = request
 
-    async def __aiter__(self) -> AsyncIterator[list[Progress]]:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Progress]:
         """All that has arrived since the last look, at most one entry a choice, until every choice has finished."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            pending, self._pending = self._pending, {}
-            if pending:
-                yield list(pending.values())
+        while not self._pending:
             if self._error is not None:
                 raise self._error
-            if not self._unfinished and not self._pending:
-                return
+            if not self._unfinished:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        pending, self._pending = self._pending, {}
+        return list(pending.values())
 
     def finish_choice(self, choice: int) -> None:
         """Ends one choice early, as a stop string does: the engine stops generating it."""
         if choice in self._unfinished:
-            self._unfinished.discard(choice)
+            self._pending.pop(choice, None)
             self._handle.abort(self.request.id, choice)
-            self._arrived.set()
+            self._end_choice(choice)
 
     def close(self) -> None:
         """Ends the request, wherever it is. Harmless when it has finished."""
         if self._unfinished:
-            self._unfinished.clear()
             self._handle.abort(self.request.id)
-        self._handle.forget(self)
+            self._unfinished.clear()
+            self._handle.forget(self)
+        self._wake()
 
     def put(self, progress: Progress) -> None:
         if progress.choice not in self._unfinished:
             return
-        if progress.finish_reason is not None:
-            self._unfinished.discard(progress.choice)
         earlier = self._pending.setdefault(progress.choice, progress)
         if earlier is not progress:
             earlier.merge(progress)
-        self._arrived.set()
+        if progress.finish_reason is not None:
+            self._end_choice(progress.choice)
+        self._wake()
 
     def fail(self, error: OstroError) -> None:
+        """The reader gets what has arrived, then the error."""
         self._error = error
         self._unfinished.clear()
-        self._arrived.set()
+        self._handle.forget(self)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end_choice(self, choice: int) -> None:
+        self._unfinished.discard(choice)
+        if not self._unfinished:
+            # What is left is the reader's affair, who may take long: the engine has nothing more to do for it.
+            self._handle.forget(self)
+            self._wake()
 
 
 class EngineHandle:
@@ -116,12 +146,17 @@ class EngineHandle:
         self.failure: OstroError | None = None
         self.pulse = Pulse()
         self.restarts = 0
+        # Requests that the engine is at work on.
         self._streams: dict[int, Stream] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        self._last_progress = time.monotonic()
+        self._location: Located | None = None
+        self._located = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._idle_seconds = 0.0
+        self._stuck = False
 
     @property
     def pid(self) -> int | None:
@@ -135,20 +170,41 @@ class EngineHandle:
         """Begins to load; returns at once. `settled` waits for the outcome."""
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
 
+    async def located(self) -> Located:
+        """Waits until the model's files are on this machine; raises what kept them."""
+        await self._located.wait()
+        if self._location is None:
+            raise self.unavailable()
+        return self._location
+
     async def settled(self) -> None:
         """Waits until the engine is ready; raises what kept it from getting there."""
-        await self._settled.wait()
-        if self.state is not State.READY:
-            raise self.failure or Unavailable("The engine was stopped.")
+        while self.state is not State.READY:
+            await self._settled.wait()
+            if self.state in _ENDED:
+                raise self.unavailable()
+
+    def unavailable(self) -> OstroError:
+        """Why no request can be taken now, for an engine that is not ready."""
+        if self.failure is not None:
+            # One error is raised many times: it must not collect the traceback of each.
+            return self.failure.with_traceback(None)
+        if self.state is State.STOPPED:
+            return Unavailable("The engine was stopped.")
+        if self.info is not None:
+            return Unavailable("The engine is starting again after a failure. Try again in a moment.", retry_after=2)
+        return Unavailable("The model is loading. Try again in a moment.", retry_after=2)
 
     def submit(self, request: Request) -> Stream:
         """Raises Unavailable unless the engine is ready. The stream must be closed, finished or not."""
         if self.state is not State.READY:
-            raise self.failure or Unavailable("The model is loading. Try again in a moment.", retry_after=2)
+            raise self.unavailable()
+        message = _submission(request)
+        assert request.id not in self._streams, f"request {request.id} was submitted twice"
         if not self._streams:
-            self._last_progress = time.monotonic()
+            self._idle_seconds = 0.0
         stream = self._streams[request.id] = Stream(self, request)
-        self._send(Submit(request))
+        self._write(message)
         return stream
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
@@ -161,99 +217,221 @@ class EngineHandle:
 
     async def stop(self) -> None:
         """Ends the process, in order if it answers in time. Streams still open end with Unavailable."""
-        was_ready = self.state is State.READY
-        self.state = State.STOPPED
-        if was_ready:
-            self._send(Stop())
-        if self._process is not None and self._process.returncode is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), self.stop_seconds if was_ready else 0.1)
+        await self._end(State.STOPPED)
+
+    async def fail(self, error: OstroError) -> None:
+        """Ends the process for good: the API process found that it cannot serve this model."""
+        if self.state not in _ENDED:
+            self.failure = error
+            await self._end(State.FAILED)
+
+    async def _end(self, state: State) -> None:
+        in_order = self.state is State.READY
+        self._enter(state)
+        self._fail_streams("The engine was stopped.")
+        if self._supervisor is None:
+            return
+        self._ending.set()
+        try:
+            if in_order:
+                self._send(Stop())
+                await asyncio.wait([self._supervisor], timeout=self.stop_seconds)
+        finally:
             self._kill()
-        if self._supervisor is not None:
-            await self._supervisor
-        self._settled.set()
+        await asyncio.wait([self._supervisor])
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        if state is State.LOADING:
+            self._settled.clear()
+        else:
+            self._settled.set()
+            self._located.set()
 
     async def _supervise(self) -> None:
+        try:
+            await self._keep_running()
+        finally:
+            if self.state not in _ENDED:
+                # A bug of ours, and its traceback is the task's; but nobody may wait for an engine that never comes.
+                self.failure = ModelError("The engine can no longer be started. Start the server again.")
+                self._enter(State.FAILED)
+
+    async def _keep_running(self) -> None:
         """Runs one process after another until one must not be followed by another."""
-        pause = _FIRST_PAUSE
-        while not self._ended():
-            started = time.monotonic()
-            await self._run_process()
-            self._fail_streams(Unavailable("The engine stopped while it was at work. It starts anew: try again."))
-            if self._ended():
-                break
-            self.state = State.LOADING
+        pause, deaths_loading = _FIRST_PAUSE, 0
+        while self.state not in _ENDED:
+            began = time.monotonic()
+            was_ready = await self._run_process()
+            if self.state in _ENDED:
+                return
+            deaths_loading = 0 if was_ready else deaths_loading + 1
+            # A model that was served before can be loaded; what keeps it from that now may pass.
+            if self.info is None and deaths_loading == _MOST_DEATHS_LOADING:
+                self.failure = ModelError(
+                    f"The engine died {deaths_loading} times while it loaded the model (exit status "
+                    f"{self._status()}). See its messages; -9 often means that memory ran out."
+                )
+                self._enter(State.FAILED)
+                return
+            if was_ready and time.monotonic() - began > _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            _log.warning("The engine ended with status %s; a new one starts in %.1f s.", self._status(), pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE)
             self.restarts += 1
-            # One that ran for long before it died is started again without delay.
-            pause = _FIRST_PAUSE if time.monotonic() - started > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
-            await asyncio.sleep(pause)
 
-    def _ended(self) -> bool:
-        return self.state in (State.FAILED, State.STOPPED)
+    def _status(self) -> int | None:
+        return None if self._process is None else self._process.returncode
 
-    async def _run_process(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "ostro.engine.process", str(theirs.fileno()), pass_fds=[theirs.fileno()]
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+    async def _run_process(self) -> bool:
+        """From a process's start to its end. Whether it was ever ready."""
+        try:
+            process, sock = _spawn()
+        except OSError as error:
+            _log.warning("The engine's process could not be started (%s).", error)
+            return False
+        self._process, self._stuck, was_ready = process, False, False
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=sock)
+            self._send(Boot(self.config))
+            await self._converse(reader)
+        except asyncio.CancelledError:
+            self._kill()
+            raise
+        finally:
+            was_ready = self.state is State.READY
+            self._hang_up(sock)
+            self._lose_process()
+            await self._reap(process)
+        return was_ready
+
+    async def _converse(self, reader: asyncio.StreamReader) -> None:
+        """Takes what the engine says until it is gone."""
         watch = asyncio.create_task(self._watch(), name="engine watch")
         try:
-            self._send(Boot(self.config))
             while (message := await _read(reader)) is not None:
                 self._take(message)
         finally:
             watch.cancel()
+
+    def _hang_up(self, sock: socket.socket) -> None:
+        if self._writer is None:
+            sock.close()
+        else:
             self._writer.close()
-            self._kill()
-            await self._process.wait()
+            self._writer = None
+
+    def _lose_process(self) -> None:
+        """No message will come from it: whoever waits for one must know now."""
+        if self.state not in _ENDED:
+            self._enter(State.LOADING)
+        self.pulse = Pulse()
+        how = f"made no progress for {self.stall_seconds:g} s" if self._stuck else "stopped while it was at work"
+        self._fail_streams(f"The engine {how}. A new one starts: try again.")
+
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for the end of a process whose socket is closed; ends it if it does not end by itself."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                self._kill()
+            await asyncio.sleep(0.01)
+        # What the engine started and did not end.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _take(self, message: FromEngine) -> None:
         match message:
             case Stepped(progress=progress):
-                self._last_progress = time.monotonic()
+                self._idle_seconds = 0.0
                 for each in progress:
                     if (stream := self._streams.get(each.request_id)) is not None:
                         stream.put(each)
             case Pulse():
                 if message.steps != self.pulse.steps:
-                    self._last_progress = time.monotonic()
+                    self._idle_seconds = 0.0
                 self.pulse = message
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))
+            case Located():
+                self._location = message
+                self._located.set()
             case Ready(info=info):
                 self.info = info
-                self.state = State.READY
-                self._settled.set()
+                if self.state not in _ENDED:
+                    self._enter(State.READY)
             case LoadFailed(error=name, message=text):
-                kind = getattr(errors, name, ModelError)
-                self.failure = kind(text)
-                self.state = State.FAILED
-                self._settled.set()
+                if self.state not in _ENDED:
+                    self.failure = _load_error(name, text)
+                    self._enter(State.FAILED)
 
     async def _watch(self) -> None:
-        """Kills a process that has work and gets nothing done. A long load or an idle engine is not stalled."""
+        """Kills a process that has work and gets nothing done. A long load or an idle engine is not stuck.
+
+        Time counts in ticks of this loop, not by the clock: while this process was held up, it read no news either.
+        """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            busy = self.state is State.READY and self._streams
-            if busy and time.monotonic() - self._last_progress > self.stall_seconds:
+            if not self._streams:
+                continue
+            self._idle_seconds += _WATCH_SECONDS
+            if self._idle_seconds > self.stall_seconds:
+                self._stuck = True
                 self._kill()
 
-    def _fail_streams(self, error: OstroError) -> None:
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)
+    def _fail_streams(self, message: str) -> None:
+        for stream in list(self._streams.values()):
+            stream.fail(Unavailable(message))
 
     def _send(self, message: ToEngine) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
+        # To a process that has just died nothing is sent: its streams fail when the end of its socket is read.
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.write(data)
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new engine process and our end of the socket between us."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "ostro.engine.process", str(theirs.fileno())]
+        try:
+            # A group of its own: Ctrl-C is for the API process, which decides what it means; and what the engine
+            # starts, such as a download, can be ended with it.
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0)
+        except OSError:
+            ours.close()
+            raise
+    return process, ours
+
+
+def _submission(request: Request) -> bytes:
+    """The request as it goes over the socket. Its texts stay here: the engine gets their token ids."""
+    params = request.params
+    if params.stop or params.bad_words:
+        request = replace(request, params=params.with_changes(stop=(), bad_words=()))
+    try:
+        return frame(Submit(request))
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise BadRequest(f"The request holds a value that cannot be passed on ({error}).") from error
+
+
+def _load_error(name: str, message: str) -> OstroError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, OstroError):
+        return kind(message)
+    return ModelError(message)
 
 
 async def _read(reader: asyncio.StreamReader) -> FromEngine | None:

@@ -47,11 +47,20 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_len: int
     """Longest sequence that can run, prompt and output together."""
     vocab_size: int
+    generates: bool
+    """Whether it writes text; if not, it only embeds."""
     page_size: int
     num_pages: int
     load_seconds: float
     warm_up_seconds: float
     resident_bytes: int
+
+
+class Located(Message, frozen=True):
+    """The model's files are on this machine; their weights are read next. The API process finds the tokenizer there."""
+
+    name: str
+    path: str
 
 
 class Ready(Message, frozen=True):
@@ -91,7 +100,7 @@ class Stepped(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A request that the engine could not take."""
+    """A request that the engine could not take, and why."""
 
     request_id: int
     message: str
@@ -99,7 +108,7 @@ class Refused(Message, frozen=True):
 
 
 ToEngine = Boot | Submit | Abort | Stop
-FromEngine = Ready | LoadFailed | Pulse | Stepped | Refused
+FromEngine = Located | Ready | LoadFailed | Pulse | Stepped | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from queue import SimpleQueue
+from typing import NoReturn
 
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
@@ -24,6 +25,7 @@ from ostro.engine.messages import (
     Boot,
     FromEngine,
     LoadFailed,
+    Located,
     ModelInfo,
     Pulse,
     Ready,
@@ -36,7 +38,7 @@ from ostro.engine.messages import (
     decode_to_engine,
     frame,
 )
-from ostro.engine.request import Request
+from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Counters, Limits
 from ostro.errors import BadRequest, OstroError
 from ostro.runner.base import ModelRunner
@@ -59,40 +61,64 @@ class Channel:
     def send(self, message: FromEngine) -> None:
         data = frame(message)
         with self._lock:
-            self._sock.sendall(data)
+            try:
+                self._sock.sendall(data)
+            except OSError:
+                leave()
 
     def receive(self) -> ToEngine | None:
         """The next message; None once the other side is gone."""
-        header = self._file.read(LENGTH.size)
-        if len(header) < LENGTH.size:
+        try:
+            header = self._file.read(LENGTH.size)
+            return decode_to_engine(self._file.read(body_length(header))) if len(header) == LENGTH.size else None
+        except OSError:
             return None
-        return decode_to_engine(self._file.read(body_length(header)))
+
+
+class Inbox:
+    """What the API process asks for, in order. Its thread also notices when the API process is gone."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._messages: SimpleQueue[ToEngine] = SimpleQueue()
+        threading.Thread(target=self._receive, name="reader", daemon=True).start()
+
+    def get(self) -> ToEngine:
+        """Waits if there is none."""
+        return self._messages.get()
+
+    def empty(self) -> bool:
+        return self._messages.empty()
+
+    def _receive(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            self._messages.put(message)
+        leave()
 
 
 class EngineLoop:
-    """Takes requests from the channel, steps the engine while there is work, sends what each step brought."""
+    """Takes requests from the inbox, steps the engine while there is work, sends what each step brought."""
 
-    def __init__(self, core: EngineCore, channel: Channel, faults: Faults) -> None:
+    def __init__(self, core: EngineCore, inbox: Inbox, channel: Channel, faults: Faults) -> None:
         self.core = core
+        self.inbox = inbox
         self.channel = channel
         self.faults = faults
-        self._inbox: SimpleQueue[ToEngine] = SimpleQueue()
 
     def run(self) -> None:
         """Returns once the API process asks to stop."""
-        threading.Thread(target=self._receive, name="reader", daemon=True).start()
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
         while self._take_messages():
             self.faults.before_step(self.core.scheduler.counters.steps)
             if progress := self.core.step():
                 self.channel.send(Stepped(progress))
-            elif not self.core.has_work:
-                self.core.check_integrity()
 
     def _take_messages(self) -> bool:
         """Handles what has arrived, and waits for something if there is nothing to do. False: stop."""
-        while not self._inbox.empty() or not self.core.has_work:
-            match self._inbox.get():
+        while not self.inbox.empty() or not self.core.has_work:
+            if not self.core.has_work:
+                self._check_pages()
+            match self.inbox.get():
                 case Submit(request=request):
                     self._submit(request)
                 case Abort(request_id=request_id, choice=choice):
@@ -109,16 +135,25 @@ class EngineLoop:
         except BadRequest as error:
             self.channel.send(Refused(request.id, error.message, error.param))
 
-    def _receive(self) -> None:
-        while (message := self.channel.receive()) is not None:
-            self._inbox.put(message)
-        # Nobody is left to work for. A step may be running, or stuck: no orderly way out is sure to end.
-        os._exit(0)
+    def _check_pages(self) -> None:
+        """An engine that has lost pages would come to a halt later, far from the cause: better a fresh one now."""
+        usage = self.core.scheduler.kv.usage
+        assert usage.in_use == 0, f"the engine is idle, but {usage.in_use} of its {usage.total} pages are in use"
 
     def _beat(self) -> None:
         while True:
             self.channel.send(pulse(self.core))
             time.sleep(PULSE_SECONDS)
+
+
+def leave() -> NoReturn:
+    """Ends this process and what it started: nobody is left to work for.
+
+    A step may be running, or stuck, so no orderly way out is sure to end.
+    """
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def pulse(core: EngineCore) -> Pulse:
@@ -139,10 +174,10 @@ def pulse(core: EngineCore) -> Pulse:
     )
 
 
-def load(config: EngineConfig, faults: Faults) -> tuple[EngineCore, ModelInfo]:
+def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[EngineCore, ModelInfo]:
     """A warm engine: its model is loaded and has generated tokens."""
     started = time.monotonic()
-    checkpoint = open_checkpoint(config.model)
+    faults.before_load()
     limits = Limits(max_batch_tokens=config.max_batch_tokens, max_batch_seqs=config.max_batch_seqs)
     core = EngineCore(build_runner(checkpoint, config, faults), limits, prefix_caching=config.prefix_caching)
     loaded = time.monotonic()
@@ -152,6 +187,7 @@ def load(config: EngineConfig, faults: Faults) -> tuple[EngineCore, ModelInfo]:
         name=checkpoint.name,
         max_len=core.scheduler.max_len,
         vocab_size=spec.vocab_size,
+        generates=spec.generates,
         page_size=spec.page_size,
         num_pages=spec.num_pages,
         load_seconds=loaded - started,
@@ -164,7 +200,13 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
     if faults.fake:
         vocab_size = checkpoint.config["vocab_size"]
         assert isinstance(vocab_size, int)
-        return FakeRunner(page_size=config.page_size, num_pages=4096, max_seq_len=8192, vocab_size=vocab_size)
+        return FakeRunner(
+            page_size=config.page_size,
+            num_pages=4096,
+            max_seq_len=config.max_seq_len or 8192,
+            vocab_size=vocab_size,
+            strict=False,
+        )
     # The one import of torch: the fake runner does without it.
     from ostro.runner.torch_runner import load_runner
 
@@ -172,9 +214,16 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
 
 
 def warm_up(core: EngineCore) -> None:
-    """Generates a few tokens for one sequence and for two, so that the first request finds everything prepared."""
-    params = SamplingParams(max_tokens=2, n=2, temperature=0, ignore_eos=True)
-    core.add(Request(id=0, prompt_ids=(0,) * min(4, core.scheduler.max_len - 2), params=params, seed=0))
+    """Computes a few tokens, for one sequence and for two, so that the first request finds everything prepared."""
+    most = core.scheduler.max_len
+    prompt = (0,) * min(4, most - 1)
+    if not prompt:
+        return
+    if core.runner.spec.generates:
+        params, task = SamplingParams(max_tokens=min(2, most - len(prompt)), n=2, temperature=0), Task.GENERATE
+    else:
+        params, task = SamplingParams(max_tokens=0), Task.EMBED
+    core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, task=task))
     while core.has_work:
         core.step()
     core.scheduler.kv.clear_cache()
@@ -189,21 +238,25 @@ def die_with_parent() -> None:
 
 def main() -> int:
     die_with_parent()
-    # Ctrl-C reaches the whole process group; what it means is the API process's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    boot = channel.receive()
+    inbox = Inbox(channel)
+    boot = inbox.get()
     assert isinstance(boot, Boot), "the first message is Boot"
     faults = Faults.from_environment()
     try:
-        core, info = load(boot.config, faults)
+        checkpoint = open_checkpoint(boot.config.model)
+        channel.send(Located(checkpoint.name, str(checkpoint.path)))
+        core, info = load(checkpoint, boot.config, faults)
     except OstroError as error:
         channel.send(LoadFailed(type(error).__name__, error.message))
         return 1
     channel.send(Ready(info))
-    EngineLoop(core, channel, faults).run()
+    EngineLoop(core, inbox, channel, faults).run()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Daemon threads and a device's libraries are torn down in no sure order: there is nothing left to save.
+    sys.stderr.flush()
+    os._exit(status)

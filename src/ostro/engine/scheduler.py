@@ -18,10 +18,11 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.door import Door
 from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason, Sequence
-from ostro.errors import BadRequest, ContextLengthExceeded
+from ostro.errors import BadRequest
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
 
 
@@ -77,7 +78,7 @@ class Scheduler:
         self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
         self.counters = Counters()
         self.max_len = min(spec.max_seq_len, spec.num_pages * spec.page_size)
-        self.vocab_size = spec.vocab_size
+        self._door = Door(max_len=self.max_len, vocab_size=spec.vocab_size, generates=spec.generates)
         # Both sorted by rank.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -94,7 +95,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request. One that could never run is refused here, and nothing changes."""
         self.check(request)
-        max_len = self._max_len(request)
+        max_len = self._door.longest(request)
         assert request.id not in self._live, f"request {request.id} was added twice"
         seqs = [self._sequence(request, choice, max_len) for choice in range(request.params.n)]
         self._live[request.id] = list(seqs)
@@ -105,14 +106,20 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises BadRequest for a request that could never run."""
-        self._max_len(request)
-        self._check_ids(request)
+        self._door.check(request)
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
         """Ends a request, or one choice of it, and frees its pages. Unknown ids are ignored: it may just have ended."""
         for seq in list(self._live.get(request_id, ())):
             if choice in (None, seq.choice):
                 self._end(seq, FinishReason.ABORT)
+
+    def abort_all(self) -> None:
+        """Ends every request, and forgets every cached prefix."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+        self.kv.take_copies()
+        self.kv.clear_cache()
 
     def schedule(self) -> Batch | None:
         """The next step's work, or None if there is none."""
@@ -287,32 +294,6 @@ class Scheduler:
     def _sequence(self, request: Request, choice: int, max_len: int) -> Sequence:
         self._next_id += 1
         return Sequence(self._next_id, request, choice=choice, max_len=max_len)
-
-    def _max_len(self, request: Request) -> int:
-        prompt, output = len(request.prompt_ids), request.params.max_tokens
-        if not prompt:
-            raise BadRequest("The prompt is empty: give at least one token.", param="prompt")
-        if output is None:
-            if prompt >= self.max_len:
-                raise ContextLengthExceeded(limit=self.max_len, prompt=prompt, output=1)
-            return self.max_len
-        if prompt + output > self.max_len:
-            raise ContextLengthExceeded(limit=self.max_len, prompt=prompt, output=output)
-        return prompt + output
-
-    def _check_ids(self, request: Request) -> None:
-        """Token ids that the model does not have would index beyond its tables."""
-        params = request.params
-        for name, ids in (
-            ("prompt", request.prompt_ids),
-            ("logit_bias", tuple(params.logit_bias)),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-                bad = next(token for token in ids if not 0 <= token < self.vocab_size)
-                raise BadRequest(
-                    f"{name} holds token id {bad}, but the vocabulary ends at {self.vocab_size - 1}.", param=name
-                )
 
 
 def _rank(seq: Sequence) -> tuple[int, int, int]:

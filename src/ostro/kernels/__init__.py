@@ -1,0 +1,1 @@
+"""Fast paths, each beside a plain twin that tests hold it to."""

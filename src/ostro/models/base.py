@@ -63,6 +63,11 @@ class Model(Module):
         """[rows, hidden_size] -> [rows, vocab_size], in float32."""
         raise NotImplementedError
 
+    @property
+    def has_head(self) -> bool:
+        """Whether `logits` works."""
+        raise NotImplementedError
+
     def drop_head(self) -> None:
         """For a checkpoint of the bare backbone. A head tied to the embedding stays; without one `logits` refuses."""
         raise NotImplementedError

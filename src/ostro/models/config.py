@@ -1,9 +1,13 @@
 """Reading a model's config.json: typed look-ups whose errors name the key. Knows no tensors and no file formats."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostro.errors import BadCheckpoint
+
+# Ten times the longest context and the widest layer that anyone trains.
+_LARGEST = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +20,17 @@ class ConfigReader:
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """A size or a count: nothing in a model is zero or negative, and nothing is beyond `_LARGEST`."""
         value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise BadCheckpoint(f"config.json: {key!r} must be an integer, got {value!r}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST:
+            raise BadCheckpoint(f"config.json: {key!r} must be an integer from 1 to {_LARGEST}, got {value!r}.")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero, as scales, bases and caps are."""
         value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise BadCheckpoint(f"config.json: {key!r} must be a number, got {value!r}.")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise BadCheckpoint(f"config.json: {key!r} must be a number above 0, got {value!r}.")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:

@@ -82,6 +82,10 @@ class CausalLM(Model):
             return logits
         return (logits / self.logit_softcap).tanh_().mul_(self.logit_softcap)
 
+    @property
+    def has_head(self) -> bool:
+        return self.lm_head is not None
+
     def drop_head(self) -> None:
         if isinstance(self.lm_head, Linear):
             self.lm_head = None

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ostro.errors import UnsupportedModel
 from ostro.kernels.linear import linear, pack
-from ostro.kernels.norm import rms_norm
 from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
 from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotation
@@ -109,7 +108,7 @@ class RMSNorm(Weighted):
         weight = self.weight
         if x.dtype != weight.dtype:
             return self.forward(x.to(weight.dtype)).to(x.dtype)
-        return rms_norm(x, weight, self.eps)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
     def places(self, path: str) -> dict[str, Place]:
         return {f"{path}.weight": Place(self.weight.data, offset=self.offset)}
@@ -129,7 +128,7 @@ class HeadNorm(Weighted):
         weight = self.weight
         if qk.dtype != weight.dtype:
             return self.forward(qk.to(weight.dtype)).to(qk.dtype)
-        return rms_norm(qk, weight, self.eps)
+        return F.rms_norm(qk, (self.head_dim,), None, self.eps) * weight
 
     def places(self, path: str) -> dict[str, Place]:
         parent = path.rpartition(".")[0]

@@ -62,6 +62,11 @@ def load_weights(model: Model, tensors: Iterable[tuple[str, Tensor]]) -> None:
                 f"Tensor {given!r} has shape {tuple(tensor.shape)}, but config.json asks for {tuple(place.shape)}; "
                 "they may belong to different models."
             )
+        if not tensor.is_floating_point():
+            raise BadCheckpoint(
+                f"Tensor {given!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers: the "
+                "checkpoint is quantised in a way that config.json does not tell. Fetch the unquantised model."
+            )
         place.fill(tensor)
         missing.discard(name)
     if missing:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.kernels.norm import rms_norm
 from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
 from ostro.models.config import ConfigReader
 from ostro.models.decoder import CausalLM, assemble, model_shape
@@ -59,8 +59,8 @@ class WidthNorm(Weighted):
 
     def forward(self, qk: Tensor) -> Tensor:
         q, k = qk.flatten(1).split(self.widths, 1)
-        q = rms_norm(q, self.q_weight, self.eps)
-        k = rms_norm(k, self.k_weight, self.eps)
+        q = F.rms_norm(q, self.q_weight.shape, self.q_weight, self.eps)
+        k = F.rms_norm(k, self.k_weight.shape, self.k_weight, self.eps)
         return torch.cat((q, k), 1).view(qk.shape)
 
     def places(self, path: str) -> dict[str, Place]:

@@ -14,6 +14,8 @@ class RunnerSpec:
     num_pages: int
     max_seq_len: int
     vocab_size: int
+    generates: bool = True
+    """Whether the model has logits: one saved without its head only embeds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,28 @@ overflows at any temperature, the best token weighs exactly 1, and the bits of a
 
 Every function gives a row the same bits whether it comes alone or among others. That rules out a plain sum over the
 vocabulary, which torch splits between threads when there are few rows: sums go over blocks of fixed length instead.
+
+A draw is a race. Every entry has an exponential random number of its own, arrives after number / weight, and the first
+to arrive is drawn. A block of tokens runs as one entry that has the sum of their weights, then the tokens of the block
+that won run against each other:
+
+    blocks   number[128 + id // 128] / sum of the block's weights      one random number for 128 tokens
+    slots    number[id % 128] / the token's weight                     the same ones serve whichever block won
+
+That has the distribution of a race between all tokens, and its random numbers cost next to nothing. Weights that change
+in their last digits, as logits do between one batch and another, change the token only where two entries arrive within
+those digits of each other. Looking up one random number in the running sum of the weights would be as exact, but there
+the changes of all tokens before it add up.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Divides nearly every vocabulary in use, so that rows are seldom copied to be padded.
+from ostro.runner.random_stream import exponentials
+
+# Divides nearly every vocabulary in use, so that rows are seldom copied to be padded. Part of what a seed means:
+# another length draws other tokens.
 _BLOCK = 128
 _LOW_32 = 0xFFFFFFFF
 
@@ -45,41 +60,37 @@ def ranked(gaps: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return (order >> 32).to(torch.int32).view(gaps.dtype), order & _LOW_32
 
 
+def by_id(weights: Tensor, ids: Tensor, vocab: int) -> Tensor:
+    """[rows, vocab]: ranked weights put back at their token ids; tokens that were not ranked weigh nothing."""
+    return weights.new_zeros(len(weights), vocab).scatter_(1, ids, weights)
+
+
 def total(weights: Tensor) -> Tensor:
     """Each row's sum, in float64."""
-    return _block_ends(_blocks(weights))[:, -1]
+    # A running sum is taken in order, which a plain sum is not.
+    return _blocks(weights).sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[:, -1]
 
 
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """For each row the index at which the running sum of weights first exceeds uniform * total.
+def draw(weights: Tensor, keys: Tensor) -> Tensor:
+    """For each row one index, with a probability proportional to its weight; `keys` are the rows' random streams.
 
-    Two levels: sum whole blocks, then look inside the one block that holds the target. Never an index of weight zero,
-    except in a row that has nothing else; that row, or one of NaN, still gets an index within the row.
+    Never an index of weight zero, except in a row that has nothing else; that row, or one of NaN, still gets an index
+    within the row.
     """
     blocks = _blocks(weights)
-    ends = _block_ends(blocks)
-    target = uniforms * ends[:, -1]
-    block = _first_above(ends, target)
-    start = functional.pad(ends, (1, 0)).gather(1, block.unsqueeze(1)).squeeze(1)
-    within = blocks[torch.arange(len(blocks), device=blocks.device), block].cumsum(dim=-1, dtype=torch.float64)
-    return (block * _BLOCK + _first_above(within, target - start)).clamp(max=weights.shape[-1] - 1)
+    noise = exponentials(keys, _BLOCK + blocks.shape[1])
+    block = _winner(noise[:, _BLOCK:], blocks.sum(dim=-1))
+    within = blocks[torch.arange(len(blocks), device=blocks.device), block]
+    return block * _BLOCK + _winner(noise[:, :_BLOCK], within)
+
+
+def _winner(noise: Tensor, weights: Tensor) -> Tensor:
+    """Who arrives first when entry i takes noise / weight: i with probability weight / sum of weights."""
+    return (noise / weights).argmin(dim=-1)
 
 
 def _blocks(weights: Tensor) -> Tensor:
+    # Weights are rounded to fp32 already; summing a block this short in fp32 adds no more than that.
     short = -weights.shape[-1] % _BLOCK
     padded = functional.pad(weights, (0, short)) if short else weights
     return padded.unflatten(-1, (-1, _BLOCK))
-
-
-def _block_ends(blocks: Tensor) -> Tensor:
-    # Weights are rounded to fp32 already; a block this short adds no more than that, and the long sum is in float64.
-    return blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-
-
-def _first_above(ends: Tensor, target: Tensor) -> Tensor:
-    """Index of the first running sum above the target."""
-    # A block's own sum is rounded unlike the sums inside it, so the target can lie at or beyond the last of these.
-    last = ends[:, -1]
-    target = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
-    passed = (ends <= target.unsqueeze(-1)).sum(dim=-1)
-    return passed.clamp(max=ends.shape[-1] - 1)

@@ -28,11 +28,21 @@ def _slot_value(attended: int, token: int) -> int:
 
 class FakeRunner:
     def __init__(
-        self, *, page_size: int = 4, num_pages: int = 64, max_seq_len: int = 256, vocab_size: int = 1000
+        self,
+        *,
+        page_size: int = 4,
+        num_pages: int = 64,
+        max_seq_len: int = 256,
+        vocab_size: int = 1000,
+        strict: bool = True,
     ) -> None:
+        """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
+        tokens at a cost that does not grow with the context, for load tests.
+        """
         self._spec = RunnerSpec(
             page_size=page_size, num_pages=num_pages, max_seq_len=max_seq_len, vocab_size=vocab_size
         )
+        self._strict = strict
         self._slots = [_UNWRITTEN] * (num_pages * page_size)
 
     @property
@@ -81,14 +91,21 @@ class FakeRunner:
     def _compute(self, chunk: Chunk) -> Iterator[int]:
         """Fills the chunk's slots; yields, for each of its positions, the sum of all slots up to it."""
         size, pages = self._spec.page_size, chunk.seq.pages
-        full, rest = divmod(chunk.start, size)
-        attended = sum(sum(self._slots[page * size : (page + 1) * size]) for page in pages[:full])
-        attended += sum(self._slots[pages[full] * size : pages[full] * size + rest])
+        attended = self._attend(pages, chunk.start)
         for position in range(chunk.start, chunk.end):
             value = _slot_value(attended, chunk.seq.token_ids[position])
-            self._slots[pages[position // size] * size + position % size] = value
             attended += value
+            self._slots[pages[position // size] * size + position % size] = value if self._strict else attended
             yield attended
+
+    def _attend(self, pages: list[int], end: int) -> int:
+        """The sum over the slots of the first `end` positions."""
+        size = self._spec.page_size
+        if not self._strict:
+            return self._slots[pages[(end - 1) // size] * size + (end - 1) % size] if end else 0
+        full, rest = divmod(end, size)
+        attended = sum(sum(self._slots[page * size : (page + 1) * size]) for page in pages[:full])
+        return attended + (sum(self._slots[pages[full] * size : pages[full] * size + rest]) if rest else 0)
 
     def _sample(self, attended: int, seq: Sequence) -> SampledToken:
         request = seq.request

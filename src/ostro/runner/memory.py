@@ -1,6 +1,8 @@
 """How many pages fit. Knows a model's shape and the machine's memory; allocates nothing."""
 
 import os
+import sys
+from pathlib import Path
 
 from ostro.errors import BadRequest, ModelError
 from ostro.models.base import ModelShape
@@ -23,20 +25,38 @@ def num_pages(shape: ModelShape, *, page_size: int, itemsize: int, kv_memory: in
             raise BadRequest(
                 f"kv_memory must hold at least one page ({each} bytes), got {kv_memory}.", param="kv_memory"
             )
+        if kv_memory > (free := free_memory()):
+            raise BadRequest(f"kv_memory is {kv_memory} bytes, but only {free} are free; lower it.", param="kv_memory")
         return kv_memory // each
     budget = min(int(free_memory() * _SHARE), _MOST)
     if budget < each:
-        raise ModelError(f"Too little memory is free for keys and values: {budget} bytes; free some, or set kv_memory.")
+        raise ModelError(
+            f"One page takes {each} bytes and {budget} are free for keys and values; free some, or lower page_size."
+        )
     return min(budget // each, useful)
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    """Bytes that can be had without swapping, within the container's limit if there is one."""
+    return min(_free_on_machine(), _free_in_container())
+
+
+def _free_on_machine() -> int:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _free_in_container(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    limit, used = (_lines(cgroup / name) for name in ("memory.max", "memory.current"))
+    if not limit or not used or limit[0] == "max":
+        return sys.maxsize
+    return max(0, int(limit[0]) - int(used[0]))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

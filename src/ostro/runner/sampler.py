@@ -7,15 +7,20 @@
 A step's rows are grouped by what they need, and only those rows pay for it:
 
     greedy    the best score, lower id first
-    whole     temperature, perhaps min-p: a draw over the vocabulary in id order, nothing is sorted
-    top-k     a draw over the k best in rank order
+    whole     temperature, perhaps min-p: a draw over the vocabulary, nothing is sorted
+    top-k     a draw over the k best
     nucleus   top-p without top-k: the same over the best few hundred; all are sorted only where those do not suffice
+
+However the kept tokens were found, they are drawn from in id order: a draw depends on which tokens are kept and on
+their weights, not on the group.
 
 Tokens rank by score, equal scores by lower id, and top-k keeps exactly k. Top-p keeps the shortest beginning of the
 ranking that holds at least the share p of what top-k left. Min-p keeps tokens at least min_p times as likely as the
 best. Each keeps a beginning of the ranking, so the strictest one decides.
 
 The rows of one batch do not influence each other: a row's token depends on its logits, its settings and its position.
+The logits themselves differ in their last digits between a row computed alone and in a batch; the draw does not magnify
+that (see `distribution`).
 """
 
 import math
@@ -29,9 +34,9 @@ from torch import Tensor
 
 from ostro.engine import sequence
 from ostro.runner.base import SampledToken, TokenLogprob
-from ostro.runner.distribution import draw, gaps_below, ranked, total, weigh
+from ostro.runner.distribution import by_id, draw, gaps_below, ranked, total, weigh
 from ostro.runner.logprobs import logprob_table, position_logprobs, read_logprobs
-from ostro.runner.random_stream import uniform
+from ostro.runner.random_stream import stream_key
 from ostro.runner.score_edits import edited
 
 __all__ = ["position_logprobs", "sample"]
@@ -60,7 +65,7 @@ def sample(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> list[SampledTok
 class _Settings:
     """What the drawn rows ask for: one tensor a setting, one entry a row."""
 
-    uniform: Tensor
+    keys: Tensor
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -71,23 +76,26 @@ class _Settings:
     @classmethod
     def of(cls, seqs: Sequence[sequence.Sequence], scores: Tensor) -> Self:
         table = np.empty((5, len(seqs)))
+        # A key has 64 bits and travels as they are: made into a float it would be rounded.
+        keys = table[0].view(np.int64)
         largest_top_k = 0
         for row, seq in enumerate(seqs):
             params = seq.request.params
-            number = uniform(seq.request.seed, seq.choice, seq.num_output)
+            keys[row] = stream_key(seq.request.seed, seq.choice, seq.num_output)
             # Any integer is a legal top_k; not every integer is a float.
             top_k = min(params.top_k, scores.shape[-1])
             largest_top_k = max(largest_top_k, top_k)
-            table[:, row] = number, params.temperature, top_k, params.top_p, params.min_p
+            table[1:, row] = params.temperature, top_k, params.top_p, params.min_p
         # One transfer, and it does not wait for the model, which may still be running on the device.
-        numbers, temperatures, top_ks, top_ps, min_ps = torch.from_numpy(table).to(scores.device, non_blocking=True)
+        bits, temperatures, top_ks, top_ps, min_ps = torch.from_numpy(table).to(scores.device, non_blocking=True)
         dtype = scores.dtype
-        return cls(numbers, temperatures.to(dtype), top_ks.long(), top_ps, min_ps.to(dtype), largest_top_k)
+        streams = bits.view(torch.int64)
+        return cls(streams, temperatures.to(dtype), top_ks.long(), top_ps, min_ps.to(dtype), largest_top_k)
 
     def select(self, rows: Tensor) -> Self:
         return replace(
             self,
-            uniform=self.uniform[rows],
+            keys=self.keys[rows],
             temperature=self.temperature[rows],
             top_k=self.top_k[rows],
             top_p=self.top_p[rows],
@@ -121,22 +129,23 @@ def _index(rows: list[int], scores: Tensor) -> Tensor | slice:
 
 
 def _draw_whole(gaps: Tensor, settings: _Settings) -> Tensor:
-    return draw(weigh(gaps, settings.temperature), settings.uniform)
+    return draw(weigh(gaps, settings.temperature), settings.keys)
 
 
 def _draw_min_p(gaps: Tensor, settings: _Settings) -> Tensor:
     weights = weigh(gaps, settings.temperature)
     weights.masked_fill_(weights < settings.min_p.unsqueeze(-1), 0.0)
-    return draw(weights, settings.uniform)
+    return draw(weights, settings.keys)
 
 
 def _draw_top_k(gaps: Tensor, settings: _Settings) -> Tensor:
-    gaps, ids = ranked(gaps, settings.largest_top_k)
-    weights = weigh(gaps, settings.temperature)
+    best, ids = ranked(gaps, settings.largest_top_k)
+    weights = weigh(best, settings.temperature)
     # What lies beyond a row's own k must not count towards the whole that top-p takes a share of.
-    weights *= torch.arange(gaps.shape[-1], device=gaps.device) < settings.top_k.unsqueeze(-1)
+    weights *= torch.arange(weights.shape[-1], device=weights.device) < settings.top_k.unsqueeze(-1)
     ends = weights.cumsum(dim=-1, dtype=torch.float64)
-    return _draw_ranked(weights, ids, ends, settings.top_p * ends[:, -1], settings)
+    kept = _cut(weights, ends, settings.top_p * ends[:, -1], settings.min_p)
+    return draw(by_id(kept, ids, vocab=gaps.shape[-1]), settings.keys)
 
 
 def _draw_nucleus(gaps: Tensor, settings: _Settings) -> Tensor:
@@ -152,18 +161,19 @@ def _draw_nucleus(gaps: Tensor, settings: _Settings) -> Tensor:
 
 def _draw_candidates(gaps: Tensor, count: int, share: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Tokens drawn from the nuclei that hold `share`, and in which rows `count` candidates are too few for it."""
-    gaps, ids = ranked(gaps, count)
-    weights = weigh(gaps, settings.temperature)
+    best, ids = ranked(gaps, count)
+    weights = weigh(best, settings.temperature)
     ends = weights.cumsum(dim=-1, dtype=torch.float64)
-    return _draw_ranked(weights, ids, ends, share, settings), ends[:, -1] < share
+    kept = _cut(weights, ends, share, settings.min_p)
+    return draw(by_id(kept, ids, vocab=gaps.shape[-1]), settings.keys), ends[:, -1] < share
 
 
-def _draw_ranked(weights: Tensor, ids: Tensor, ends: Tensor, share: Tensor, settings: _Settings) -> Tensor:
-    """Cuts ranked weights by top-p and min-p and draws. `ends` are their running sums, `share` is what to keep."""
+def _cut(weights: Tensor, ends: Tensor, share: Tensor, min_p: Tensor) -> Tensor:
+    """Ranked weights, zero where top-p or min-p drops them. `ends` are their running sums, `share` is what to keep."""
     needed = (ends < share.unsqueeze(-1)).sum(dim=-1, keepdim=True)
     kept = torch.arange(weights.shape[-1], device=weights.device) <= needed
-    kept &= weights >= settings.min_p.unsqueeze(-1)
-    return ids.gather(1, draw(weights * kept, settings.uniform).unsqueeze(-1)).squeeze(-1)
+    kept &= weights >= min_p.unsqueeze(-1)
+    return weights * kept
 
 
 def _chosen_logprobs(logits: Tensor, tokens: Tensor, seqs: Sequence[sequence.Sequence]) -> dict[int, TokenLogprob]:

@@ -52,7 +52,11 @@ class TorchRunner:
         self._all_finite = True
         self.device = parameter.device
         self._spec = RunnerSpec(
-            page_size=page_size, num_pages=num_pages, max_seq_len=shape.max_seq_len, vocab_size=shape.vocab_size
+            page_size=page_size,
+            num_pages=num_pages,
+            max_seq_len=shape.max_seq_len,
+            vocab_size=shape.vocab_size,
+            generates=model.has_head,
         )
         self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
 

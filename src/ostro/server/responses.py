@@ -81,7 +81,7 @@ def _completion_choice(
     request: CompletionRequest, number: int, completion: Completion, choice: Choice, tokenizer: Tokenizer
 ) -> CompletionChoice:
     """`number` is the prompt's."""
-    echoed = _echoed(request, number, tokenizer) if request.echo else None
+    echoed = echoed_prompt(request, number, tokenizer) if request.echo else None
     return CompletionChoice(
         index=number * request.n + choice.index,
         text=(echoed or "") + choice.text,
@@ -91,7 +91,8 @@ def _completion_choice(
     )
 
 
-def _echoed(request: CompletionRequest, number: int, tokenizer: Tokenizer) -> str:
+def echoed_prompt(request: CompletionRequest, number: int, tokenizer: Tokenizer) -> str:
+    """A prompt's text, as it stands before its choices."""
     prompt = request.prompt[number]
     return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=request.skip_special_tokens)
 
@@ -104,11 +105,22 @@ def _completion_logprobs(
         return None
     ids: list[int] = choice.token_ids
     entries: list[TokenLogprob | None] = [*(choice.logprobs or ())]
-    offsets = list(_offsets(ids, choice.text, tokenizer))
+    offsets = list(text_offsets(ids, choice.text, tokenizer))
     if echoed is not None:
         ids = [*completion.prompt_ids, *ids]
         entries = [*(completion.prompt_logprobs or ()), *entries]
-        offsets = [*_offsets(completion.prompt_ids, echoed, tokenizer), *(len(echoed) + at for at in offsets)]
+        offsets = [*text_offsets(completion.prompt_ids, echoed, tokenizer), *(len(echoed) + at for at in offsets)]
+    return token_arrays(top, ids, entries, offsets, tokenizer)
+
+
+def token_arrays(
+    top: int,
+    ids: Sequence[int],
+    entries: Sequence[TokenLogprob | None],
+    offsets: list[int],
+    tokenizer: Tokenizer,
+) -> CompletionLogprobs:
+    """The parallel arrays of some tokens in a row."""
     return CompletionLogprobs(
         tokens=[_token_name(token, tokenizer) for token in ids],
         token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in entries],
@@ -137,7 +149,7 @@ def _token_name(token: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
+def text_offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
     """Where in its text each token begins; at its end for one that a stop has cut off."""
     decoder = _Utf8Decoder(errors="replace")
     at = 0
@@ -168,7 +180,7 @@ def chat_response(
             ChatChoice(
                 index=choice.index,
                 message=ChatMessage(content=choice.text),
-                logprobs=_chat_logprobs(choice, tokenizer),
+                logprobs=chat_logprobs(choice.logprobs, tokenizer),
                 finish_reason=finish_reason(choice),
             )
             for choice in completion.choices
@@ -178,10 +190,10 @@ def chat_response(
     )
 
 
-def _chat_logprobs(choice: Choice, tokenizer: Tokenizer) -> ChatLogprobs | None:
-    if choice.logprobs is None:
+def chat_logprobs(entries: Sequence[TokenLogprob] | None, tokenizer: Tokenizer) -> ChatLogprobs | None:
+    if entries is None:
         return None
-    return ChatLogprobs(content=[_chat_logprob(entry, tokenizer) for entry in choice.logprobs])
+    return ChatLogprobs(content=[_chat_logprob(entry, tokenizer) for entry in entries])
 
 
 def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob:

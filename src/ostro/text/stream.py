@@ -13,7 +13,8 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special=params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_in_output)
         self._params = params
-        self._num_tokens = 0
+        self.num_tokens = 0
+        """Tokens that the text is made of: none after the stop string's last."""
         self.stopped_by: str | None = None
         """The stop string that ended the text: the sequence behind it has no more to say."""
 
@@ -21,9 +22,12 @@ class TextStream:
         """The text that these tokens complete. `last_is_stop`: the last one ended the sequence and is no text."""
         if last_is_stop and not self._params.include_stop_in_output:
             token_ids = token_ids[:-1]
+        if not self._params.stop:
+            self.num_tokens += len(token_ids)
+            return self._detokenizer.push(token_ids)
         text = ""
         for token_id in token_ids:
-            self._num_tokens += 1
+            self.num_tokens += 1
             text += self._match(self._detokenizer.push((token_id,)))
             if self.stopped_by is not None:
                 break
@@ -37,7 +41,7 @@ class TextStream:
         return text if self.stopped_by is not None else text + self._matcher.flush()
 
     def _match(self, text: str) -> str:
-        if not self._params.stop or self._num_tokens < self._params.min_tokens:
+        if not self._params.stop or self.num_tokens < self._params.min_tokens:
             return text
         safe, self.stopped_by = self._matcher.push(text)
         return safe

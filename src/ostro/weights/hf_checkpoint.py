@@ -206,12 +206,14 @@ def _read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, 
 def _read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
     """All the tensors of a pickle; it has no header that could have told `names` before."""
     import pickle
+    import zipfile
 
     import torch
 
     del names
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # The format before torch 1.6 is no archive, and only archives can be mapped.
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
             f"{path} holds more than tensors, or is damaged, and is not loaded for safety. Convert it to safetensors."

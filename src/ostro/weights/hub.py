@@ -49,8 +49,19 @@ def fetch(repo: str, revision: str | None, *, progress: bool) -> Path:
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no"
         raise DownloadFailed(f"The Hub answered with status {status} for {label}. Try again later.") from error
+    except _transport_error(HfHubHTTPError) as error:
+        raise DownloadFailed(
+            f"The connection to the Hub broke off while {label} was fetched ({type(error).__name__}). "
+            "Start again: what has arrived is kept."
+        ) from error
     except OSError as error:
         raise _file_error(error, label, Path(constants.HF_HUB_CACHE)) from error
+
+
+def _transport_error(status_error: type[Exception]) -> type[Exception]:
+    """What the Hub's client raises when a connection breaks: the base, in its HTTP library, of its status errors."""
+    bases = (base for base in status_error.__mro__ if base.__name__ in ("HTTPError", "RequestException"))
+    return next(bases, ConnectionError)
 
 
 def _file_error(error: OSError, label: str, cache: Path) -> OstroError:

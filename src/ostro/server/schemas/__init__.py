@@ -11,6 +11,7 @@ from ostro.server.schemas.chat import (
     Message,
     TopLogprob,
 )
+from ostro.server.schemas.chunks import ChatCompletionChunk, CompletionChunk
 from ostro.server.schemas.completions import (
     CompletionChoice,
     CompletionLogprobs,
@@ -27,23 +28,36 @@ from ostro.server.schemas.generation import (
     StreamOptions,
     Usage,
 )
+from ostro.server.schemas.models import Alive, Health, ModelCard, ModelList, Readiness, Version
+from ostro.server.schemas.tokenizer import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
 from ostro.server.schemas.wire import RequestModel, WireModel, bad_request, parse
 
 __all__ = [
+    "Alive",
     "BatchError",
     "BatchRequest",
     "BatchResponse",
     "BatchResult",
     "ChatChoice",
+    "ChatCompletionChunk",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
     "ChatLogprobs",
     "ChatMessage",
     "ChatTokenLogprob",
     "CompletionChoice",
+    "CompletionChunk",
     "CompletionLogprobs",
     "CompletionRequest",
     "CompletionResponse",
+    "DetokenizeRequest",
+    "DetokenizeResponse",
     "Embedding",
     "EmbeddingRequest",
     "EmbeddingResponse",
@@ -51,14 +65,22 @@ __all__ = [
     "ErrorBody",
     "ErrorDetail",
     "GenerationRequest",
+    "Health",
     "Message",
+    "ModelCard",
+    "ModelList",
     "PromptLogprob",
     "PromptLogprobs",
     "PromptTokensDetails",
+    "Readiness",
     "RequestModel",
     "StreamOptions",
+    "TokenizeRequest",
+    "TokenizeResponse",
+    "TokenizerInfo",
     "TopLogprob",
     "Usage",
+    "Version",
     "WireModel",
     "bad_request",
     "parse",

@@ -11,6 +11,7 @@ from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
+MAX_TOOL_CALLS = 128
 
 
 class TextPart(RequestModel):
@@ -45,7 +46,7 @@ class Message(RequestModel):
     content: Content = ""
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 

@@ -5,9 +5,10 @@ The types are checked here. The ranges are SamplingParams' own: there is one pla
 
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
-from ostro.sampling_params import SamplingParams
+from ostro.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
 
 MAX_STOP_CHARACTERS = 1024
@@ -21,16 +22,30 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
+_WORD_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+
 Word = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Words = Annotated[
     list[Word],
     Field(fail_fast=True),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     shape(f"must be a string or a list of strings, each of at most {MAX_STOP_CHARACTERS} characters"),
+    WithJsonSchema({"anyOf": [_WORD_SCHEMA, {"type": "array", "items": _WORD_SCHEMA}]}),
 ]
+
+
+def _few_biases(value: object) -> object:
+    """Counted before they are read."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise PydanticCustomError("refused", f"takes at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
+    return value
+
+
 # JSON's keys are strings.
 TokenBiases = Annotated[
-    dict[Annotated[int, Field(strict=False)], float], shape("must map token ids to numbers from -100 to 100")
+    dict[Annotated[int, Field(strict=False)], float],
+    shape("must map token ids to numbers from -100 to 100"),
+    BeforeValidator(_few_biases),
 ]
 
 

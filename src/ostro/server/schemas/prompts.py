@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ostro.server.schemas.wire import shape
 
@@ -17,6 +17,9 @@ def _listed(value: object) -> object:
     return [value] if alone else value
 
 
+_TEXT_SCHEMA = {"type": "string", "maxLength": MAX_CHARACTERS}
+_IDS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 # Fails fast: a million wrong entries are one mistake, not a million.
 TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
@@ -27,5 +30,15 @@ Prompts = Annotated[
     shape(
         "must be a text, a list of texts, a list of token ids or a list of such lists: "
         f"1 to {MAX_PROMPTS} of them, a text of at most {MAX_CHARACTERS} characters"
+    ),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT_SCHEMA,
+                _IDS_SCHEMA,
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT_SCHEMA},
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _IDS_SCHEMA},
+            ]
+        }
     ),
 ]

@@ -5,17 +5,18 @@ Knows pydantic; knows no endpoint. A request passes `parse`, and whatever is wro
 
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ostro.errors import BadRequest, Unsupported
 
@@ -48,7 +49,23 @@ class RequestModel(WireModel):
         for name, harmless in cls.unserved.items():
             if name in given and given.pop(name) not in harmless:
                 raise refusal(name, "is not supported", kind=_UNSUPPORTED)
+        # One of them says it: pydantic would describe each, and there may be as many as the body has room for.
+        for name in [name for name in given if name not in cls.model_fields][1:]:
+            del given[name]
         return given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Tells of the nulls and of the fields without an effect too."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        properties, required = schema.setdefault("properties", {}), schema.get("required", ())
+        for name, field in properties.items():
+            if name not in required:
+                properties[name] = {"anyOf": [field, {"type": "null"}]}
+        properties |= {name: {"description": "Accepted; has no effect."} for name in sorted(cls.ignored)}
+        for name, harmless in cls.unserved.items():
+            properties[name] = {"enum": [*harmless, None], "description": "Not supported."}
+        return schema
 
 
 _REFUSED, _UNSUPPORTED = "refused", "unsupported"

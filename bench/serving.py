@@ -1,0 +1,68 @@
+"""`ostro serve` and its clients in processes of their own, for benchmarks. Knows /proc, so it needs Linux."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    host: str
+    port: int
+    pid: int
+    engine_pid: int
+
+
+@contextmanager
+def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Ready when it is entered."""
+    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", "--no-access-log", *args]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if '"listening"' in line:
+                    url = str(json.loads(line)["url"])
+                    break
+            else:
+                raise RuntimeError("the server did not start")
+            _until_ready(url)
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            yield Server(host, int(port), process.pid, _child_of(process.pid))
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _until_ready(url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _child_of(pid: int) -> int:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        [child] = file.read().split()
+    return int(child)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What the process has used so far, all its threads."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

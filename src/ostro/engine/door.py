@@ -1,0 +1,61 @@
+"""What no request may pass with: the checks that the scheduler makes, and the API process before it. Knows a few
+facts of the model; changes nothing.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ostro.engine.request import Request, Task
+from ostro.errors import BadRequest, ContextLengthExceeded, Unsupported
+
+# The largest number that a message carries.
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    max_len: int
+    """Longest sequence that can run, prompt and output together."""
+    vocab_size: int
+    generates: bool = True
+
+    def check(self, request: Request, *, prompt: str = "prompt") -> None:
+        """Raises BadRequest for a request that could never run. `prompt` is the caller's name for the prompt."""
+        params = request.params
+        if not self.generates and request.task is not Task.EMBED:
+            raise Unsupported(
+                "This model was saved without a language-model head: it embeds text, and cannot write it."
+            )
+        self.longest(request, prompt=prompt)
+        # Ids that the model does not have would index beyond its tables.
+        self._check_ids(prompt, request.prompt_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        for name, value in (
+            ("min_tokens", params.min_tokens),
+            ("top_k", params.top_k),
+            ("priority", request.priority),
+            ("turn", request.turn),
+        ):
+            if abs(value) > _MOST:
+                raise BadRequest(f"{name} must be at most {_MOST}, got {value}.", param=name)
+
+    def longest(self, request: Request, *, prompt: str = "prompt") -> int:
+        """Length at which the request's sequences end: prompt and max_tokens, within the context."""
+        length, output = len(request.prompt_ids), request.params.max_tokens
+        if not length:
+            raise BadRequest("The prompt is empty: give at least one token.", param=prompt)
+        if output is None:
+            if length >= self.max_len:
+                raise ContextLengthExceeded(limit=self.max_len, prompt=length, output=1, param=prompt)
+            return self.max_len
+        if length + output > self.max_len:
+            raise ContextLengthExceeded(limit=self.max_len, prompt=length, output=output, param=prompt)
+        return length + output
+
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            bad = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise BadRequest(
+                f"{name} holds token id {bad}, but the vocabulary ends at {self.vocab_size - 1}.", param=name
+            )

@@ -1,0 +1,59 @@
+"""The HTTP application: endpoints, error answers and middlewares put together. Knows them all; does nothing itself."""
+
+from collections.abc import Sequence
+from importlib import metadata
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from ostro.server import error_handlers
+from ostro.server.api import Api, HttpOptions
+from ostro.server.documentation import document
+from ostro.server.limits import Gate, GateLimits
+from ostro.server.logging import RequestLog, RequestRecord
+from ostro.server.routes import chat, completions, embeddings, health, models, tokenizer
+from ostro.server.service import ModelService
+
+
+def build_app(
+    service: ModelService,
+    *,
+    gate: Gate | None = None,
+    options: HttpOptions | None = None,
+    middlewares: Sequence[Middleware] | None = None,
+    version: str | None = None,
+) -> FastAPI:
+    """The app over a service that somebody else starts and stops. Make it within the event loop that will serve it.
+
+    `middlewares` are pure ASGI, outermost first, and one of them is RequestLog: it makes the record that endpoints
+    write to. None is that one alone.
+    """
+    version = version or metadata.version("ostro")
+    api = Api(service=service, gate=gate or Gate(GateLimits()), options=options or HttpOptions())
+    app = FastAPI(
+        title="Ostro",
+        version=version,
+        description="Language models behind the OpenAI API.",
+        # A redirect would send clients to whatever host their request named.
+        redirect_slashes=False,
+        middleware=[
+            *(middlewares if middlewares is not None else [Middleware(RequestLog, on_end=_ignore, access_log=False)]),
+            Middleware(error_handlers.FaultBarrier),
+        ],
+    )
+    error_handlers.install(app)
+    for router in (
+        chat.router(api),
+        completions.router(api),
+        embeddings.router(api),
+        models.router(api),
+        tokenizer.router(api),
+        health.router(api, version),
+    ):
+        app.include_router(router)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+    return app
+
+
+def _ignore(record: RequestRecord) -> None:
+    """For apps without metrics."""

@@ -1,0 +1,144 @@
+"""Who may ask for what: keys, and the paths that need none. Knows paths and headers; knows no routes.
+
+Everything needs a key once one is set, also paths that do not exist, but for the few that are listed here. The check is
+on the path as it arrived, before any routing, and on what decoding makes of it: the stricter of the two holds. Keys are
+kept as SHA-256 digests, and all of them are compared, each in constant time.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ostro.errors import BadRequest, NotAuthorized
+from ostro.server.error_handlers import error_response
+from ostro.server.logging import RequestRecord
+
+# Probes and balancers ask these, and they tell nothing of the model.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health"})
+# What only an operator asks.
+ADMIN_PREFIX = "/admin"
+# Any key opens it, since scrapers are no administrators; but one must be given as soon as there are keys of any kind.
+METRICS_PATH = "/metrics"
+
+_LONGEST_KEY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    label: str
+    """What logs and fair turns call it: the start of its digest says nothing of the key."""
+    digest: bytes
+
+    @classmethod
+    def of(cls, key: str, kind: str = "key") -> Self:
+        digest = hashlib.sha256(key.encode()).digest()
+        return cls(f"{kind}-{digest.hex()[:8]}", digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyring:
+    """The keys that open something. Without any all is open; with an admin key alone, all but the admin's part."""
+
+    keys: tuple[Key, ...] = ()
+    admin: tuple[Key, ...] = ()
+
+    @classmethod
+    def of(cls, keys: Iterable[str] = (), admin: Iterable[str] = ()) -> Self:
+        return cls(tuple(Key.of(each) for each in keys), tuple(Key.of(each, "admin") for each in admin))
+
+    def label(self, paths: Sequence[str], key: str | None) -> str:
+        """Who is asking for the path, given in all its spellings; raises NotAuthorized if they may not."""
+        known = None if key is None else _find(self.keys + self.admin, key)
+        for path in paths:
+            needed = self._needed(path)
+            if needed and known not in needed:
+                raise _refusal(key, known)
+        return "anonymous" if known is None else known.label
+
+    def _needed(self, path: str) -> tuple[Key, ...]:
+        """The keys of which one is needed; none if the path is open."""
+        if path in OPEN_PATHS:
+            return ()
+        if path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/"):
+            return self.admin or self.keys
+        return self.keys + self.admin if self.keys or path == METRICS_PATH else ()
+
+
+def _refusal(given: str | None, known: Key | None) -> NotAuthorized:
+    if given is None:
+        return NotAuthorized("You gave no API key. Send it in a header: Authorization: Bearer YOUR_KEY.")
+    if known is None:
+        return NotAuthorized("This API key is not known here. Check the key.")
+    return NotAuthorized("This needs the admin key, and you gave another one.")
+
+
+def _find(keys: Sequence[Key], given: str) -> Key | None:
+    digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    return found
+
+
+def read_key_file(path: Path) -> list[str]:
+    """One key a line; empty lines and lines that begin with # are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadRequest(f"Cannot read the key file {path}: {error.strerror}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The key file {path} is not UTF-8 text. Write one key a line.") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise BadRequest(f"The key file {path} holds no keys. Write one a line.")
+    return keys
+
+
+class Authentication:
+    """ASGI middleware: nobody gets further without the key that the path needs."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self.app = app
+        self.keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        try:
+            label = self.keyring.label(_paths(scope), _bearer(Headers(scope=scope)))
+        except NotAuthorized as error:
+            await _refuse(error, scope, receive, send)
+            return
+        record = scope.get("state", {}).get("record")
+        if isinstance(record, RequestRecord):
+            record.key = label
+        await self.app(scope, receive, send)
+
+
+def _paths(scope: Scope) -> list[str]:
+    """The path as it came and as it reads decoded."""
+    raw = scope.get("raw_path")
+    return [scope["path"]] if raw is None else [scope["path"], bytes(raw).decode("latin-1")]
+
+
+def _bearer(headers: Headers) -> str | None:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    key = key.strip()
+    if scheme.lower() == "bearer" and key and len(key) <= _LONGEST_KEY:
+        return key
+    return None
+
+
+async def _refuse(error: NotAuthorized, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})
+        return
+    await error_response(error)(scope, receive, send)

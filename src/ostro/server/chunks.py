@@ -1,0 +1,183 @@
+"""Deltas as the events of a stream, in OpenAI's order: role, text, finish reason, usage. Knows no sockets.
+
+This runs for every token of every stream, so an event is put together from bytes that are made once a stream; only the
+choice in its middle is encoded anew.
+"""
+
+import codecs
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ostro.outputs import Choice, Completion, Delta
+from ostro.runner.base import TokenLogprob
+from ostro.server.responses import (
+    chat_logprobs,
+    echoed_prompt,
+    finish_reason,
+    new_id,
+    text_offsets,
+    token_arrays,
+    usage,
+)
+from ostro.server.schemas import ChatCompletionRequest, CompletionRequest
+from ostro.server.sse import event
+from ostro.text.tokenizer import Tokenizer
+
+_encode = msgspec.json.Encoder().encode
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Chunks(Protocol):
+    """One answer's events."""
+
+    def start(self) -> bytes:
+        """What comes before the first text."""
+
+    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
+        """What prompt `number` has gained; raises SequenceFailed for a choice that came to no good end."""
+
+    def end(self) -> bytes:
+        """What comes after the last text."""
+
+
+class _Envelope:
+    """What all events of one stream have in common."""
+
+    def __init__(self, id: str, kind: str, *, model: str, with_usage: bool) -> None:
+        self._shared = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+        # {"id":…,"model":…  and then  ,"choices":[ … ]}
+        self._head = b"data: " + _encode(self._shared).removesuffix(b"}") + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        self._with_usage = with_usage
+
+    def choice(self, fields: dict[str, object]) -> bytes:
+        return self._head + _encode(fields) + self._tail
+
+    def usage(self, completions: Sequence[Completion]) -> bytes:
+        """Nothing, unless it was asked for."""
+        if not self._with_usage:
+            return b""
+        return event(_encode({**self._shared, "choices": [], "usage": usage(completions).model_dump()}))
+
+
+class ChatChunks:
+    def __init__(
+        self, request: ChatCompletionRequest, completion: Completion, tokenizer: Tokenizer, *, model: str
+    ) -> None:
+        self._completion = completion
+        self._tokenizer = tokenizer
+        with_usage = request.stream_options is not None and request.stream_options.include_usage
+        self._envelope = _Envelope(new_id("chatcmpl-"), "chat.completion.chunk", model=model, with_usage=with_usage)
+
+    def start(self) -> bytes:
+        opening = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(choice.index, opening) for choice in self._completion.choices)
+
+    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
+        return b"".join(map(self._of, deltas))
+
+    def end(self) -> bytes:
+        return self._envelope.usage([self._completion])
+
+    def _of(self, delta: Delta) -> bytes:
+        data = b""
+        if delta.text or delta.logprobs:
+            logprobs = chat_logprobs(delta.logprobs, self._tokenizer)
+            data = self._chunk(
+                delta.index, {"content": delta.text}, None if logprobs is None else logprobs.model_dump()
+            )
+        if delta.finish_reason is not None:
+            data += self._chunk(delta.index, {}, None, finish_reason(self._completion.choices[delta.index]))
+        return data
+
+    def _chunk(
+        self, index: int, delta: dict[str, str], logprobs: dict[str, object] | None = None, reason: str | None = None
+    ) -> bytes:
+        return self._envelope.choice({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
+
+
+class CompletionChunks:
+    """Of one or several prompts, each with its choices."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        completions: Sequence[Completion],
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+    ) -> None:
+        self._completions = completions
+        with_usage = request.stream_options is not None and request.stream_options.include_usage
+        self._envelope = _Envelope(new_id("cmpl-"), "text_completion", model=model, with_usage=with_usage)
+        self._choices = [
+            [_CompletionChoice(request, number, completion, choice, tokenizer) for choice in completion.choices]
+            for number, completion in enumerate(completions)
+        ]
+
+    def start(self) -> bytes:
+        return b""
+
+    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
+        choices = self._choices[number]
+        return b"".join(
+            self._envelope.choice(fields) for delta in deltas if (fields := choices[delta.index].of(delta)) is not None
+        )
+
+    def end(self) -> bytes:
+        return self._envelope.usage(self._completions)
+
+
+class _CompletionChoice:
+    """One choice of a completion: whether its prompt was echoed yet, and where in the text its tokens are."""
+
+    def __init__(
+        self, request: CompletionRequest, number: int, completion: Completion, choice: Choice, tokenizer: Tokenizer
+    ) -> None:
+        self._top = request.logprobs
+        self._completion = completion
+        self._choice = choice
+        self._tokenizer = tokenizer
+        self._index = number * request.n + choice.index
+        self._echo = echoed_prompt(request, number, tokenizer) if request.echo else None
+        self._base = self._at = len(self._echo or "")
+        self._skip_special = request.skip_special_tokens
+        self._decoder = _Utf8Decoder(errors="replace")
+
+    def of(self, delta: Delta) -> dict[str, object] | None:
+        """The choice's part of an event; None while there is nothing to tell."""
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return None
+        reason = None if delta.finish_reason is None else finish_reason(self._choice)
+        text = delta.text
+        ids: Sequence[int] = delta.token_ids
+        entries: Sequence[TokenLogprob | None] = delta.logprobs or ()
+        offsets = [] if self._top is None else self._offsets(delta)
+        if self._echo is not None:
+            # All of the prompt's log-probabilities are there before the first text is.
+            prompt = self._completion
+            ids = [*prompt.prompt_ids, *ids]
+            entries = [*(prompt.prompt_logprobs or ()), *entries]
+            offsets = [*text_offsets(prompt.prompt_ids, self._echo, self._tokenizer), *offsets]
+            text = self._echo + text
+            self._echo = None
+        logprobs = None
+        if self._top is not None:
+            logprobs = token_arrays(self._top, ids, entries, offsets, self._tokenizer).model_dump()
+        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _offsets(self, delta: Delta) -> list[int]:
+        """Where the tokens begin. What a stop has cut off lies at the end."""
+        offsets = [self._advance(token) for token in delta.token_ids]
+        if delta.finish_reason is None:
+            return offsets
+        end = self._base + len(self._choice.text)
+        return [min(at, end) for at in offsets]
+
+    def _advance(self, token: int) -> int:
+        at = self._at
+        self._at += len(self._decoder.decode(self._tokenizer.bytes_of((token,), skip_special=self._skip_special)))
+        return at

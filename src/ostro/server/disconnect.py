@@ -1,0 +1,60 @@
+"""Notices that a client has gone, in any phase of its request. Knows ASGI's `receive`; knows no routes.
+
+A server that only sends finds out when it sends: too late for a long prompt or an answer that is not streamed. So a
+task of its own listens, and a client that hangs up cancels the work for it.
+"""
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Receive
+
+
+class ClientGone(Exception):
+    """There is nobody left to answer."""
+
+
+class UntilDisconnect:
+    """`async with UntilDisconnect(receive)`: the block is cancelled when the client goes, and ClientGone is raised.
+
+    The request's body must have been read: what `receive` brings next is the end.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._cancelling = 0
+        self._task: asyncio.Task[object] | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._listener = asyncio.create_task(self._listen(), name="disconnect listener")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        assert self._listener is not None
+        self._listener.cancel()
+        if not self._gone:
+            return
+        if kind is None:
+            # The block ended in the same moment: the cancellation waits for the next await, and must not hit another.
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        outer = self._task.uncancel() > self._cancelling
+        if not outer and (kind is None or issubclass(kind, asyncio.CancelledError)):
+            raise ClientGone from error
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        assert self._task is not None
+        self._gone = True
+        self._task.cancel()

@@ -1,0 +1,108 @@
+"""Errors as answers: the one place where an exception becomes a status and OpenAI's error body. Knows no endpoint."""
+
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ostro.errors import OstroError
+from ostro.server.disconnect import ClientGone
+from ostro.server.schemas import ErrorBody, ErrorDetail
+
+# The status that others' logs show for a client that left; nobody receives it.
+_CLIENT_GONE = 499
+
+
+def internal_error() -> OstroError:
+    """For a fault of ours: what it was is for the log, not for the client."""
+    return OstroError("The server met an unexpected fault. Its log says more, under this answer's x-request-id.")
+
+
+def error_response(error: OstroError) -> Response:
+    """Also for middlewares, whose errors no handler sees."""
+    headers: dict[str, str] = {}
+    retry_after = getattr(error, "retry_after", None)
+    if retry_after is not None:
+        headers["retry-after"] = str(retry_after)
+    if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        # It would fail in the same way again, and clients try all errors of this status twice more.
+        headers["x-should-retry"] = "false"
+    if error.http_status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    if error.http_status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+        # The rest of the body is still on its way, and nobody will read it.
+        headers["connection"] = "close"
+    return _json(ErrorBody.of(error), error.http_status, headers)
+
+
+def install(app: Starlette) -> None:
+    app.add_exception_handler(OstroError, _on_ostro_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+
+
+class FaultBarrier:
+    """ASGI middleware, innermost: a fault of ours still gets an answer, then goes on to the server's log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception:
+            if not started:
+                _note(scope, OstroError.openai_type)
+                await error_response(internal_error())(scope, receive, send)
+            raise
+
+
+def _note(scope: Scope, code: str | None) -> None:
+    record = scope.get("state", {}).get("record")
+    if record is not None:
+        record.error = code
+
+
+async def _on_ostro_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OstroError)
+    _note(request.scope, error.openai_code or error.openai_type)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """The router's own: an unknown path, a method that the path does not have."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    match error.status_code:
+        case HTTPStatus.NOT_FOUND:
+            message, code = f"There is no {path} here. GET /docs lists what there is.", "not_found"
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message, code = f"{request.method[:20]} is not for {path}. Use {allowed}.", "method_not_allowed"
+        case _:
+            message, code = f"{HTTPStatus(error.status_code).phrase}.", "bad_request"
+    _note(request.scope, code)
+    detail = ErrorDetail(message=message, type="invalid_request_error", param=None, code=code)
+    return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    _note(request.scope, "client_gone")
+    return Response(status_code=_CLIENT_GONE)
+
+
+def _json(body: ErrorBody, status: int, headers: dict[str, str]) -> Response:
+    return Response(body.model_dump_json(), status, headers, media_type="application/json")

@@ -1,0 +1,149 @@
+"""From an HTTP request to its answer: through the gate, to the engine, back as one body or as a stream of events.
+
+read, parse ──> prepare ──> wait in line ──> engine ──┬──> one JSON body
+   4xx            4xx          429, 503               └──> first event in hand: 200, events, [DONE]
+
+All of it from `prepare` on ends when the client goes. Knows jobs; knows no endpoint.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ostro.engine.request import Request as EngineRequest
+from ostro.outputs import Completion, Delta
+from ostro.server.api import Api, json_response, record_of
+from ostro.server.chunks import Chunks
+from ostro.server.disconnect import ClientGone, UntilDisconnect
+from ostro.server.limits import Ticket
+from ostro.server.logging import RequestRecord
+from ostro.server.schemas import WireModel
+from ostro.server.sse import EventStream
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one HTTP request asks of the engine, and how the outcome becomes its answer."""
+
+    prepare: Callable[[], Awaitable[list[EngineRequest]]]
+    respond: Callable[[list[Completion]], WireModel]
+    chunks: Callable[[list[Completion]], Chunks] | None = None
+    """For a stream: its events, given the completions that grow as it goes."""
+
+
+class Answer(Response):
+    """A job's outcome, worked out while it is sent: so one block holds from the gate to the last byte."""
+
+    def __init__(self, api: Api, http: Request, job: Job) -> None:
+        super().__init__()
+        self._api = api
+        self._record = record_of(http)
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with UntilDisconnect(receive), self._api.gate.admit(self._record) as ticket:
+                requests = await ticket.turn(await ticket.within(self._job.prepare()))
+                if self._job.chunks is not None:
+                    await self._stream(ticket, requests, self._job.chunks, send)
+                    return
+                completions = await _all(ticket, self._api, requests)
+                response = json_response(self._job.respond(completions))
+                _note_cached(self._record, completions)
+            await response(scope, receive, send)
+        except ClientGone:
+            self._record.error = "client_gone"
+
+    async def _stream(
+        self,
+        ticket: Ticket,
+        requests: Sequence[EngineRequest],
+        make_chunks: Callable[[list[Completion]], Chunks],
+        send: Send,
+    ) -> None:
+        generations = [self._api.service.stream(request) for request in requests]
+        completions = [generation.completion for generation in generations]
+        chunks = make_chunks(completions)
+        streams = [ticket.watch(generation) for generation in generations]
+        async with aclosing(_merged(streams) if len(streams) > 1 else _alone(streams[0])) as progress:
+            # Not a byte is sent before the engine has: until then an error still has a status of its own.
+            first = chunks.start() + chunks.of(*await anext(progress))
+            async with EventStream(
+                send, ping_seconds=self._api.options.ping_seconds, stuck_seconds=self._api.options.stuck_seconds
+            ) as events:
+                if first:
+                    await events.write(first)
+                async for number, deltas in progress:
+                    if data := chunks.of(number, deltas):
+                        await events.write(data)
+                await events.write(chunks.end())
+        _note_cached(self._record, completions)
+
+
+async def each_in_turn(
+    prepare: Callable[[Prompt], Awaitable[EngineRequest]], prompts: Sequence[Prompt]
+) -> list[EngineRequest]:
+    """Prepares prompts, of which there may be thousands, and lets others have the event loop in between."""
+    requests = []
+    for prompt in prompts:
+        requests.append(await prepare(prompt))
+        await asyncio.sleep(0)
+    return requests
+
+
+async def _all(ticket: Ticket, api: Api, requests: Sequence[EngineRequest]) -> list[Completion]:
+    """All of them; the first failure ends the others."""
+    if len(requests) == 1:
+        return [await ticket.complete(api.service.complete(requests[0]))]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ticket.complete(api.service.complete(request))) for request in requests]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+_Deltas = AsyncGenerator[list[Delta], None]
+_Numbered = AsyncGenerator[tuple[int, list[Delta]], None]
+
+
+async def _alone(stream: _Deltas) -> _Numbered:
+    async with aclosing(stream):
+        async for deltas in stream:
+            yield 0, deltas
+
+
+async def _merged(streams: Sequence[_Deltas]) -> _Numbered:
+    """Several prompts' deltas as they come, each with its prompt's number."""
+    pending = {asyncio.ensure_future(_next(stream)): number for number, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = pending.pop(task)
+                deltas = task.result()
+                if deltas is not None:
+                    pending[asyncio.ensure_future(_next(streams[number]))] = number
+                    yield number, deltas
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: _Deltas) -> list[Delta] | None:
+    """None after the last ones."""
+    return await anext(stream, None)
+
+
+def _note_cached(record: RequestRecord, completions: Sequence[Completion]) -> None:
+    record.cached_tokens = sum(completion.num_cached for completion in completions)

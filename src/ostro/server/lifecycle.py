@@ -1,0 +1,240 @@
+"""From a bound port to the last byte: starts the model and the HTTP server, drains on a signal. Knows processes and
+signals; knows no endpoint.
+
+    bind ──> listen, load ──> ready ──> signal: unready, new requests 503 ──> the last one has ended ──> exit 0
+                  │                         │                                 or the window is over ──> exit 1
+                  └── cannot load: exit 1   └── second signal: exit 128 + its number, at once
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import structlog
+import uvicorn
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from ostro.engine.messages import ModelInfo
+from ostro.errors import BadRequest, OstroError
+from ostro.server.app import build_app
+from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
+from ostro.server.limits import Gate, GateLimits
+from ostro.server.logging import RequestLog, configure_logging
+from ostro.server.metrics import Metrics, MetricsEndpoint
+from ostro.server.protocol import BoundedHttp
+from ostro.server.service import ModelService, State
+from ostro.server.settings import ServeSettings
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_BACKLOG = 2048
+# Longer than the pools of common clients keep a connection: they must be the ones to close it.
+_KEEP_ALIVE_SECONDS = 75
+_STATE_SECONDS = 0.25
+# What answers get to reach their clients once nothing is under way in the engine.
+_LAST_BYTES_SECONDS = 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: connections wait in it until the server takes them."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise BadRequest(f"Cannot listen on {host!r}: {error.strerror}. Check --host.", param="host") from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise BadRequest(
+            f"Cannot listen on {host} port {port}: {error.strerror}. Choose another with --port; 0 is any free one.",
+            param="port",
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def serve(settings: ServeSettings) -> int:
+    """Serves until a signal; returns the exit status. Raises OstroError if it cannot begin."""
+    keyring = settings.keyring()
+    pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
+    configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
+    with bind(settings.host, settings.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(Server(settings, keyring, sock).run())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def middlewares(settings: ServeSettings, keyring: Keyring, metrics: Metrics) -> list[Middleware]:
+    """What each request passes, outermost first."""
+    quiet = {*OPEN_PATHS, METRICS_PATH}
+    return [
+        Middleware(RequestLog, on_end=metrics.record, access_log=settings.access_log, quiet=quiet),
+        # Before the keys: a browser asks without one what it may send.
+        *([_cors(settings)] if settings.enable_cors else []),
+        Middleware(Authentication, keyring=keyring),
+        Middleware(MetricsEndpoint, metrics=metrics),
+    ]
+
+
+def _cors(settings: ServeSettings) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        allow_credentials=settings.cors_credentials,
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, less its signal handlers: what a signal means is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """One run of the server, on a socket that listens already."""
+
+    def __init__(self, settings: ServeSettings, keyring: Keyring, sock: socket.socket) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._sock = sock
+        self._log = structlog.stdlib.get_logger("ostro.server")
+        self._signalled = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal or a model that cannot be served; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        service = ModelService(self._settings.engine(), stall_seconds=self._settings.stall_timeout)
+        gate = Gate(self._settings.gate())
+        http = self._http(service, gate)
+        await service.start()
+        serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")
+        host, port = self._sock.getsockname()[:2]
+        self._log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", model=service.name)
+        ready = asyncio.create_task(self._report_ready(service), name="ready")
+        try:
+            return await self._until_over(service, gate, serving)
+        finally:
+            ready.cancel()
+            await service.stop()
+            http.should_exit = True
+            await serving
+
+    def _http(self, service: ModelService, gate: Gate) -> HttpServer:
+        app = build_app(
+            service,
+            gate=gate,
+            options=self._settings.http(),
+            middlewares=middlewares(self._settings, self._keyring, Metrics(service, gate)),
+        )
+        return HttpServer(
+            uvicorn.Config(
+                app,
+                http=BoundedHttp,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_LAST_BYTES_SECONDS,
+            )
+        )
+
+    async def _report_ready(self, service: ModelService) -> None:
+        with contextlib.suppress(OstroError):
+            await service.settled()
+            info = service.info
+            assert info is not None
+            self._log.info(
+                "ready",
+                model=service.name,
+                max_seq_len=info.max_len,
+                pages=info.num_pages,
+                load_seconds=round(info.load_seconds, 3),
+                warm_up_seconds=round(info.warm_up_seconds, 3),
+                engine_bytes=info.resident_bytes,
+            )
+
+    async def _until_over(self, service: ModelService, gate: Gate, serving: asyncio.Task[None]) -> int:
+        restarts = 0
+        while not self._signalled.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._signalled.wait(), _STATE_SECONDS)
+            if service.state is State.FAILED and service.failure is not None:
+                raise service.failure
+            if serving.done():
+                return 1
+            if service.restarts != restarts:
+                restarts = service.restarts
+                self._log.error("the engine ended and is started anew", restarts=restarts)
+        return await self._drained(gate)
+
+    async def _drained(self, gate: Gate) -> int:
+        gate.drain()
+        self._log.info("draining", requests=gate.num_inside, seconds=self._settings.drain_timeout)
+        try:
+            await asyncio.wait_for(gate.emptied(), self._settings.drain_timeout)
+        except TimeoutError:
+            self._log.warning("requests cut off", requests=gate.num_inside)
+            return 1
+        self._log.info("stopped")
+        return 0
+
+    def _on_signal(self, number: int) -> None:
+        if not self._signalled.is_set():
+            self._signalled.set()
+            return
+        # Nothing orderly: whoever asks twice wants it over. The engine ends with the socket to it.
+        self._log.warning("aborted by a second signal")
+        logging.shutdown()
+        os._exit(128 + number)
+
+
+async def rehearse(settings: ServeSettings) -> str:
+    """Loads and warms up the model, and says what serving it would look like."""
+    service = ModelService(settings.engine())
+    await service.start()
+    try:
+        await service.settled()
+        info = service.info
+        assert info is not None
+        return _report(service.name, info, settings.gate())
+    finally:
+        await service.stop()
+
+
+def _report(name: str, info: ModelInfo, limits: GateLimits) -> str:
+    lines = {
+        "model": name,
+        "longest sequence": f"{info.max_len} tokens",
+        "keys and values": f"{info.num_pages} pages of {info.page_size} tokens",
+        "memory of the engine": f"{info.resident_bytes / (1 << 20):.0f} MiB",
+        "load": f"{info.load_seconds:.2f} s",
+        "warm-up": f"{info.warm_up_seconds:.2f} s",
+        "at a time": f"{limits.concurrent} requests",
+        "waiting": f"{limits.waiting} requests, {limits.waiting_tokens} tokens",
+        "a request's time": f"{limits.seconds:g} s",
+    }
+    return "".join(f"{label + ':':<22}{value}\n" for label, value in lines.items())

@@ -1,0 +1,253 @@
+"""What the server says of itself: one line a request, and the lines of libraries in the same form. Knows no bodies and
+no keys: what a record has no field for cannot be logged.
+"""
+
+import logging
+import logging.config
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import structlog
+import yaml
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from ostro.errors import BadRequest
+
+LogFormat = Literal["json", "pretty"]
+
+# A client's own id is only a label, and it ends up in logs and headers.
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+# Not our fault, but worth a look.
+_LEVELS = {503: logging.WARNING, 504: logging.WARNING}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+# --- one request ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What became of one HTTP request. Whoever learns something of it writes it here."""
+
+    id: str
+    method: str
+    path: str
+    key: str = "anonymous"
+    """The label of the key it came with; never the key."""
+    model: str | None = None
+    stream: bool | None = None
+    status: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    error: str | None = None
+    """The code of the error that ended it."""
+    started: float = field(default_factory=time.monotonic)
+    lined_up: float | None = None
+    let_in: float | None = None
+    """When it joined the line for the engine, and when it left it."""
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+
+    def count(self, tokens: int, finish_reason: str | None) -> None:
+        """Takes in what the engine has brought for one choice."""
+        if tokens:
+            self.last_token = time.monotonic()
+            if self.first_token is None:
+                self.first_token = self.last_token
+            self.completion_tokens += tokens
+        if finish_reason is not None:
+            self.finish_reasons.append(finish_reason)
+
+    @property
+    def queue_seconds(self) -> float | None:
+        return None if self.lined_up is None or self.let_in is None else self.let_in - self.lined_up
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        return None if self.first_token is None or not self.stream else self.first_token - self.started
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended or time.monotonic()) - self.started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the time that the engine had it."""
+        if not self.completion_tokens or self.let_in is None or self.last_token is None:
+            return None
+        return self.completion_tokens / max(self.last_token - self.let_in, 1e-6)
+
+    def fields(self) -> dict[str, object]:
+        """What the log line says; what is not known is left out."""
+        given: dict[str, object] = {
+            "request_id": self.id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "key": self.key,
+            "model": self.model,
+            "stream": self.stream,
+            "seconds": _rounded(self.seconds),
+            "queue_seconds": _rounded(self.queue_seconds),
+            "ttft_seconds": _rounded(self.ttft_seconds),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens if self.prompt_tokens is not None else None,
+            "tokens_per_second": _rounded(self.tokens_per_second, 1),
+            "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
+            "error": self.error,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+class RequestLog:
+    """ASGI middleware, outermost: gives every request its record and its id, and logs it once it is over.
+
+    The record is scope["state"]["record"]; `x-request-id` of every answer is its id.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        on_end: Callable[[RequestRecord], None],
+        access_log: bool = True,
+        quiet: Iterable[str] = (),
+    ) -> None:
+        """`quiet`: paths of probes, which are worth a line only when they meet a fault."""
+        self.app = app
+        self.on_end = on_end
+        self.access_log = access_log
+        self.quiet = frozenset(quiet)
+        self._log = structlog.stdlib.get_logger("ostro.access")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = RequestRecord(id=_request_id(scope), method=scope["method"], path=scope["path"])
+        scope.setdefault("state", {})["record"] = record
+        header = (b"x-request-id", record.id.encode("ascii"))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                others = [pair for pair in message.get("headers", ()) if pair[0] != b"x-request-id"]
+                message = {**message, "headers": [*others, header]}
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            record.ended = time.monotonic()
+            self.on_end(record)
+            self._write(record)
+
+    def _write(self, record: RequestRecord) -> None:
+        # No status: the client was gone before there was an answer.
+        level = _LEVELS.get(record.status or 0, logging.ERROR if (record.status or 0) >= 500 else logging.INFO)
+        is_wanted = self.access_log and record.path not in self.quiet
+        # A probe that finds the server unready is told so; that is no news for the log.
+        if is_wanted or (level > logging.INFO and not (record.path in self.quiet and record.status == 503)):
+            self._log.log(level, "request", **record.fields())
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+# --- all lines ------------------------------------------------------------------------------------------------------
+
+
+def configure_logging(*, level: str = "info", form: LogFormat = "json", config: Path | None = None) -> None:
+    """One form for our lines and those of libraries, on stderr; or what a logging.yaml says (logging's dictConfig)."""
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _escaped,
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *shared],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            *_renderers(form),
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        library = logging.getLogger(name)
+        library.handlers, library.propagate = [], True
+    # Its lines tell less than ours, once more.
+    logging.getLogger("uvicorn.access").disabled = True
+    # The one tells every start and stop, as we do; the others every download, with addresses that may hold a secret.
+    for name in ("uvicorn.error", "httpx", "httpx2"):
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+    if config is not None:
+        _apply(config)
+
+
+def _renderers(form: LogFormat) -> list[Processor]:
+    if form == "json":
+        return [structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer()]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _apply(path: Path) -> None:
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **given})
+    except OSError as error:
+        raise BadRequest(f"Cannot read the logging config {path}: {error.strerror}. Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise BadRequest(
+            f"{path} is no logging config: {_one_line(error)}. See logging.config's dictConfig."
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    causes = [error, *filter(None, [error.__cause__])]
+    return " ".join(": ".join(str(each) for each in causes).split())
+
+
+def _escaped(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    """A client can put what it likes into a path: nothing of it may start a line or move the cursor."""
+    return {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def escape(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+__all__ = ["LogFormat", "RequestLog", "RequestRecord", "configure_logging", "escape"]

@@ -1,0 +1,62 @@
+"""GET /healthz, /readyz, /health and /version: for probes, balancers and people. None of them waits for anything."""
+
+from http import HTTPStatus
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ostro.server.api import Api, json_response
+from ostro.server.documentation import described
+from ostro.server.schemas import Alive, Health, Readiness, Version
+from ostro.server.service import State
+
+_RETRY_SECONDS = "2"
+
+_Hindrance = Literal["loading", "failed", "stopped", "draining"]
+_HINDRANCES: dict[State, _Hindrance] = {
+    State.LOADING: "loading",
+    State.FAILED: "failed",
+    State.STOPPED: "stopped",
+}
+
+
+def router(api: Api, version: str) -> APIRouter:
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/healthz", **described(Alive))
+    async def healthz() -> Response:
+        """The process is up."""
+        return json_response(Alive())
+
+    @routes.get("/readyz", **described(Readiness, unready=True))
+    async def readyz() -> Response:
+        """The model is loaded and warm, and requests are taken."""
+        hindrance = _hindrance(api)
+        return _judged(Readiness(status=hindrance or "ready"), hindrance)
+
+    @routes.get("/health", **described(Health, unready=True))
+    async def health() -> Response:
+        """The same, with what people ask next."""
+        hindrance, service = _hindrance(api), api.service
+        state = Health(status=hindrance or "ok", requests=service.num_requests, restarts=service.restarts)
+        return _judged(state, hindrance)
+
+    @routes.get("/version", **described(Version))
+    async def get_version() -> Response:
+        return json_response(Version(version=version))
+
+    return routes
+
+
+def _hindrance(api: Api) -> _Hindrance | None:
+    """What keeps requests from being served."""
+    return "draining" if api.gate.draining else _HINDRANCES.get(api.service.state)
+
+
+def _judged(body: Readiness | Health, hindrance: _Hindrance | None) -> Response:
+    response = json_response(body)
+    if hindrance is not None:
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        response.headers["retry-after"] = _RETRY_SECONDS
+    return response

@@ -1,0 +1,48 @@
+"""The events of streamed answers. The server writes them without these models, for speed; tests hold it to them."""
+
+from typing import Literal
+
+from ostro.server.schemas.chat import ChatLogprobs
+from ostro.server.schemas.completions import CompletionLogprobs
+from ostro.server.schemas.generation import Usage
+from ostro.server.schemas.wire import WireModel
+
+
+class ChatDelta(WireModel):
+    """The first of a choice has the role, the last has nothing."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(WireModel):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatCompletionChunk(WireModel):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    """Empty in the last one, which has the usage."""
+    usage: Usage | None = None
+
+
+class CompletionChunkChoice(WireModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionChunk(WireModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None

@@ -1,0 +1,55 @@
+"""/tokenize, /detokenize and /tokenizer_info: requests and answers, in the form that evaluation tools know."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from ostro.server.schemas.chat import MAX_MESSAGES, Message
+from ostro.server.schemas.prompts import MAX_TOKENS, Text
+from ostro.server.schemas.wire import RequestModel, WireModel, refusal
+
+
+class TokenizeRequest(RequestModel):
+    """A text, or a conversation as chat completions take it."""
+
+    model: str = "default"
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+    """Of a text: whether the tokens that the model expects around it are added."""
+    add_generation_prompt: bool = True
+    """Of a conversation: whether it ends with the beginning of the model's answer."""
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise refusal("prompt", "or messages is required, and not both")
+        return self
+
+
+class TokenizeResponse(WireModel):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    model: str = "default"
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENS, fail_fast=True)]
+
+
+class DetokenizeResponse(WireModel):
+    prompt: str
+
+
+class TokenizerInfo(WireModel):
+    eos_token: str | None
+    eos_token_id: int | None
+    eos_token_ids: list[int]
+    """All that end a text; `eos_token_id` is the lowest of them."""
+    bos_token: str | None
+    bos_token_id: int | None
+    vocab_size: int
+    chat_template: str | None

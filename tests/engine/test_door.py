@@ -1,0 +1,52 @@
+"""The checks that a request passes before it is queued, on either side of the process boundary."""
+
+import pytest
+
+from ostro.engine.door import Door
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, ContextLengthExceeded
+from ostro.sampling_params import SamplingParams
+
+DOOR = Door(max_len=8, vocab_size=10)
+
+
+def request(
+    prompt_ids: tuple[int, ...] = (1, 2), params: SamplingParams | None = None, priority: int = 0, turn: int = 0
+) -> Request:
+    params = params or SamplingParams(max_tokens=1)
+    return Request(id=1, prompt_ids=prompt_ids, params=params, seed=0, priority=priority, turn=turn)
+
+
+@pytest.mark.parametrize("param", ["prompt", "messages", "input"])
+def test_error_about_the_prompt_names_it_as_its_caller_does(param: str) -> None:
+    for bad in (request((1,) * 8), request(()), request((1, 99))):
+        with pytest.raises(BadRequest) as refusal:
+            DOOR.check(bad, prompt=param)
+        assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        (request((1, -1)), "prompt"),
+        (request(params=SamplingParams(max_tokens=1, logit_bias={10: 1.0})), "logit_bias"),
+        (request(params=SamplingParams(max_tokens=1, stop_token_ids=(10,))), "stop_token_ids"),
+        (request(params=SamplingParams(max_tokens=None, min_tokens=2**70)), "min_tokens"),
+        (request(params=SamplingParams(max_tokens=1, top_k=2**70)), "top_k"),
+        (request(priority=-(2**70)), "priority"),
+        (request(turn=2**70), "turn"),
+    ],
+)
+def test_request_that_could_never_run_is_refused_by_the_name_of_its_field(bad: Request, param: str) -> None:
+    with pytest.raises(BadRequest) as refusal:
+        DOOR.check(bad)
+    assert refusal.value.param == param
+
+
+def test_prompt_and_output_may_fill_the_context_and_not_exceed_it() -> None:
+    assert DOOR.longest(request(params=SamplingParams(max_tokens=6))) == 8
+    assert DOOR.longest(request(params=SamplingParams(max_tokens=None))) == 8
+    with pytest.raises(ContextLengthExceeded):
+        DOOR.check(request(params=SamplingParams(max_tokens=7)))
+    with pytest.raises(ContextLengthExceeded):
+        DOOR.check(request((1,) * 8, SamplingParams(max_tokens=None)))

@@ -1,0 +1,101 @@
+"""Messages between the processes: what goes in comes out, and nothing else does."""
+
+import msgspec
+import pytest
+
+from ostro.config import EngineConfig
+from ostro.engine.messages import (
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    Abort,
+    Boot,
+    FromEngine,
+    LoadFailed,
+    Located,
+    ModelInfo,
+    Pulse,
+    Ready,
+    Refused,
+    Stepped,
+    Stop,
+    Submit,
+    ToEngine,
+    body_length,
+    decode_from_engine,
+    decode_to_engine,
+    frame,
+)
+from ostro.engine.request import Request, Task
+from ostro.engine.scheduler import Progress
+from ostro.engine.sequence import FinishReason
+from ostro.runner.base import TokenLogprob
+from ostro.sampling_params import SamplingParams
+
+REQUEST = Request(
+    id=7,
+    prompt_ids=(1, 2, 3),
+    params=SamplingParams(n=2, logit_bias={5: -100.0}, stop_token_ids=(9,), seed=-4, top_k=-1, logprobs=3),
+    seed=-4,
+    eos_ids=frozenset({2}),
+    bad_word_ids=((4, 5), (6,)),
+    prompt_logprobs_from=1,
+    cache_salt="tenant",
+    priority=-1,
+    turn=3,
+    task=Task.EMBED,
+)
+PROGRESS = Progress(
+    7,
+    1,
+    token_ids=[11, 12],
+    logprobs=[TokenLogprob(11, -0.5, 1, top=((11, -0.5), (3, -1.25)))],
+    prompt_logprobs=[TokenLogprob(2, -9.0, 40)],
+    finish_reason=FinishReason.LENGTH,
+    error="why",
+    num_cached=16,
+    pooled=[0.25, -1.0],
+)
+INFO = ModelInfo("m", 8192, 49152, True, 16, 4096, 1.5, 0.25, 1 << 33)
+
+
+@pytest.mark.parametrize(
+    "message", [Boot(EngineConfig(model="m", threads=2)), Submit(REQUEST), Abort(7), Abort(7, 1), Stop()], ids=repr
+)
+def test_message_to_the_engine_arrives_as_it_was_sent(message: ToEngine) -> None:
+    data = frame(message)
+    assert body_length(data[: LENGTH.size]) == len(data) - LENGTH.size
+    assert decode_to_engine(data[LENGTH.size :]) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Located("m", "/models/m"),
+        Ready(INFO),
+        LoadFailed("BadCheckpoint", "It is damaged."),
+        Pulse(steps=3, running=1, pages_total=8, pages_free=7),
+        Stepped([PROGRESS, Progress(8, 0)]),
+        Refused(7, "It is too long.", "prompt"),
+    ],
+    ids=repr,
+)
+def test_message_from_the_engine_arrives_as_it_was_sent(message: FromEngine) -> None:
+    assert decode_from_engine(frame(message)[LENGTH.size :]) == message
+
+
+def test_each_side_reads_only_the_messages_that_are_meant_for_it() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decode_to_engine(frame(Pulse())[LENGTH.size :])
+    with pytest.raises(msgspec.ValidationError):
+        decode_from_engine(frame(Stop())[LENGTH.size :])
+
+
+def test_field_of_the_wrong_type_is_refused() -> None:
+    body = msgspec.msgpack.encode({"type": "Abort", "request_id": "seven"})
+    with pytest.raises(msgspec.ValidationError, match="request_id"):
+        decode_to_engine(body)
+
+
+def test_damaged_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="bytes was announced"):
+        body_length(LENGTH.pack(MAX_MESSAGE_BYTES + 1))

@@ -1,0 +1,159 @@
+"""Engines that die or hang while they serve: callers learn of it soon, and the next ones are served."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from live_service import endless, live_service, set_faults, until, until_idle
+
+from ostro.config import EngineConfig
+from ostro.engine.request import Request
+from ostro.errors import OstroError, Unavailable
+from ostro.sampling_params import SamplingParams
+from ostro.server.service import ModelService, State
+
+
+async def outcome(service: ModelService, request: Request) -> OstroError | None:
+    try:
+        await service.complete(request)
+    except OstroError as error:
+        return error
+    return None
+
+
+async def start_streams(service: ModelService, count: int) -> list[asyncio.Task[OstroError | None]]:
+    """All of them generating."""
+    tasks = [asyncio.create_task(outcome(service, await endless(service))) for _ in range(count)]
+    await until(lambda: service.pulse.running == count)
+    return tasks
+
+
+async def assert_works(service: ModelService) -> None:
+    await asyncio.wait_for(service.settled(), 10)
+    completion = await service.generate("Hello", SamplingParams(max_tokens=3, ignore_eos=True))
+    assert completion.num_generated == 3
+    await until_idle(service)
+
+
+def test_killed_engine_fails_its_streams_at_once_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "step_seconds=0.005")
+
+    async def scenario() -> None:
+        async with live_service() as service:
+            tasks = await start_streams(service, 8)
+            assert service.engine_pid is not None
+            os.kill(service.engine_pid, signal.SIGKILL)
+            errors = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+            assert all(isinstance(error, Unavailable) for error in errors)
+            assert service.num_requests == 0
+            with pytest.raises(Unavailable, match="starting again"):
+                await service.prepare("Hello", SamplingParams())
+            await assert_works(service)
+            assert service.restarts == 1
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_crashes_in_a_step_is_replaced_as_often_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "crash_after=5")
+
+    async def scenario() -> None:
+        async with live_service() as service:
+            for deaths in (1, 2):
+                assert isinstance(await outcome(service, await endless(service)), Unavailable)
+                await asyncio.wait_for(service.settled(), 10)
+                assert service.restarts == deaths
+            await assert_works(service)
+
+    asyncio.run(scenario())
+
+
+def test_stuck_engine_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "stall_after=5")
+
+    async def scenario() -> None:
+        async with live_service(stall_seconds=1.0) as service:
+            before = service.engine_pid
+            error = await asyncio.wait_for(outcome(service, await endless(service)), 5)
+            assert isinstance(error, Unavailable)
+            assert "no progress for 1 s" in error.message
+            await assert_works(service)
+            assert service.engine_pid != before
+
+    asyncio.run(scenario())
+
+
+def test_frozen_engine_process_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "step_seconds=0.01")
+
+    async def scenario() -> None:
+        async with live_service(stall_seconds=1.0) as service:
+            tasks = await start_streams(service, 2)
+            assert service.engine_pid is not None
+            os.kill(service.engine_pid, signal.SIGSTOP)
+            errors = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+            assert all(isinstance(error, Unavailable) for error in errors)
+            await assert_works(service)
+
+    asyncio.run(scenario())
+
+
+def test_long_prefill_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first token takes longer than an engine may be without progress; its chunks do not."""
+    set_faults(monkeypatch, "step_seconds=0.25")
+
+    async def scenario() -> None:
+        async with live_service(EngineConfig(max_batch_tokens=8), stall_seconds=1.0) as service:
+            began = time.monotonic()
+            request = await service.prepare([1] * 100, SamplingParams(max_tokens=1))
+            assert await outcome(service, request) is None
+            assert time.monotonic() - began > 2
+            assert service.restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_idle_engine_and_a_reader_who_takes_his_time_are_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+    async def scenario() -> None:
+        async with live_service(stall_seconds=0.5) as service:
+            generation = service.stream(await service.prepare("Hello", SamplingParams(max_tokens=50, ignore_eos=True)))
+            await generation.__anext__()
+            await asyncio.sleep(2)
+            async for _ in generation:
+                pass
+            assert generation.completion.num_generated == 50
+            assert service.restarts == 0
+            await assert_works(service)
+
+    asyncio.run(scenario())
+
+
+def test_event_loop_that_was_held_up_does_not_blame_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "step_seconds=0.01")
+
+    async def scenario() -> None:
+        async with live_service(stall_seconds=1.0) as service:
+            generation = service.stream(await endless(service))
+            await generation.__anext__()
+            time.sleep(2.5)
+            await asyncio.sleep(1)
+            await generation.__anext__()
+            await generation.aclose()
+            assert service.restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_long_load_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "load_seconds=2")
+
+    async def scenario() -> None:
+        async with live_service(stall_seconds=0.5) as service:
+            assert service.state is State.READY
+            assert service.restarts == 0
+
+    asyncio.run(scenario())

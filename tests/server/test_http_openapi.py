@@ -1,0 +1,67 @@
+"""The OpenAPI document is true: what it promises is what the server does, whatever it is sent."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_server import LiveServer, live_server
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+)
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/models/{id}",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/healthz",
+    "/readyz",
+    "/health",
+    "/version",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with live_server(tmp_path_factory.mktemp("openapi")) as live:
+        yield live
+
+
+def test_document_describes_every_endpoint_and_all_references_resolve(server: LiveServer) -> None:
+    with server.client() as client:
+        document = client.get("/openapi.json").json()
+    assert sorted(document["paths"]) == sorted(PATHS)
+    schemas = document["components"]["schemas"]
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def references(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_whatever_is_sent_the_answers_are_as_documented(server: LiveServer, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
+    options = ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "1"]
+    ran = subprocess.run([*command, *options, "--no-color"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Traceback" not in server.log_text

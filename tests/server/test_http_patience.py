@@ -1,0 +1,124 @@
+"""Silence, slow clients and stuck ones: who is waited for, and for how long."""
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+from http_app import live_app
+from live_service import set_faults, until, until_idle
+
+from ostro.server.api import HttpOptions
+from ostro.server.body import BodyLimits
+from ostro.server.limits import GateLimits
+
+
+def request(body: dict[str, object], *, length: int | None = None) -> bytes:
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data) if length is None else length}\r\n\r\n".encode() + data
+
+
+def narrow_socket(host: str, port: int) -> socket.socket:
+    """Takes little in before somebody reads it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect((host, port))
+    sock.setblocking(False)
+    return sock
+
+
+def test_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "step_seconds=0.3")
+
+    async def run() -> bytes:
+        async with live_app(HttpOptions(ping_seconds=0.1)) as (host, port, _):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request({"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": True}))
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    _, _, body = asyncio.run(run()).partition(b"\r\n\r\n")
+    assert body.count(b": ping\n\n") >= 2
+    assert body.index(b"data: ") < body.index(b": ping")
+    assert body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_body_that_trickles_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+    async def run() -> bytes:
+        async with live_app(HttpOptions(body=BodyLimits(seconds=0.5))) as (host, port, _):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request({"prompt": "x"}, length=1000))
+            for _ in range(3):
+                await asyncio.sleep(0.1)
+                writer.write(b" ")
+            answer = await asyncio.wait_for(reader.read(), 3)
+            writer.close()
+            return answer
+
+    answer = asyncio.run(run())
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer
+    assert b'"code":"body_timeout"' in answer
+
+
+def test_client_that_stops_reading_is_dropped_and_its_pages_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+    async def run() -> None:
+        async with live_app(HttpOptions(ping_seconds=0.2, stuck_seconds=0.6)) as (host, port, service):
+            _, writer = await asyncio.open_connection(sock=narrow_socket(host, port), limit=1024)
+            body = {"prompt": "x", "max_tokens": 8000, "n": 8, "logprobs": 5, "ignore_eos": True, "stream": True}
+            writer.write(request(body))
+            await until(lambda: service.num_requests == 1)
+            await until(lambda: service.num_requests == 0, seconds=15)
+            await until_idle(service)
+            writer.transport.abort()
+
+    asyncio.run(run())
+
+
+def test_slow_reader_gets_all_of_its_text_in_fewer_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+    async def run() -> bytes:
+        async with live_app(HttpOptions()) as (host, port, service):
+            reader, writer = await asyncio.open_connection(sock=narrow_socket(host, port), limit=1024)
+            body = {"prompt": "x", "max_tokens": 4000, "n": 16, "temperature": 0, "ignore_eos": True, "stream": True}
+            writer.write(request(body))
+            await until(lambda: service.pulse.running > 0)
+            await until(lambda: service.pulse.running == 0, seconds=15)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = asyncio.run(run())
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert answer.count(b'"finish_reason":"length"') == 16
+    # The kernel holds some megabytes; what comes after that is merged.
+    assert answer.count(b"data: ") < 16 * 4000 / 2
+
+
+def test_request_that_takes_too_long_is_told_so_in_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "step_seconds=0.05")
+
+    async def run() -> tuple[bytes, float]:
+        async with live_app(HttpOptions(), GateLimits(seconds=0.6)) as (host, port, service):
+            began = time.monotonic()
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request({"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}))
+            answer = await reader.read()
+            took = time.monotonic() - began
+            await until_idle(service)
+            writer.close()
+            return answer, took
+
+    answer, took = asyncio.run(run())
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"code":"timeout"' in answer
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert took < 3

@@ -1,0 +1,336 @@
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, QueueFull, RequestTimeout, Unavailable
+from ostro.outputs import Choice, Completion, Delta
+from ostro.sampling_params import SamplingParams
+from ostro.server.limits import FairClock, Gate, GateLimits
+from ostro.server.logging import RequestRecord
+
+T = TypeVar("T")
+
+
+def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+def a_record(key: str = "anonymous") -> RequestRecord:
+    return RequestRecord(id="req", method="POST", path="/v1/completions", key=key)
+
+
+def a_request(tokens: int = 4, *, priority: int = 0, max_tokens: int | None = 8) -> Request:
+    return Request(
+        id=1, prompt_ids=tuple(range(tokens)), params=SamplingParams(max_tokens=max_tokens), seed=0, priority=priority
+    )
+
+
+class Visitor:
+    """A request that stays inside until it is told to go."""
+
+    def __init__(self, gate: Gate, key: str = "anonymous", *, request: Request | None = None) -> None:
+        self.record = a_record(key)
+        self.entered = asyncio.Event()
+        self.turn: int | None = None
+        self.go = asyncio.Event()
+        self.task = asyncio.create_task(self._visit(gate, request or a_request()))
+
+    async def _visit(self, gate: Gate, request: Request) -> None:
+        async with gate.admit(self.record) as ticket:
+            [prepared] = await ticket.turn([request])
+            self.turn = prepared.turn
+            self.entered.set()
+            await ticket.complete(self._served(prepared))
+
+    async def _served(self, request: Request) -> Completion:
+        await self.go.wait()
+        return Completion(request.prompt_ids, [Choice(0, "x", [1], "stop")])
+
+    async def leave(self) -> None:
+        self.go.set()
+        await self.task
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def inside(visitors: list[Visitor]) -> list[int]:
+    return [number for number, visitor in enumerate(visitors) if visitor.entered.is_set()]
+
+
+@in_loop
+async def test_no_more_than_the_limit_are_inside_and_the_next_follows_when_one_leaves() -> None:
+    gate = Gate(GateLimits(concurrent=2))
+    visitors = [Visitor(gate) for _ in range(4)]
+    await settle()
+    assert (inside(visitors), gate.num_waiting, gate.waiting_tokens) == ([0, 1], 2, 8)
+    await visitors[0].leave()
+    await settle()
+    assert (inside(visitors), gate.num_waiting) == ([0, 1, 2], 1)
+    for visitor in visitors:
+        await visitor.leave()
+    assert (gate.num_inside, gate.num_waiting, gate.waiting_tokens) == (0, 0, 0)
+
+
+@in_loop
+async def test_full_line_refuses_with_the_time_that_others_have_waited() -> None:
+    now = 0.0
+    gate = Gate(GateLimits(concurrent=1, waiting=1), clock=lambda: now)
+    first, second = Visitor(gate), Visitor(gate)
+    await settle()
+    with pytest.raises(QueueFull) as refusal:
+        async with gate.admit(a_record()):
+            pass
+    assert (refusal.value.http_status, refusal.value.retry_after) == (429, 1)
+    now = 11.0
+    await first.leave()
+    await second.leave()
+    assert gate.retry_after() == 6  # the mean of 0 and 11, rounded up
+
+
+@in_loop
+async def test_waiting_tokens_are_bounded_but_one_long_prompt_may_always_wait() -> None:
+    gate = Gate(GateLimits(concurrent=1, waiting_tokens=100))
+    visitors = [Visitor(gate), Visitor(gate, request=a_request(500))]
+    await settle()
+    assert gate.waiting_tokens == 500
+    third = Visitor(gate, request=a_request(1))
+    await settle()
+    with pytest.raises(QueueFull, match="500 prompt tokens are waiting"):
+        await third.task
+    for visitor in visitors:
+        await visitor.leave()
+
+
+@in_loop
+async def test_line_is_served_by_priority_then_by_turn() -> None:
+    gate = Gate(GateLimits(concurrent=1))
+    holder = Visitor(gate)
+    await settle()
+    late, urgent, later = Visitor(gate), Visitor(gate, request=a_request(priority=-1)), Visitor(gate)
+    order: list[Visitor] = []
+    await settle()
+    leaving = holder
+    for _ in range(3):
+        await leaving.leave()
+        await settle()
+        leaving = next(each for each in (late, urgent, later) if each.entered.is_set() and each not in order)
+        order.append(leaving)
+    await leaving.leave()
+    assert order == [urgent, late, later]
+
+
+@in_loop
+async def test_greedy_key_does_not_starve_another() -> None:
+    """One key asks for fifty at once, then another for two: those two are next, and the rest follows."""
+    gate = Gate(GateLimits(concurrent=2))
+    greedy = [Visitor(gate, "greedy") for _ in range(50)]
+    await settle()
+    await greedy[0].leave()
+    await settle()
+    modest = [Visitor(gate, "modest") for _ in range(2)]
+    await settle()
+    assert inside(modest) == []
+    served_before = len(inside(greedy))
+    running = [each for each in greedy if each.entered.is_set() and not each.task.done()]
+    for _ in range(4):
+        await running.pop(0).leave()
+        await settle()
+        running = [each for each in (*greedy, *modest) if each.entered.is_set() and not each.task.done()]
+    assert inside(modest) == [0, 1]
+    assert len(inside(greedy)) <= served_before + 3
+    for visitor in (*modest, *greedy):
+        await visitor.leave()
+
+
+@in_loop
+async def test_turns_that_the_engine_sees_interleave_two_keys() -> None:
+    gate = Gate(GateLimits(concurrent=100))
+    visitors = [Visitor(gate, key) for key in ("a", "a", "a", "b", "b", "b")]
+    await settle()
+    turns = [visitor.turn for visitor in visitors]
+    assert turns[:3] == turns[3:] == [0, 5, 10]
+    for visitor in visitors:
+        await visitor.leave()
+
+
+def test_key_that_was_idle_has_saved_up_nothing() -> None:
+    clock = FairClock()
+    for _ in range(10):
+        clock.serve(clock.turn("busy", 100))
+    assert clock.turn("idle", 100) == 900
+    assert clock.turn("idle", 100) == clock.turn("busy", 100) == 1000
+
+
+def test_what_was_generated_counts_against_the_key() -> None:
+    clock = FairClock()
+    clock.serve(clock.turn("a", 10))
+    clock.charge("a", 90)
+    clock.turn("b", 10)
+    assert (clock.turn("a", 10), clock.turn("b", 10)) == (100, 10)
+
+
+def test_all_are_equal_after_a_rest() -> None:
+    clock = FairClock()
+    clock.turn("a", 1000)
+    clock.rest()
+    assert clock.turn("a", 10) == clock.turn("b", 10)
+
+
+@in_loop
+async def test_request_that_goes_away_in_line_leaves_no_trace() -> None:
+    gate = Gate(GateLimits(concurrent=1))
+    holder, gone, patient = Visitor(gate), Visitor(gate), Visitor(gate)
+    await settle()
+    gone.task.cancel()
+    with suppress(asyncio.CancelledError):
+        await gone.task
+    assert (gate.num_waiting, gate.waiting_tokens, gate.num_inside) == (1, 4, 2)
+    await holder.leave()
+    await settle()
+    assert patient.entered.is_set()
+    await patient.leave()
+
+
+@in_loop
+async def test_slot_given_to_a_request_that_goes_in_the_same_moment_is_not_lost() -> None:
+    gate = Gate(GateLimits(concurrent=1))
+    holder, gone, patient = Visitor(gate), Visitor(gate), Visitor(gate)
+    await settle()
+    holder.go.set()
+    while gate.num_inside == 3:
+        await asyncio.sleep(0)
+    # The slot is on its way, and `gone` has not woken yet.
+    assert not gone.entered.is_set()
+    gone.task.cancel()
+    await settle()
+    assert patient.entered.is_set()
+    await patient.leave()
+    later = Visitor(gate)
+    await settle()
+    assert later.entered.is_set()
+    await later.leave()
+
+
+@in_loop
+async def test_request_over_its_time_ends_in_line_and_at_work() -> None:
+    gate = Gate(GateLimits(concurrent=1, seconds=0.05))
+    at_work, in_line = Visitor(gate), Visitor(gate)
+    for visitor in (at_work, in_line):
+        with pytest.raises(RequestTimeout, match=r"longer than the 0\.05 seconds"):
+            await visitor.task
+    assert (gate.num_inside, gate.num_waiting) == (0, 0)
+
+
+class Stream:
+    def __init__(self, *items: list[Delta], stuck: bool = False) -> None:
+        self.items = list(items)
+        self.stuck = stuck
+        self.closed = False
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        if self.items:
+            return self.items.pop(0)
+        if self.stuck:
+            await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@in_loop
+async def test_watched_stream_passes_all_and_the_record_has_what_it_brought() -> None:
+    gate, record = Gate(GateLimits()), a_record()
+    record.stream = True
+    stream = Stream([Delta(0, "a", None, [1, 2])], [Delta(0, "b", "stop", [3])])
+    async with gate.admit(record) as ticket:
+        await ticket.turn([a_request(7)])
+        texts = [delta.text async for deltas in ticket.watch(stream) for delta in deltas]
+    assert (texts, stream.closed) == (["a", "b"], True)
+    assert (record.prompt_tokens, record.completion_tokens, record.finish_reasons) == (7, 3, ["stop"])
+    assert record.ttft_seconds is not None
+
+
+@in_loop
+async def test_watched_stream_that_takes_too_long_is_closed() -> None:
+    gate, stream = Gate(GateLimits(seconds=0.05)), Stream([Delta(0, "a", None, [1])], stuck=True)
+    async with gate.admit(a_record()) as ticket:
+        await ticket.turn([a_request()])
+        watched = ticket.watch(stream)
+        assert [delta.text for delta in await anext(watched)] == ["a"]
+        with pytest.raises(RequestTimeout):
+            await anext(watched)
+    assert stream.closed
+
+
+@in_loop
+async def test_time_that_runs_out_while_the_reader_is_busy_ends_the_stream_at_its_next_look() -> None:
+    gate = Gate(GateLimits(seconds=0.05))
+    stream = Stream([Delta(0, "a", None, [1])], [Delta(0, "b", None, [2])])
+    async with gate.admit(a_record()) as ticket:
+        await ticket.turn([a_request()])
+        watched = ticket.watch(stream)
+        await anext(watched)
+        await asyncio.sleep(0.1)
+        with pytest.raises(RequestTimeout):
+            await anext(watched)
+    assert stream.closed
+
+
+@in_loop
+async def test_cancellation_from_outside_is_not_taken_for_a_timeout() -> None:
+    gate = Gate(GateLimits())
+    visitor = Visitor(gate)
+    await settle()
+    visitor.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await visitor.task
+    assert gate.num_inside == 0
+
+
+@in_loop
+async def test_draining_gate_lets_nobody_in_and_tells_when_it_is_empty() -> None:
+    gate = Gate(GateLimits(concurrent=1))
+    visitors = [Visitor(gate), Visitor(gate)]
+    await settle()
+    gate.drain()
+    with pytest.raises(Unavailable) as refusal:
+        async with gate.admit(a_record()):
+            pass
+    assert refusal.value.retry_after > 0
+    emptied = asyncio.create_task(_awaited(gate.emptied()))
+    for visitor in visitors:
+        assert not emptied.done()
+        await visitor.leave()
+    await emptied
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
+
+
+@in_loop
+async def test_cap_on_new_tokens_is_told_and_holds_where_nothing_was_asked() -> None:
+    gate = Gate(GateLimits(new_tokens=32))
+    async with gate.admit(a_record()) as ticket:
+        with pytest.raises(BadRequest, match="this server allows at most 32"):
+            await ticket.turn([a_request(max_tokens=33)])
+        [request] = await ticket.turn([a_request(max_tokens=None)])
+    assert request.params.max_tokens == 32
+    assert replace(request, turn=0) == a_request(max_tokens=32)

@@ -1,0 +1,298 @@
+"""`ostro serve` as a process: how it starts, what it refuses, how it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from live_server import LiveServer, live_server
+from model_directory import write_model
+
+SLOW = "fake,step_seconds=0.05"
+
+
+def serve(directory: Path, *args: str, faults: str = "fake", **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs it until it ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "ostro", "serve", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        timeout=60,
+        env={**os.environ, "OSTRO_FAULTS": faults, **env},
+    )
+
+
+class Streaming(threading.Thread):
+    """A client that reads a stream of so many tokens to its end."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.started_reading = threading.Event()
+        self.lines: list[str] = []
+        self.error: httpx.HTTPError | None = None
+        self._url = url
+        self._body = {"prompt": "a", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        self.start()
+        assert self.started_reading.wait(10), "the stream did not begin"
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response:
+                for line in response.iter_lines():
+                    self.lines += [line] if line else []
+                    self.started_reading.set()
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def ended(self) -> list[str]:
+        self.join(20)
+        assert not self.is_alive()
+        return self.lines
+
+
+def until_draining(server: LiveServer) -> None:
+    deadline = time.monotonic() + 5
+    while '"draining"' not in server.log_text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock.getsockname()[1]
+
+
+def test_server_is_alive_at_once_and_ready_only_once_the_model_is(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with live_server(tmp_path, faults="fake,load_seconds=3", ready=False) as server, server.client() as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        unready = client.get("/readyz")
+        assert (unready.status_code, unready.json()["status"]) == (503, "loading")
+        refused = client.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() - began < 30
+            time.sleep(0.05)
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
+    with live_server(tmp_path, faults=SLOW) as server, server.client() as client:
+        stream = Streaming(server.url, 30)
+        server.process.send_signal(signal.SIGTERM)
+        until_draining(server)
+        assert client.get("/healthz").status_code == 200
+        unready = client.get("/readyz")
+        assert (unready.status_code, unready.json()["status"]) == (503, "draining")
+        refused = client.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["message"] == "The server is shutting down."
+        assert stream.ended()[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in stream.lines[-2]
+        assert server.process.wait(10) == 0
+
+
+def test_idle_server_ends_at_once(tmp_path: Path) -> None:
+    with live_server(tmp_path) as server:
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - began < 3
+
+
+def test_server_that_still_loads_can_be_ended(tmp_path: Path) -> None:
+    with live_server(tmp_path, faults="fake,load_seconds=60", ready=False) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+
+
+def test_request_beyond_the_window_ends_with_an_error_in_its_stream(tmp_path: Path) -> None:
+    with live_server(tmp_path, "--drain-timeout", "0.3", faults=SLOW) as server:
+        stream = Streaming(server.url, 2000)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 1
+        lines = stream.ended()
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert lines[-1] == "data: [DONE]"
+        assert "requests cut off" in server.log_text
+
+
+def test_second_signal_aborts_and_leaves_no_engine(tmp_path: Path) -> None:
+    with live_server(tmp_path, "--drain-timeout", "60", faults=SLOW) as server:
+        stream = Streaming(server.url, 2000)
+        engines = children(server.process.pid)
+        assert engines
+        server.process.send_signal(signal.SIGTERM)
+        until_draining(server)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 2
+        stream.ended()
+        deadline = time.monotonic() + 5
+        while any(Path(f"/proc/{pid}").exists() for pid in engines):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with taken_port() as port:
+        ran = serve(tmp_path, "--port", str(port))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        f"ostro: Cannot listen on 127.0.0.1 port {port}: Address already in use. "
+        "Choose another with --port; 0 is any free one.\n"
+    )
+
+
+def test_unknown_host_is_one_clear_line(tmp_path: Path) -> None:
+    ran = serve(tmp_path, "--host", "no such host")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
+    assert ran.stderr.startswith("ostro: Cannot listen on 'no such host'")
+
+
+def test_model_that_cannot_be_loaded_ends_the_server_with_one_clear_line(tmp_path: Path) -> None:
+    ran = serve(tmp_path, "--port", "0", "--log-level", "warning", "./nowhere", faults="")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    [line] = ran.stderr.splitlines()
+    assert line.startswith("ostro: ")
+    assert "nowhere" in line
+
+
+def test_real_model_is_served_under_its_name(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny")
+    args = (str(model), "--served-model-name", "mine,alias")
+    with live_server(tmp_path, *args, faults="") as server, server.client() as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+        answer = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 4, "model": "alias"})
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    lines = [json.loads(line) for line in server.log_text.splitlines()]
+    [line] = [line for line in lines if line.get("path") == "/v1/completions"]
+    assert (line["status"], line["completion_tokens"]) == (200, 4)
+
+
+def test_keys_admit_and_show_up_as_labels_only(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("from-file\n")
+    args = ("--api-key-file", "keys")
+    env = {"LEVANTER_API_KEY": "from-env,other", "OSTRO_ADMIN_KEY": "boss"}
+    with live_server(tmp_path, *args, env=env) as server, server.client() as client:
+
+        def status(path: str, key: str | None = None) -> int:
+            answer = client.get(path, headers={"authorization": f"Bearer {key}"} if key else {})
+            return int(answer.status_code)
+
+        assert [status("/v1/models", key) for key in ("from-file", "from-env", "other", "boss")] == [200] * 4
+        assert [status("/v1/models", key) for key in (None, "wrong")] == [401, 401]
+        assert [status("/metrics"), status("/metrics", "other"), status("/no-such-path")] == [401, 200, 401]
+        assert status("/healthz") == 200
+        metrics = client.get("/metrics", headers={"authorization": "Bearer other"}).text
+        assert "vllm:num_requests_running" in metrics
+    log = server.log_text
+    assert '"key": "key-' in log
+    assert not any(key in log + metrics for key in ("from-file", "from-env", "boss"))
+
+
+def test_cors_is_off_unless_asked_for_and_names_its_origins(tmp_path: Path) -> None:
+    ask = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    with live_server(tmp_path) as server, server.client() as client:
+        assert "access-control-allow-origin" not in client.options("/v1/completions", headers=ask).headers
+    args = ("--enable-cors", "--cors-origins", "https://page.example", "--api-key", "k")
+    with live_server(tmp_path, *args) as server, server.client() as client:
+        allowed = client.options("/v1/completions", headers=ask)
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://page.example")
+        assert client.options("/v1/completions", headers={**ask, "origin": "https://evil.example"}).status_code == 400
+        refused = client.get("/v1/models", headers={"origin": "https://page.example"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://page.example")
+
+
+def test_full_server_answers_429_with_retry_after(tmp_path: Path) -> None:
+    args = ("--max-concurrent-requests", "1", "--max-queue-requests", "0")
+    with live_server(tmp_path, *args, faults=SLOW) as server, server.client() as client:
+        stream = Streaming(server.url, 20)
+        refused = client.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert stream.ended()[-1] == "data: [DONE]"
+
+
+def test_request_over_its_time_gets_504(tmp_path: Path) -> None:
+    with live_server(tmp_path, env={"REQUEST_TIMEOUT": "0.3"}, faults=SLOW) as server, server.client() as client:
+        late = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 500, "ignore_eos": True})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_printed_config_names_every_origin(tmp_path: Path) -> None:
+    (tmp_path / "ostro.yaml").write_text("max_batch_size: 8\n")
+    (tmp_path / ".env").write_text("MAX_CONCURRENT_REQUESTS=50\n")
+    args = ("./model", "--config", "ostro.yaml", "--max-context-length", "512", "--print-config", "--api-key", "hush")
+    ran = serve(tmp_path, *args, PORT="9000")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    origins = {line.split(":")[0]: line.split("# ")[1] for line in ran.stdout.splitlines()}
+    assert (origins["model"], origins["max_seq_len"]) == ("MODEL", "--max-context-length")
+    assert (origins["port"], origins["max_concurrent_requests"]) == (
+        "PORT in the environment",
+        "MAX_CONCURRENT_REQUESTS in .env",
+    )
+    assert (origins["max_batch_seqs"], origins["host"]) == ("max_batch_size in ostro.yaml", "default")
+    assert "hush" not in ran.stdout
+
+
+def test_dry_run_loads_reports_and_exits(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny")
+    ran = serve(tmp_path, str(model), "--dry-run", "--kv-memory", "1M", faults="")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    report = dict(line.split(":", 1) for line in ran.stdout.splitlines())
+    assert (report["model"].strip(), report["longest sequence"].strip()) == ("tiny", "256 tokens")
+    assert {"keys and values", "memory of the engine", "load", "warm-up", "at a time"} <= report.keys()
+
+
+def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
+    ran = serve(tmp_path, "./nowhere", "--dry-run", faults="")
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "complaint"),
+    [
+        (("--port", "many"), 1, "port = 'many' (--port): Input should be a valid integer"),
+        (("--model-path", "a", "--hf-checkpoint", "b"), 2, "--hf-checkpoint says again what --model-path has said"),
+        (("a", "--model", "b"), 2, "says again what"),
+        (("--checkpoint-path", "x"), 1, "--checkpoint-path cannot be honoured: Levanter checkpoints"),
+        (("--ui",), 1, "--ui cannot be honoured"),
+        (("--device", "cuda"), 1, "this build runs on the CPU"),
+        (("--no-such-flag",), 2, "unrecognized arguments: --no-such-flag"),
+        (("--config", "nowhere.yaml"), 1, "Cannot read the config file nowhere.yaml"),
+        (("--api-key-file", "nowhere"), 1, "Cannot read the key file nowhere"),
+        (("--logging-config", "nowhere"), 1, "Cannot read the logging config nowhere"),
+        (("--enable-cors", "--allow-credentials"), 1, "needs origins by name"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    tmp_path: Path, args: tuple[str, ...], status: int, complaint: str
+) -> None:
+    ran = serve(tmp_path, *args)
+    assert (ran.returncode, ran.stdout) == (status, "")
+    assert complaint in ran.stderr.splitlines()[-1]
+
+
+def test_switch_does_not_swallow_the_model(tmp_path: Path) -> None:
+    ran = serve(tmp_path, "--no-prefix-caching", "./model", "--print-config")
+    assert 'model: "./model"' in ran.stdout
+    assert "prefix_caching: false" in ran.stdout

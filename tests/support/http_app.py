@@ -1,0 +1,32 @@
+"""The HTTP app over a live service, on a real socket in the test's own event loop: for options that no flag sets."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from live_service import live_service
+
+from ostro.server.api import HttpOptions
+from ostro.server.app import build_app
+from ostro.server.limits import Gate, GateLimits
+from ostro.server.service import ModelService
+
+
+@asynccontextmanager
+async def live_app(
+    options: HttpOptions, limits: GateLimits | None = None
+) -> AsyncIterator[tuple[str, int, ModelService]]:
+    """Its host, its port and the service below it, ready."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        async with live_service() as service:
+            app = build_app(service, gate=Gate(limits or GateLimits()), options=options)
+            server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            host, port = sock.getsockname()
+            try:
+                yield host, port, service
+            finally:
+                server.should_exit = True
+                await serving

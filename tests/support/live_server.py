@@ -1,0 +1,76 @@
+"""`ostro serve` in a process of its own, for tests; the fake runner in its engine unless told otherwise."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def client(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
+
+    @property
+    def log_text(self) -> str:
+        return self.log.read_text()
+
+
+@contextmanager
+def live_server(
+    directory: Path, *args: str, faults: str = "fake", env: Mapping[str, str] | None = None, ready: bool = True
+) -> Iterator[LiveServer]:
+    """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false."""
+    log = directory / "server.log"
+    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", *args]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stderr=sink, stdout=sink, env={**os.environ, "OSTRO_FAULTS": faults, **(env or {})}, cwd=directory
+        )
+    try:
+        server = LiveServer(_url(process, log), process, log)
+        if ready:
+            _until_ready(server)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text().splitlines():
+            if '"listening"' in line and line.endswith("}"):
+                return str(json.loads(line)["url"])
+        time.sleep(0.02)
+    raise AssertionError(f"the server did not start: {log.read_text()}")
+
+
+def _until_ready(server: LiveServer) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    with server.client() as client:
+        while time.monotonic() < deadline:
+            if client.get("/readyz").status_code == 200:
+                return
+            time.sleep(0.05)
+    raise AssertionError(f"the server did not become ready: {server.log_text}")

@@ -1,0 +1,61 @@
+"""A service with a real engine process, for tests; the fake runner in it unless a model directory is given."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ostro.config import EngineConfig
+from ostro.engine.request import Request
+from ostro.sampling_params import SamplingParams
+from ostro.server.service import ModelService
+
+
+def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:
+    """For the engine processes that the test starts from now on."""
+    monkeypatch.setenv("OSTRO_FAULTS", ",".join(("fake", *faults)))
+
+
+@asynccontextmanager
+async def live_service(
+    config: EngineConfig | None = None, *, stall_seconds: float = 60.0
+) -> AsyncIterator[ModelService]:
+    """Ready when it is entered, and stopped when it is left."""
+    service = ModelService(config or EngineConfig(), stall_seconds=stall_seconds)
+    await service.start()
+    try:
+        await service.settled()
+        yield service
+    finally:
+        await service.stop()
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> float:
+    """Waits for the condition; the seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        took = time.monotonic() - began
+        assert took < seconds, f"waited {took:.1f} s in vain"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def until_idle(service: ModelService) -> None:
+    """Waits for a pulse that shows nothing under way, and no page in use."""
+    await until(lambda: service.num_requests == 0)
+    before = service.pulse
+    # A pulse that was sent before the last request ended does not count.
+    await until(lambda: service.pulse is not before)
+    await until(lambda: is_idle(service))
+
+
+def is_idle(service: ModelService) -> bool:
+    pulse = service.pulse
+    return (pulse.running, pulse.waiting) == (0, 0) and pulse.pages_free + pulse.pages_cached == pulse.pages_total > 0
+
+
+async def endless(service: ModelService, prompt: str = "Once upon a time", n: int = 1) -> Request:
+    """A request that goes on until it is ended."""
+    return await service.prepare(prompt, SamplingParams(max_tokens=None, ignore_eos=True, n=n, seed=1))
