@@ -150,9 +150,6 @@ class Ticket:
         for task in self._at_work:
             task.cancel()
 
-    def _over(self) -> bool:
-        return self._expired
-
     def _timeout(self) -> RequestTimeout:
         seconds = self._gate.limits.seconds
         return RequestTimeout(f"The request took longer than the {seconds:g} seconds it may. Ask for less.")

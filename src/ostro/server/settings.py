@@ -19,7 +19,6 @@ from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -121,8 +120,8 @@ def _memory_size(value: object) -> object:
 
 
 Positive = Annotated[int, Field(ge=1)]
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 Bytes = Annotated[int, BeforeValidator(_memory_size), Field(ge=1)]
 _CPU = "this build runs on the CPU"
 
@@ -137,7 +136,6 @@ class ServeSettings(BaseSettings):
         loc_by_alias=False,
         case_sensitive=True,
         env_ignore_empty=True,
-        dotenv_filtering="only_existing",
         extra="forbid",
         frozen=True,
         protected_namespaces=(),
