@@ -170,7 +170,8 @@ def test_event_loop_turns_while_a_long_prompt_is_tokenised(monkeypatch: pytest.M
                 gaps.append(loop.time() - began)
             with pytest.raises(ContextLengthExceeded):
                 await preparing
-            assert max(gaps) < 0.2
+            # On the loop it would block for seconds.
+            assert max(gaps) < 1.0
 
     asyncio.run(scenario())
 
