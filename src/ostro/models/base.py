@@ -1,5 +1,6 @@
 """What every model family looks like to a runner, and what a runner gives to a model. Knows no family."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,26 +49,26 @@ class AttentionContext(Protocol):
         ...
 
 
-class Model(Module):
+class Model(Module, ABC):
     """A decoder. `forward` takes all tokens of a step, flat, and gives their final hidden states."""
 
     shape: ModelShape
     backbone_name: str
     """The prefix that checkpoints give to all but the head; one saved from the bare backbone leaves it out."""
 
+    @abstractmethod
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
         """[tokens] ids and positions -> [tokens, hidden_size], after the final norm."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] -> [rows, vocab_size], in float32."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def has_head(self) -> bool:
         """Whether `logits` works."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop_head(self) -> None:
         """For a checkpoint of the bare backbone. A head tied to the embedding stays; without one `logits` refuses."""
-        raise NotImplementedError
