@@ -1,6 +1,6 @@
 """How much of the offline engine's speed is left over HTTP, on the default model, in one run.
 
-    python bench/http_vs_offline.py               # 1, 8 and 32 streams, 128 tokens in, 256 out, medians of 3
+    python bench/http_vs_offline.py               # 1, 8 and 32 streams, 128 tokens in, 128 out, medians of 3
 
 The offline engine and the server run on all cores, one at a time; the runs alternate, so that a busy moment of the
 machine hits both. Prompts are random token ids, new ones for each run, so that the prefix cache helps neither. Clients
@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--input", type=int, default=128)
-    parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
