@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Limits, Progress
-from ostro.engine.sequence import FinishReason
+from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
 from ostro.runner.fake import FakeRunner
@@ -39,20 +40,23 @@ class CheckedRunner:
     def spec(self) -> RunnerSpec:
         return self.fake.spec
 
-    def run(self, batch: Batch) -> StepOutput:
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
         self.batches.append(batch)
         assert 0 < batch.num_tokens <= self.limits.max_batch_tokens
         assert len({chunk.seq.id for chunk in batch.chunks}) == len(batch.chunks) <= self.limits.max_batch_seqs
         for chunk in batch.chunks:
             assert chunk.start == chunk.seq.num_computed
             assert 0 < chunk.length <= chunk.seq.num_to_compute
+            assert PENDING not in chunk.seq.token_ids[chunk.start : chunk.end - 1]
             assert len(chunk.seq.pages) * self.spec.page_size >= chunk.end
         self._check_copies(batch)
-        output = self.fake.run(batch)
+        return partial(self._finish, self.fake.launch(batch))
+
+    def _finish(self, wait: Callable[[], StepOutput]) -> StepOutput:
         if self.while_running:
             self.while_running()
             self.while_running = None
-        return output
+        return wait()
 
     def _check_copies(self, batch: Batch) -> None:
         """One after the other, or all read before any is written: both must do the same."""
@@ -75,9 +79,16 @@ class Driver:
         max_batch_tokens: int = 512,
         max_batch_seqs: int = 64,
         prefix_caching: bool = True,
+        steps_ahead: int = 0,
     ) -> None:
         limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
-        fake = FakeRunner(page_size=page_size, num_pages=num_pages, max_seq_len=max_seq_len, vocab_size=vocab_size)
+        fake = FakeRunner(
+            page_size=page_size,
+            num_pages=num_pages,
+            max_seq_len=max_seq_len,
+            vocab_size=vocab_size,
+            steps_ahead=steps_ahead,
+        )
         self.runner = CheckedRunner(fake, limits)
         self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching)
         self.outcomes: dict[tuple[int, int], Outcome] = {}

@@ -14,7 +14,7 @@ from ostro.sampling_params import SamplingParams
 def outputs(seed: int, *, strict: bool) -> list[list[Progress]]:
     """Of each step, for requests that share prefixes, fork, are preempted, score and embed."""
     dice = random.Random(seed)
-    core = EngineCore(FakeRunner(num_pages=24, strict=strict), Limits(max_batch_tokens=12, max_batch_seqs=6))
+    core = EngineCore(FakeRunner(num_pages=13, strict=strict), Limits(max_batch_tokens=12, max_batch_seqs=6))
     for id in range(12):
         embed = dice.random() < 0.2
         params = SamplingParams(max_tokens=0 if embed else dice.randrange(1, 20), n=1 if embed else dice.choice((1, 3)))

@@ -1,18 +1,30 @@
-"""The engine: a scheduler and a runner, one step at a time. Knows token ids only: no text, no sockets, no tensors."""
+"""The engine: a scheduler and a runner, step by step. Knows token ids only: no text, no sockets, no tensors.
 
+A device that is fed one step ahead never waits for the host:
+
+    device   │ step 1 ──────│ step 2 ──────│ step 3 ──────│
+    host     │ begin 2 …… results of 1 │ begin 3 …… results of 2 │
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from ostro.engine.batch import Batch
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits, Progress, Scheduler
-from ostro.runner.base import ModelRunner
+from ostro.runner.base import ModelRunner, StepOutput
 
 
 class EngineCore:
     def __init__(self, runner: ModelRunner, limits: Limits | None = None, *, prefix_caching: bool = True) -> None:
         self.runner = runner
         self.scheduler = Scheduler(runner.spec, limits or Limits(), prefix_caching=prefix_caching)
+        # Steps that were begun, and how to get their results.
+        self._under_way: deque[tuple[Batch, Callable[[], StepOutput]]] = deque()
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._under_way)
 
     def check(self, request: Request) -> None:
         """Raises BadRequest for a request that can never run."""
@@ -26,14 +38,22 @@ class EngineCore:
         self.scheduler.abort(request_id, choice)
 
     def step(self) -> list[Progress]:
-        """One step of all that runs; what each sequence gained. An empty list if nothing is to do."""
-        batch = self.scheduler.schedule()
-        if batch is None:
-            return []
+        """Begins a step of all that can run, and takes in the results that are due; what each sequence gained by them.
+
+        An empty list if nothing is to do, or nothing is due yet.
+        """
         try:
-            output = self.runner.run(batch)
+            batch = self.scheduler.schedule()
+            if batch is not None:
+                self._under_way.append((batch, self.runner.launch(batch)))
+                self.scheduler.advance(batch)
+            if len(self._under_way) <= (0 if batch is None else self.runner.spec.steps_ahead):
+                return []
+            batch, result = self._under_way.popleft()
+            output = result()
         except BaseException:
-            # The device's memory is in an unknown state, and page copies of this batch may be lost: nobody goes on.
+            # The device's memory is in an unknown state, and page copies may be lost: nobody goes on.
+            self._under_way.clear()
             self.scheduler.abort_all()
             raise
         return self.scheduler.apply(batch, output)

@@ -108,9 +108,13 @@ class KVCache:
         return True
 
     def commit(self, seq: Sequence) -> None:
-        """Moves the pages that have filled since the last call into the tree."""
+        """Moves the pages that have filled with known tokens since the last call into the tree.
+
+        A step under way may still be filling them: whoever finds them there reads them in a later step.
+        """
         node = self._nodes[seq.id]
-        while (node.depth + 1) * self.page_size <= seq.num_computed:
+        end = min(seq.num_computed, seq.num_known)
+        while (node.depth + 1) * self.page_size <= end:
             node = self._share_page(seq, node)
         self._nodes[seq.id] = node
 

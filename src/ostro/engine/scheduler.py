@@ -9,6 +9,10 @@ under one budget of tokens:
 When pages run out, the sequence that ranks last gives its own back and waits: it will compute again what the prefix
 cache has lost by then. The one that ranks first is never preempted, so the engine always gets on.
 
+A step's results may be awaited while the next one is scheduled: `schedule` decides on a step, `advance` assumes that it
+goes well, and `apply` takes in what it brought, perhaps a step later. A sequence may have ended by then, and what came
+for it is dropped. Steps run in order, so an old owner's writes to a page precede those of its next owner.
+
 A waiting sequence is not let in while a step computes the next page that it could share; after the step it finds that
 page in the prefix cache. So requests that start alike and arrive together compute their common pages once. This costs
 one step at a time: there is budget left for a newcomer only when every running sequence reaches its end in the step.
@@ -23,7 +27,7 @@ from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.errors import BadRequest
-from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
+from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,8 @@ class Scheduler:
         # Leader's id -> the other choices of its request, until the leader's prompt is computed.
         self._followers: dict[int, list[Sequence]] = {}
         self._next_id = 0
+        # Steps that were begun and whose results are not known.
+        self._under_way = 0
 
     @property
     def has_work(self) -> bool:
@@ -118,6 +124,7 @@ class Scheduler:
         """Ends every request, and forgets every cached prefix."""
         for request_id in list(self._live):
             self.abort(request_id)
+        self._under_way = 0
         self.kv.take_copies()
         self.kv.clear_cache()
 
@@ -128,24 +135,38 @@ class Scheduler:
         preempted = self.counters.preemptions
         # Sequences with one token to go come first: they are cheap, and someone reads along.
         for seq in sorted(self.running, key=lambda seq: seq.num_to_compute > 1):
-            if budget and seq.pages and self._extend(seq):
+            if budget and seq.pages and seq.runnable and self._extend(seq):
                 budget -= self._add_chunk(chunks, seq, budget)
         if budget and self.waiting and self.counters.preemptions == preempted:
             self._admit_waiting(chunks, budget)
         if not chunks:
-            assert not self.has_work, "sequences wait and none can run"
+            assert self._under_way or not self.has_work, "sequences wait and none can run"
             return None
         return Batch(tuple(chunks), self.kv.take_copies())
 
+    def advance(self, batch: Batch) -> None:
+        """The step was begun: from here on its tokens count as computed, and those it samples as expected."""
+        self._under_way += 1
+        for chunk in batch.chunks:
+            seq = chunk.seq
+            seq.num_computed = chunk.end
+            seq.num_scored += len(chunk.scored)
+            self.kv.commit(seq)
+            if chunk.samples:
+                # Followers first: they fork from the prompt's pages.
+                for follower in self._followers.pop(seq.id, ()):
+                    # The leader's lookup and its prompt's log-probabilities are delivered for all choices.
+                    follower.num_cached, follower.num_scored = seq.num_cached, seq.num_scored
+                    self._start_follower(seq, follower)
+                    follower.expect()
+                seq.expect()
+
     def apply(self, batch: Batch, output: StepOutput) -> list[Progress]:
         """Takes a step's results in: what each sequence of the batch gained, in the batch's order."""
+        self._under_way -= 1
         self.counters.steps += 1
         self.counters.computed_tokens += batch.num_tokens
-        progress: list[Progress] = []
-        for chunk in batch.chunks:
-            # A sequence that was aborted while the step ran has no pages left.
-            if chunk.seq.finish_reason is None:
-                progress += self._apply_chunk(chunk, output)
+        progress = [gain for chunk in batch.chunks for gain in self._apply_chunk(chunk, output)]
         return [p for p in progress if p.token_ids or p.prompt_logprobs or p.finish_reason]
 
     def check_integrity(self) -> None:
@@ -153,50 +174,51 @@ class Scheduler:
 
     def _apply_chunk(self, chunk: Chunk, output: StepOutput) -> list[Progress]:
         seq = chunk.seq
-        seq.num_computed = chunk.end
-        self.kv.commit(seq)
-        own = Progress(seq.request.id, seq.choice, num_cached=seq.num_cached or 0)
+        # Nothing is sampled at the end of a prompt that was only to be read.
+        read = not chunk.samples and chunk.end == seq.num_known == seq.max_len
+        gaining = chunk.samples or (seq, *(self._followers.pop(seq.id, ()) if read else ()))
+        # Who was aborted while the step ran gets nothing more.
+        live = [seq for seq in gaining if seq.finish_reason is None]
+        if not live:
+            return []
+        progress = [Progress(seq.request.id, seq.choice, num_cached=seq.num_cached or 0) for seq in live]
         if chunk.scored:
-            own.prompt_logprobs = output.prompt_logprobs[seq.id]
-            seq.num_scored += len(own.prompt_logprobs)
-        if seq.id in output.pooled:
-            vector = output.pooled[seq.id]
-            seq.pooled = vector if seq.pooled is None else [a + b for a, b in zip(seq.pooled, vector, strict=True)]
-        if chunk.end < seq.num_prompt:
-            return [own]
-        progress = [own]
-        # Followers first: they fork from pages that the leader gives back if its first token is its last.
-        for follower in self._followers.pop(seq.id, ()):
-            progress.append(Progress(follower.request.id, follower.choice, num_cached=own.num_cached))
-            # The leader's lookup and its prompt's log-probabilities were delivered for all choices.
-            follower.num_cached, follower.num_scored = seq.num_cached, seq.num_scored
-            self._take_token(follower, output, progress[-1])
-            if follower.finish_reason is None:
-                self._start_follower(seq, follower)
-        self._take_token(seq, output, own)
+            progress[0].prompt_logprobs = output.prompt_logprobs[chunk.seq.id]
+        if chunk.seq.id in output.pooled:
+            self._pool(chunk, output.pooled[chunk.seq.id])
+        for seq, gain in zip(live, progress, strict=True):
+            if chunk.samples:
+                self._take_token(seq, output.sampled[seq.id], gain)
+            elif read:
+                self._end(seq, FinishReason.LENGTH)
+            gain.finish_reason = seq.finish_reason
+            if seq.finish_reason is not None:
+                gain.pooled = seq.pooled
         return progress
 
-    def _take_token(self, seq: Sequence, output: StepOutput, progress: Progress) -> None:
-        """Appends the token sampled for the sequence, if any, and ends it if it is complete. Its prompt is computed."""
-        sampled = output.sampled.get(seq.id)
-        if sampled is not None and sampled.error is not None:
-            progress.error = sampled.error
+    def _pool(self, chunk: Chunk, vector: list[float]) -> None:
+        """Adds the chunk's share to its sequence's vector. One that was preempted begins anew."""
+        seq = chunk.seq
+        whole = seq.pooled if chunk.start else None
+        seq.pooled = vector if whole is None else [a + b for a, b in zip(whole, vector, strict=True)]
+
+    def _take_token(self, seq: Sequence, sampled: SampledToken, gain: Progress) -> None:
+        """Fills in the token that the sequence expected, and ends the sequence if that completes it."""
+        if sampled.error is not None:
+            gain.error = sampled.error
             self._end(seq, FinishReason.ERROR)
-        elif sampled is not None:
-            seq.token_ids.append(sampled.token_id)
-            self.counters.generated_tokens += 1
-            progress.token_ids.append(sampled.token_id)
-            if sampled.logprob is not None:
-                progress.logprobs.append(sampled.logprob)
-            if sampled.token_id in seq.stop_ids and seq.num_output > seq.request.params.min_tokens:
-                self._end(seq, FinishReason.STOP)
-            elif seq.num_tokens >= seq.max_len:
-                self._end(seq, FinishReason.LENGTH)
-        elif seq.num_tokens >= seq.max_len:
+            return
+        seq.learn(sampled.token_id)
+        self.counters.generated_tokens += 1
+        gain.token_ids.append(sampled.token_id)
+        if sampled.logprob is not None:
+            gain.logprobs.append(sampled.logprob)
+        if seq.pages:
+            self.kv.commit(seq)
+        if sampled.token_id in seq.stop_ids and seq.num_known - seq.num_prompt > seq.request.params.min_tokens:
+            self._end(seq, FinishReason.STOP)
+        elif seq.num_known >= seq.max_len:
             self._end(seq, FinishReason.LENGTH)
-        progress.finish_reason = seq.finish_reason
-        if seq.finish_reason is not None:
-            progress.pooled = seq.pooled
 
     def _start_follower(self, leader: Sequence, follower: Sequence) -> None:
         """Forks the leader's pages, or lets the follower wait its turn and find the prompt in the prefix cache."""
@@ -230,7 +252,6 @@ class Scheduler:
         self.counters.preemptions += 1
         self.running.remove(seq)
         self.kv.release(seq)
-        seq.pooled = None
         insort(self.waiting, seq, key=_rank)
 
     def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
@@ -239,6 +260,8 @@ class Scheduler:
         # One that waits for a page to be cached keeps its seat: those behind it must not fill the batch meanwhile.
         seats = self.limits.max_batch_seqs - len(self.running)
         for seq in self.waiting[:seats]:
+            if seq.num_pending:
+                continue
             admission = self._admit(seq, filling)
             if admission is Admission.NO_ROOM:
                 break

@@ -4,6 +4,9 @@ from enum import StrEnum
 
 from ostro.engine.request import Request
 
+PENDING = -1
+"""Stands in token_ids for a token that is not known yet."""
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -15,10 +18,10 @@ class FinishReason(StrEnum):
 class Sequence:
     """One choice of a request, from its prompt to its last token.
 
-    token_ids   p p p p p p p p | o o o o o
-                num_prompt ─────┘
-    computed    x x x x x x x x   x x x        keys and values are in pages
-                num_computed ───────────┘      a step lets it catch up with len(token_ids)
+    token_ids   p p p p p p p p | o o o o ?
+                num_prompt ─────┘         └──── num_pending: being sampled, not known here yet
+    computed    x x x x x x x x   x x x         keys and values are in pages, or a step under way puts them there
+                num_computed ───────────┘       a step lets it catch up with len(token_ids)
     """
 
     __slots__ = (
@@ -28,6 +31,7 @@ class Sequence:
         "max_len",
         "num_cached",
         "num_computed",
+        "num_pending",
         "num_prompt",
         "num_scored",
         "pages",
@@ -44,10 +48,11 @@ class Sequence:
         self.token_ids: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
         self.num_computed = 0
+        self.num_pending = 0
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache when the sequence first ran; None until then."""
         self.num_scored = 0
-        """Prompt positions whose log-probabilities were delivered."""
+        """Prompt positions whose log-probabilities were delivered, or will be by a step under way."""
         self.pooled: list[float] | None = None
         self.max_len = max_len
         """Length at which the sequence ends: prompt and max_tokens, within the context."""
@@ -64,12 +69,46 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_known(self) -> int:
+        return len(self.token_ids) - self.num_pending
+
+    @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
     @property
     def num_to_compute(self) -> int:
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a step can take it on: not if nothing is left to compute but a last token, of which nothing follows,
+        nor if what is sampled next depends on a token that is not known yet.
+        """
+        if self.num_pending:
+            return self.num_tokens < self.max_len and not self.looks_back
+        return self.num_computed < self.num_tokens
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it other than through the model."""
+        params = self.request.params
+        return bool(
+            self.request.bad_word_ids
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.repetition_penalty != 1.0
+        )
+
+    def expect(self) -> None:
+        """A token is being sampled: its place is taken until it is known."""
+        self.token_ids.append(PENDING)
+        self.num_pending += 1
+
+    def learn(self, token_id: int) -> None:
+        """The first token that was expected."""
+        self.token_ids[self.num_known] = token_id
+        self.num_pending -= 1
 
     @property
     def output_ids(self) -> list[int]:

@@ -1,5 +1,6 @@
 """All that the scheduler knows of a device: the ModelRunner protocol, its spec, and what a step gives back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +15,8 @@ class RunnerSpec:
     num_pages: int
     max_seq_len: int
     vocab_size: int
+    steps_ahead: int = 0
+    """How many steps to begin before the results of the one before them are asked for."""
     generates: bool = True
     """Whether the model has logits: one saved without its head only embeds."""
 
@@ -52,6 +55,10 @@ class ModelRunner(Protocol):
     @property
     def spec(self) -> RunnerSpec: ...
 
-    def run(self, batch: Batch) -> StepOutput:
-        """Computes the batch's chunks, writes their keys and values into pages, and samples where asked."""
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+        """Begins to compute the batch's chunks, write their keys and values into pages, and sample where asked.
+
+        Steps run in the order of their launch; calling the result waits for this one's end. The last token of a chunk
+        may be pending: then the step before this one samples it.
+        """
         ...

@@ -5,11 +5,11 @@ would. So one wrong, stale or never written page changes every token after it, a
 Used by the tests of the engine and by load tests of everything above it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request, Task
-from ostro.engine.sequence import Sequence
+from ostro.engine.sequence import PENDING, Sequence
 from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 
 _MASK = (1 << 64) - 1
@@ -35,19 +35,31 @@ class FakeRunner:
         max_seq_len: int = 256,
         vocab_size: int = 1000,
         strict: bool = True,
+        steps_ahead: int = 0,
     ) -> None:
         """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
         tokens at a cost that does not grow with the context, for load tests.
         """
         self._spec = RunnerSpec(
-            page_size=page_size, num_pages=num_pages, max_seq_len=max_seq_len, vocab_size=vocab_size
+            page_size=page_size,
+            num_pages=num_pages,
+            max_seq_len=max_seq_len,
+            vocab_size=vocab_size,
+            steps_ahead=steps_ahead,
         )
         self._strict = strict
         self._slots = [_UNWRITTEN] * (num_pages * page_size)
+        # What the last step sampled, for sequences whose next step begins before anyone was told.
+        self._sampled: dict[int, SampledToken] = {}
 
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+        output = self.run(batch)
+        self._sampled = output.sampled
+        return lambda: output
 
     def run(self, batch: Batch) -> StepOutput:
         size = self._spec.page_size
@@ -93,7 +105,8 @@ class FakeRunner:
         size, pages = self._spec.page_size, chunk.seq.pages
         attended = self._attend(pages, chunk.start)
         for position in range(chunk.start, chunk.end):
-            value = _slot_value(attended, chunk.seq.token_ids[position])
+            token = chunk.seq.token_ids[position]
+            value = _slot_value(attended, self._sampled[chunk.seq.id].token_id if token == PENDING else token)
             attended += value
             self._slots[pages[position // size] * size + position % size] = value if self._strict else attended
             yield attended

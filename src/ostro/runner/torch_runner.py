@@ -1,5 +1,6 @@
 """Runs a batch with a torch model: Batch -> tensors -> model -> sampler. Knows no schedule and no text."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -63,6 +64,10 @@ class TorchRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+        output = self.run(batch)
+        return lambda: output
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
