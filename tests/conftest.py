@@ -1,10 +1,21 @@
-"""Hypothesis profiles. `default` explores anew each run; `ci` repeats the same examples, so a red build stays red."""
+"""Hypothesis profiles, and the device for tests of GPU kernels.
+
+`default` explores anew each run; `ci` repeats the same examples, so a red build stays red.
+"""
 
 import os
 
+import pytest
+import torch
 from hypothesis import settings
+from triton_device import DEVICE
 
 # Two loaded cores make any time limit on a single example a source of false alarms.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return DEVICE

@@ -1,8 +1,13 @@
 """Settings of an engine: frozen, validated once. Where they come from is the business of the command line."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, get_args
 
 from ostro.errors import BadRequest
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "float16", "bfloat16"]
 
 # Beyond these a setting is a slip of the pen, and what it would do is worse than an error.
 _MOST = {
@@ -25,18 +30,30 @@ class EngineConfig:
     """A built-in chat template's name or a .jinja file; None takes the model's own."""
     max_seq_len: int | None = None
     """Longest sequence, prompt and output together; None is what the model was made for."""
-    page_size: int = 16
-    """Tokens a page."""
+    device: Device = "auto"
+    """Where the model runs; auto is a GPU if there is one."""
+    dtype: DType = "auto"
+    """Number format of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
+    page_size: int | None = None
+    """Tokens a page; None is what suits the device, here and below."""
     kv_memory: int | None = None
     """Bytes for keys and values; None takes a share of the free memory."""
-    max_batch_tokens: int = 1024
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that weights, keys, values and activations may take together."""
+    max_batch_tokens: int | None = None
     """Tokens computed in one step: longer prompts are computed in chunks, beside the sequences that generate."""
-    max_batch_seqs: int = 64
+    max_batch_seqs: int | None = None
     """Sequences that run at a time."""
+    cuda_graphs: bool = True
+    """Replay whole steps on a GPU instead of launching their kernels one by one."""
+    deterministic: bool = False
+    """On a GPU: a sequence's numbers do not depend on what runs beside it, to the last bit, at some cost."""
     prefix_caching: bool = True
     """Share the computed pages of equal prefixes between requests."""
     threads: int | None = None
     """CPU threads; None is one for each core."""
+    serving: bool = False
+    """Whether people read along: then a step is short, for what others wait while a prompt is computed is one step."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -45,3 +62,36 @@ class EngineConfig:
                 raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
             if value is not None and value > most:
                 raise BadRequest(f"{name} must be at most {most}, got {value}.", param=name)
+        for name, known in (("device", get_args(Device)), ("dtype", get_args(DType))):
+            if getattr(self, name) not in known:
+                raise BadRequest(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.", param=name)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise BadRequest(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",
+                param="gpu_memory_utilization",
+            )
+
+    def suited_to(self, device: str) -> "EngineConfig":
+        """What was left open filled in for a kind of device, "cpu" or "cuda"."""
+        suits = _SUITED[device, self.serving]
+        return replace(
+            self,
+            page_size=self.page_size or suits.page_size,
+            max_batch_tokens=self.max_batch_tokens or suits.max_batch_tokens,
+            max_batch_seqs=self.max_batch_seqs or suits.max_batch_seqs,
+        )
+
+
+class _Suits(NamedTuple):
+    page_size: int
+    max_batch_tokens: int
+    max_batch_seqs: int
+
+
+# By kind of device, and whether people read along.
+_SUITED: Mapping[tuple[str, bool], _Suits] = {
+    ("cpu", False): _Suits(16, 1024, 64),
+    ("cpu", True): _Suits(16, 256, 64),
+    ("cuda", False): _Suits(64, 16384, 256),
+    ("cuda", True): _Suits(64, 8192, 256),
+}

@@ -12,7 +12,6 @@ from pathlib import Path
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.engine.scheduler import Limits
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend import Collector, Frontend, Message, Prompt
 from ostro.outputs import Completion, Delta, Score
@@ -28,7 +27,7 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, config: EngineConfig | None = None) -> None:
         # torch takes seconds to import, and nothing else of the package needs it before a model is loaded.
-        from ostro.runner.torch_runner import load_runner
+        from ostro.runner.load import load_runner
 
         config = config or EngineConfig()
         self.config = config if model is None else replace(config, model=str(model))
@@ -38,11 +37,7 @@ class LLM:
             Path(self.config.tokenizer) if self.config.tokenizer else checkpoint.tokenizer_path,
             chat_template=self.config.chat_template,
         )
-        self.core = EngineCore(
-            load_runner(checkpoint, self.config),
-            Limits(max_batch_tokens=self.config.max_batch_tokens, max_batch_seqs=self.config.max_batch_seqs),
-            prefix_caching=self.config.prefix_caching,
-        )
+        self.core = EngineCore(load_runner(checkpoint, self.config), prefix_caching=self.config.prefix_caching)
         self._frontend = Frontend(self.name, self.tokenizer, checkpoint.pooling)
         # Requests under way: who gathers their progress, and for whom.
         self._under_way: dict[int, tuple[Collector, _Inbox]] = {}

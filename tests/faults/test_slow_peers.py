@@ -1,12 +1,17 @@
 """Peers that send or read too much, too slowly: everybody else is served meanwhile, at bounded cost."""
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -189,3 +194,33 @@ def test_head_that_trickles_in_is_dropped(head: bytes) -> None:
 
 async def _no_app(scope: object, receive: object, send: object) -> None:
     raise AssertionError("nothing asks for it")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes a pipe small")
+def test_log_that_nobody_reads_holds_up_no_request_and_not_the_end(tmp_path: Path) -> None:
+    """A pipe takes 64 KB; the line after that stopped the event loop for good."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-m", "ostro", "serve", "--port", str(port), "--log-format", "json"]
+    process = subprocess.Popen(command, stderr=writing, env={**os.environ, "OSTRO_FAULTS": "fake"}, cwd=tmp_path)
+    os.close(writing)
+    try:
+        deadline = time.monotonic() + 30
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as client:
+            while True:
+                assert time.monotonic() < deadline
+                with suppress(httpx.ConnectError):
+                    client.get("/healthz")
+                    break
+                time.sleep(0.05)
+            for _ in range(200):
+                assert client.get("/nowhere").status_code == 404
+        process.terminate()
+        assert process.wait(15) == 0
+        assert b'"listening"' in os.read(reading, 4096)
+    finally:
+        os.close(reading)
+        process.kill()
+        process.wait()

@@ -157,3 +157,11 @@ def test_key_file_has_one_key_a_line(tmp_path: Path) -> None:
         read_key_file(file)
     with pytest.raises(BadRequest, match="Cannot read the key file"):
         read_key_file(tmp_path / "missing")
+
+
+def test_key_that_no_header_can_carry_is_refused(tmp_path: Path) -> None:
+    """It was taken, and never fitted."""
+    file = tmp_path / "keys"
+    file.write_text("plain\nclé\n")
+    with pytest.raises(BadRequest, match="ASCII"):
+        read_key_file(file)

@@ -1,8 +1,11 @@
 """What is refused, how, and that nobody else notices."""
 
+import gzip
+import json
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,9 +14,12 @@ import pytest
 from live_server import LiveServer, live_server
 from sse_events import events_of
 
+from ostro.server.schemas.prompts import MAX_TOKENS
+
 HELLO = [{"role": "user", "content": "Say hello."}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
+MEGABYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +213,49 @@ def test_engine_that_dies_is_an_error_that_is_worth_another_try(
             assert error_of(response, 503)["code"] == "unavailable"
             assert int(response.headers["retry-after"]) >= 1
         assert "Traceback" not in server.log_text
+
+
+def test_compressed_body_is_a_415(client: httpx.Client) -> None:
+    """It was read as it stood, and was no JSON."""
+    headers = {**JSON, "content-encoding": "gzip"}
+    response = client.post(COMPLETIONS, content=gzip.compress(b'{"prompt": "x"}'), headers=headers)
+    assert "Content-Encoding" in error_of(response, 415)["message"]
+
+
+def ids_body(count: int) -> bytes:
+    return b'{"prompt":[' + b",".join([b"1"] * count) + b"]}"
+
+
+def test_as_many_token_ids_are_read_as_the_schema_allows_and_more_are_told_what_to_do(client: httpx.Client) -> None:
+    """The schema spoke of four million, and a body of half a million and some was refused without a number."""
+    assert len(ids_body(MAX_TOKENS)) <= MEGABYTE
+    within = error_of(client.post(COMPLETIONS, content=ids_body(MAX_TOKENS), headers=JSON), 400)
+    assert within["code"] == "context_length_exceeded"
+    beyond = error_of(client.post(COMPLETIONS, content=ids_body(524_280), headers=JSON), 413)
+    assert str(MAX_TOKENS) in beyond["message"]
+    assert "as text" in beyond["message"]
+
+
+def test_error_within_a_stream_is_in_the_log(tmp_path: Path) -> None:
+    """Its status is 200, and the line said nothing else."""
+    args = ("--request-timeout", "0.5")
+    with live_server(tmp_path, *args, faults="fake,step_seconds=0.05") as slow, slow.client() as client:
+        body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        assert '"code":"timeout"' in client.post(COMPLETIONS, json=body).text
+    [line] = [each for each in map(json.loads, slow.log_text.splitlines()) if each.get("path") == COMPLETIONS]
+    assert (line["status"], line["error"]) == (200, "timeout")
+
+
+def test_tokenising_counts_as_a_request_like_others(tmp_path: Path) -> None:
+    """It passed by the gate: nothing bounded how many were under way, or waited for them at the end."""
+    args = ("--max-concurrent-requests", "1", "--max-queue-requests", "0")
+    with live_server(tmp_path, *args, faults="fake,step_seconds=0.05") as slow, slow.client() as client:
+        body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body) as busy:
+            parts = busy.iter_bytes()
+            next(parts)
+            with slow.client() as other:
+                for path, given in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+                    refused = other.post(path, json=given)
+                    assert error_of(refused, 429)["code"] == "queue_full"
+                    assert int(refused.headers["retry-after"]) >= 1

@@ -3,15 +3,22 @@
 import asyncio
 import json
 import socket
+import threading
 import time
+from typing import Any
 
 import pytest
+import uvicorn
 from http_app import live_app
-from live_service import set_faults, until, until_idle
+from live_service import live_service, set_faults, until, until_idle
 
 from ostro.server.api import HttpOptions
+from ostro.server.app import build_app
 from ostro.server.body import BodyLimits
 from ostro.server.limits import GateLimits
+from ostro.server.protocol import BoundedHttp
+from ostro.server.responses import completion_response
+from ostro.server.schemas import CompletionResponse
 
 
 def request(body: dict[str, object], *, length: int | None = None) -> bytes:
@@ -66,18 +73,31 @@ def test_body_that_trickles_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
     assert b'"code":"body_timeout"' in answer
 
 
+class Impatient(BoundedHttp):
+    read_seconds = 0.6
+
+
 def test_client_that_stops_reading_is_dropped_and_its_pages_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
     async def run() -> None:
-        async with live_app(HttpOptions(ping_seconds=0.2, stuck_seconds=0.6)) as (host, port, service):
-            _, writer = await asyncio.open_connection(sock=narrow_socket(host, port), limit=1024)
-            body = {"prompt": "x", "max_tokens": 8000, "n": 8, "logprobs": 5, "ignore_eos": True, "stream": True}
-            writer.write(request(body))
-            await until(lambda: service.num_requests == 1)
-            await until(lambda: service.num_requests == 0, seconds=15)
-            await until_idle(service)
-            writer.transport.abort()
+        async with live_service() as service:
+            app = build_app(service, options=HttpOptions(ping_seconds=0.2))
+            config = uvicorn.Config(app, http=Impatient, lifespan="off", log_config=None, access_log=False)
+            with socket.create_server(("127.0.0.1", 0)) as sock:
+                server = uvicorn.Server(config)
+                serving = asyncio.create_task(server.serve(sockets=[sock]))
+                _, writer = await asyncio.open_connection(sock=narrow_socket(*sock.getsockname()), limit=1024)
+                body = {"prompt": "x", "max_tokens": 8000, "n": 8, "logprobs": 5, "ignore_eos": True, "stream": True}
+                writer.write(request(body))
+                await until(lambda: service.num_requests == 1)
+                await until(lambda: service.num_requests == 0, seconds=15)
+                await until_idle(service)
+                # It is still there, and so were its connection and what it had not read, for good.
+                await until(lambda: not server.server_state.connections)
+                writer.transport.abort()
+                server.should_exit = True
+                await serving
 
     asyncio.run(run())
 
@@ -122,3 +142,29 @@ def test_request_that_takes_too_long_is_told_so_in_its_stream(monkeypatch: pytes
     assert b'"code":"timeout"' in answer
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert took < 3
+
+
+@pytest.mark.parametrize(("tokens", "elsewhere"), [(10, False), (1000, True)])
+def test_answer_with_many_logprobs_is_written_off_the_event_loop(
+    tokens: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation's answer of 16 prompts kept everybody waiting for 0.6 s."""
+    set_faults(monkeypatch)
+    threads: list[bool] = []
+
+    def watched(*args: Any, **kwargs: Any) -> CompletionResponse:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return completion_response(*args, **kwargs)
+
+    monkeypatch.setattr("ostro.server.routes.completions.completion_response", watched)
+
+    async def run() -> bytes:
+        async with live_app(HttpOptions()) as (host, port, _):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request({"prompt": "x", "max_tokens": tokens, "logprobs": 1, "ignore_eos": True}))
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
+    assert threads == [elsewhere]

@@ -1,6 +1,8 @@
 import asyncio
+import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,8 +54,14 @@ def ask(
     return asyncio.run(get()), ended
 
 
+def written(capsys: pytest.CaptureFixture[str]) -> str:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return capsys.readouterr().err
+
+
 def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    return [json.loads(line) for line in written(capsys).splitlines()]
 
 
 def test_request_is_one_line_that_tells_its_course(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,10 +115,10 @@ def test_clients_own_id_is_kept_if_it_is_sane(given: str, kept: bool, capsys: py
 def test_control_characters_cannot_forge_a_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(form="json" if form == "json" else "pretty")
     ask("/a%0a%1b%5b31mforged%e2%80%a8")
-    written = capsys.readouterr().err
-    assert len(written.splitlines()) == 1
-    assert "\x1b[31mforged" not in written
-    assert "\\u000a" in written
+    text = written(capsys)
+    assert len(text.splitlines()) == 1
+    assert "\x1b[31mforged" not in text
+    assert "\\u000a" in text
 
 
 def test_lines_of_libraries_have_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,3 +166,31 @@ def test_bad_logging_yaml_is_one_clear_line(tmp_path: Path, text: str | None, co
     with pytest.raises(BadRequest, match=complaint) as error:
         configure_logging(config=config)
     assert "\n" not in str(error.value)
+
+
+class Pipe(io.StringIO):
+    """Takes nothing until it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_read = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.is_read.wait()
+        return super().write(text)
+
+
+def test_lines_that_nobody_reads_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody read held up the event loop once."""
+    pipe = Pipe()
+    monkeypatch.setattr("sys.stderr", pipe)
+    monkeypatch.setattr("ostro.server.logging._MOST_LINES", 3)
+    configure_logging()
+    for number in range(50):
+        logging.getLogger("test").warning("line %d", number)
+    pipe.is_read.set()
+    logging.getLogger().handlers[0].flush()
+    told = [json.loads(line)["message"] for line in pipe.getvalue().splitlines()]
+    losses = [int(message.split()[0]) for message in told if "were dropped" in message]
+    assert losses
+    assert sum(losses) + len(told) - len(losses) == 50

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -176,7 +177,8 @@ def test_real_model_is_served_under_its_name(tmp_path: Path) -> None:
     args = (str(model), "--served-model-name", "mine,alias")
     with live_server(tmp_path, *args, faults="") as server, server.client() as client:
         assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
-        answer = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 4, "model": "alias"})
+        body = {"prompt": "the", "max_tokens": 4, "model": "alias", "ignore_eos": True}
+        answer = client.post("/v1/completions", json=body)
     assert answer.json()["usage"]["completion_tokens"] == 4
     lines = [json.loads(line) for line in server.log_text.splitlines()]
     [line] = [line for line in lines if line.get("path") == "/v1/completions"]
@@ -272,7 +274,7 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
         (("a", "--model", "b"), 2, "says again what"),
         (("--checkpoint-path", "x"), 1, "--checkpoint-path cannot be honoured: Levanter checkpoints"),
         (("--ui",), 1, "--ui cannot be honoured"),
-        (("--device", "cuda"), 1, "this build runs on the CPU"),
+        (("--device", "tpu"), 1, "'auto', 'cpu' or 'cuda'"),
         (("--no-such-flag",), 2, "unrecognized arguments: --no-such-flag"),
         (("--config", "nowhere.yaml"), 1, "Cannot read the config file nowhere.yaml"),
         (("--api-key-file", "nowhere"), 1, "Cannot read the key file nowhere"),
@@ -292,3 +294,17 @@ def test_switch_does_not_swallow_the_model(tmp_path: Path) -> None:
     ran = serve(tmp_path, "--no-prefix-caching", "./model", "--print-config")
     assert 'model: "./model"' in ran.stdout
     assert "prefix_caching: false" in ran.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_server_takes_as_many_open_files_as_it_may(tmp_path: Path) -> None:
+    """1024 files is what shells give; more requests than that may wait, and theirs are not the only files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    try:
+        with live_server(tmp_path, ready=False) as server:
+            limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
+    assert int(line.split()[3]) == min(before[1], 65536)

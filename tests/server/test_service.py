@@ -248,3 +248,46 @@ def test_requests_under_way_end_when_the_service_stops(monkeypatch: pytest.Monke
                 await task
 
     asyncio.run(scenario())
+
+
+async def refusal(service: ModelService, kind: str, text: str) -> ContextLengthExceeded:
+    params = SamplingParams(max_tokens=1)
+    preparing = (
+        service.prepare(text, params)
+        if kind == "prompt"
+        else service.prepare_chat([{"role": "user", "content": text}], params)
+    )
+    with pytest.raises(ContextLengthExceeded) as found:
+        await preparing
+    return found.value
+
+
+@pytest.mark.parametrize("kind", ["prompt", "messages"])
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen megabytes took a thread for seconds, only to be told that they were too long."""
+    set_faults(monkeypatch)
+
+    async def scenario() -> None:
+        async with live_service(EngineConfig(max_seq_len=64)) as service:
+            text = "a b c d. " * 1000
+            fewest = service.tokenizer.fewest_tokens(text)
+            assert fewest > 64
+            error = await refusal(service, kind, text + "end")
+            assert (error.prompt, error.param) == (service.tokenizer.fewest_tokens(text + "end"), kind)
+            assert str(error).startswith("This model's maximum context length is 64 tokens")
+            # One that might fit is counted.
+            assert (await refusal(service, kind, text[:2000])).prompt > 1000
+
+    asyncio.run(scenario())
+
+
+def test_white_space_that_a_template_may_drop_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+    async def scenario() -> None:
+        async with live_service(EngineConfig(max_seq_len=64)) as service:
+            text = "a" + " \t" * 10_000
+            # This template keeps it: so it was counted.
+            assert (await refusal(service, "messages", text)).prompt > 2 * service.tokenizer.fewest_tokens(text)
+
+    asyncio.run(scenario())

@@ -35,7 +35,7 @@ def test_command_line_beats_environment_beats_dotenv_beats_yaml_beats_defaults(
     merged = read(tmp_path, yaml_text=text, dotenv=dotenv, port="4")
     settings = merged.settings
     assert (settings.port, settings.host, settings.page_size, settings.threads) == (4, "environment", 2, 1)
-    assert settings.max_batch_seqs == 64
+    assert settings.request_timeout == 300.0
     assert merged.origins == {
         "port": "--port",
         "host": "OSTRO_HOST in the environment",
@@ -45,9 +45,9 @@ def test_command_line_beats_environment_beats_dotenv_beats_yaml_beats_defaults(
 
 
 def test_engine_settings_are_the_engines_but_for_the_step_that_others_wait_for(tmp_path: Path) -> None:
-    assert read(tmp_path).settings.engine() == EngineConfig(max_batch_tokens=256)
+    assert read(tmp_path).settings.engine() == EngineConfig(serving=True)
     settings = read(tmp_path, yaml_text="kv_memory: 1.5GiB\nprefix-caching: false\nmodel: ./m").settings
-    assert settings.engine() == EngineConfig(model="./m", kv_memory=3 << 29, prefix_caching=False, max_batch_tokens=256)
+    assert settings.engine() == EngineConfig(model="./m", kv_memory=3 << 29, prefix_caching=False, serving=True)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,10 @@ def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
         ("max_batch_seqs: 0", "greater than or equal to 1"),
         ("request_timeout: .nan", "finite"),
         ("kv_memory: lots", r"a memory size is written 512M or 2G"),
-        ("device: cuda", "this build runs on the CPU"),
-        ("dtype: bfloat16", "in float32"),
-        ("tensor_parallel_size: 2", "as one process"),
+        ("device: tpu", "'auto', 'cpu' or 'cuda'"),
+        ("dtype: int3", "'float32', 'float16' or 'bfloat16'"),
+        ("gpu_memory_utilization: 1.5", "less than or equal to 1"),
+        ("tensor_parallel_size: 2", "on one device"),
         ("enable_chunked_prefill: false", "always computed in chunks"),
         ("log_level: loud", "'debug', 'info', 'warning' or 'error'"),
         ("checkpoint_path: x", "checkpoint_path cannot be honoured: Levanter"),
@@ -173,3 +174,20 @@ def test_every_setting_and_alias_is_in_the_docs() -> None:
     for each in ALIASES.values():
         names |= {*each.flags, *each.env, *each.yaml}
     assert {name for name in names if f"`{name}`" not in text and f"`--{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("value", ["", " , "])
+def test_key_that_is_empty_does_not_open_the_server(tmp_path: Path, value: str) -> None:
+    """`--api-key "$KEY"` without a KEY served everybody."""
+    with pytest.raises(BadRequest, match=r"api_key \(--api_key\) holds no key"):
+        read(tmp_path, api_key=value)
+    with pytest.raises(BadRequest, match="holds no key"):
+        read(tmp_path, yaml_text=f"admin_key: '{value}'")
+    assert read(tmp_path, yaml_text="api_key: []").settings.api_key == ()
+
+
+def test_config_file_in_the_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was let pass, and nothing read it."""
+    monkeypatch.setenv("OSTRO_CONFIG", "ostro.yaml")
+    with pytest.raises(BadRequest, match="--config"):
+        read(tmp_path)

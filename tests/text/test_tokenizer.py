@@ -19,7 +19,7 @@ from text_vocabs import (
     sentencepiece_like,
     smollm,
 )
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, UnsupportedModel
 from ostro.text import Tokenizer
@@ -211,3 +211,45 @@ def test_default_model_begins_turns_with_single_tokens() -> None:
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nCount: 123<|im_end|>\n<|im_start|>assistant\n"
     )
     assert [smollm().token_text(token) for token in ids[ids.index(216) :][:4]] == [" ", "1", "2", "3"]
+
+
+@given(st.text(max_size=200) | st.text(" \n-=\x04\x16\U000f0000", max_size=200))
+def test_text_has_no_fewer_tokens_than_it_is_said_to(text: str) -> None:
+    """The default vocabulary has no token for some control characters: a text of them has none at all."""
+    for tokenizer in (byte_level(), smollm()):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+
+
+def test_fewest_tokens_grow_with_the_text() -> None:
+    longest = max(map(len, byte_level_core().get_vocab()))
+    assert [byte_level().fewest_tokens("a" * length) for length in (0, 1, longest, longest + 1)] == [0, 1, 1, 2]
+    assert smollm().fewest_tokens("a" * 1_000_000) > 10_000
+
+
+def core_with(pre_tokenizer: pre_tokenizers.PreTokenizer | None = None, **added: bool) -> tokenizers.Tokenizer:
+    core = tokenizers.Tokenizer.from_str(byte_level_core().to_str())
+    if pre_tokenizer is not None:
+        core.pre_tokenizer = pre_tokenizer
+    core.add_tokens([AddedToken("<extra>", **added)])
+    return core
+
+
+def shrinking_cores() -> dict[str, tokenizers.Tokenizer]:
+    removing = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(use_regex=False)]
+    normalising = core_with()
+    normalising.normalizer = tokenizers.normalizers.Strip()
+    return {
+        "lstrip": core_with(lstrip=True),
+        "rstrip": core_with(rstrip=True),
+        "white space": core_with(pre_tokenizers.Whitespace()),
+        "removed": core_with(pre_tokenizers.Sequence(removing)),
+        "normaliser": normalising,
+    }
+
+
+def test_nothing_is_said_of_texts_that_may_shrink() -> None:
+    assert Tokenizer(core_with()).fewest_tokens("a" * 1000) > 0
+    assert {
+        name: Tokenizer(core).fewest_tokens("a" * 1000) for name, core in shrinking_cores().items()
+    } == dict.fromkeys(shrinking_cores(), 0)
+    assert sentencepiece_like().fewest_tokens("a" * 1000) == 0

@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Callable
+from typing import get_args
 
-from ostro.config import EngineConfig
+from ostro.config import Device, DType, EngineConfig
 from ostro.sampling_params import SamplingParams
 
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -28,14 +29,21 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", metavar="PATH", help="directory with tokenizer.json, or a GGUF file")
     group.add_argument("--chat-template", metavar="NAME", help="chatml, gemma, llama3, generic, or a .jinja file")
     group.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, prompt and output together")
-    group.add_argument("--page-size", type=int, metavar="N", default=default.page_size, help="tokens a page")
+    group.add_argument("--device", choices=get_args(Device), default="auto", help="default: a GPU if there is one")
+    group.add_argument("--dtype", choices=get_args(DType), default="auto", help="default: bfloat16 on a GPU")
+    group.add_argument("--page-size", type=int, metavar="N", help="tokens a page (default: what suits the device)")
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help="memory for keys and values, such as 2G")
     group.add_argument(
-        "--max-batch-tokens", type=int, metavar="N", default=default.max_batch_tokens, help="tokens computed in a step"
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="X",
+        default=default.gpu_memory_utilization,
+        help="share of a GPU's memory to take (default: %(default)s)",
     )
-    group.add_argument(
-        "--max-batch-seqs", type=int, metavar="N", default=default.max_batch_seqs, help="sequences run at a time"
-    )
+    group.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens computed in a step")
+    group.add_argument("--max-batch-seqs", type=int, metavar="N", help="sequences run at a time")
+    group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
+    group.add_argument("--deterministic", action="store_true", help="same bits alone and in a batch, on a GPU too")
     group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
 
@@ -46,8 +54,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         tokenizer=args.tokenizer,
         chat_template=args.chat_template,
         max_seq_len=args.max_seq_len,
+        device=args.device,
+        dtype=args.dtype,
         page_size=args.page_size,
         kv_memory=args.kv_memory,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        cuda_graphs=not args.no_cuda_graphs,
+        deterministic=args.deterministic,
         max_batch_tokens=args.max_batch_tokens,
         max_batch_seqs=args.max_batch_seqs,
         prefix_caching=not args.no_prefix_caching,

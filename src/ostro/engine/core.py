@@ -18,7 +18,9 @@ from ostro.runner.base import ModelRunner, StepOutput
 class EngineCore:
     def __init__(self, runner: ModelRunner, limits: Limits | None = None, *, prefix_caching: bool = True) -> None:
         self.runner = runner
-        self.scheduler = Scheduler(runner.spec, limits or Limits(), prefix_caching=prefix_caching)
+        spec = runner.spec
+        limits = limits or Limits(max_batch_tokens=spec.max_batch_tokens, max_batch_seqs=spec.max_batch_seqs)
+        self.scheduler = Scheduler(spec, limits, prefix_caching=prefix_caching)
         # Steps that were begun, and how to get their results.
         self._under_way: deque[tuple[Batch, Callable[[], StepOutput]]] = deque()
 

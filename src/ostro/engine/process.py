@@ -6,6 +6,7 @@ pulse thread    counters ──> socket           also while a step runs
 """
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -39,7 +40,7 @@ from ostro.engine.messages import (
     frame,
 )
 from ostro.engine.request import Request, Task
-from ostro.engine.scheduler import Counters, Limits
+from ostro.engine.scheduler import Counters
 from ostro.errors import BadRequest, OstroError
 from ostro.runner.base import ModelRunner
 from ostro.runner.fake import FakeRunner
@@ -178,10 +179,12 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
     """A warm engine: its model is loaded and has generated tokens."""
     started = time.monotonic()
     faults.before_load()
-    limits = Limits(max_batch_tokens=config.max_batch_tokens, max_batch_seqs=config.max_batch_seqs)
-    core = EngineCore(build_runner(checkpoint, config, faults), limits, prefix_caching=config.prefix_caching)
+    core = EngineCore(build_runner(checkpoint, config, faults), prefix_caching=config.prefix_caching)
     loaded = time.monotonic()
     warm_up(core)
+    # What is loaded stays: the collector need not look at it again and again while tokens come.
+    gc.collect()
+    gc.freeze()
     spec = core.runner.spec
     return core, ModelInfo(
         name=checkpoint.name,
@@ -200,15 +203,21 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
     if faults.fake:
         vocab_size = checkpoint.config["vocab_size"]
         assert isinstance(vocab_size, int)
+        config = config.suited_to("cpu")
+        assert config.page_size is not None
+        assert config.max_batch_tokens is not None
+        assert config.max_batch_seqs is not None
         return FakeRunner(
             page_size=config.page_size,
             num_pages=4096,
             max_seq_len=config.max_seq_len or 8192,
             vocab_size=vocab_size,
+            max_batch_tokens=config.max_batch_tokens,
+            max_batch_seqs=config.max_batch_seqs,
             strict=False,
         )
     # The one import of torch: the fake runner does without it.
-    from ostro.runner.torch_runner import load_runner
+    from ostro.runner.load import load_runner
 
     return load_runner(checkpoint, config)
 

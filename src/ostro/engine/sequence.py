@@ -28,6 +28,7 @@ class Sequence:
         "choice",
         "finish_reason",
         "id",
+        "looks_back",
         "max_len",
         "num_cached",
         "num_computed",
@@ -59,6 +60,10 @@ class Sequence:
         self.pages: list[int] = []
         self.finish_reason: FinishReason | None = None
         params = request.params
+        penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        self.looks_back = any(len(word) > 1 for word in request.bad_word_ids) or bool(penalised and params.n > 1)
+        """Whether whoever asks for the next token must know those before it: they may ban one, and a choice that forks
+        brings the counts of its tokens along."""
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else request.eos_ids)
 
     def __repr__(self) -> str:
@@ -88,17 +93,6 @@ class Sequence:
         if self.num_pending:
             return self.num_tokens < self.max_len and not self.looks_back
         return self.num_computed < self.num_tokens
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether the choice of a token depends on the tokens before it other than through the model."""
-        params = self.request.params
-        return bool(
-            self.request.bad_word_ids
-            or params.presence_penalty
-            or params.frequency_penalty
-            or params.repetition_penalty != 1.0
-        )
 
     def expect(self) -> None:
         """A token is being sampled: its place is taken until it is known."""

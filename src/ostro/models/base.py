@@ -64,6 +64,10 @@ class Model(Module, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] -> [rows, vocab_size], in float32."""
 
+    @abstractmethod
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """The same in the model's dtype, for samplers that widen on their own."""
+
     @property
     @abstractmethod
     def has_head(self) -> bool:

@@ -75,12 +75,15 @@ class CausalLM(Model):
         return self.get_submodule(self.backbone_name)(ids, positions, ctx)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        return self.raw_logits(hidden).float()
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
             raise Unsupported("This model was saved without a language-model head: it can embed text, not write it.")
-        logits = self.lm_head.product(hidden).float()
+        logits = self.lm_head.product(hidden)
         if self.logit_softcap is None:
             return logits
-        return (logits / self.logit_softcap).tanh_().mul_(self.logit_softcap)
+        return (logits.float() / self.logit_softcap).tanh_().mul_(self.logit_softcap)
 
     @property
     def has_head(self) -> bool:

@@ -43,8 +43,14 @@ FAMILIES = (
 )
 
 
-def build_model(config: Mapping[str, object], *, max_seq_len: int | None = None, dtype: torch.dtype) -> Model:
-    """The model that `config` describes, its parameters allocated and not yet filled.
+def build_model(
+    config: Mapping[str, object],
+    *,
+    max_seq_len: int | None = None,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> Model:
+    """The model that `config` describes, its parameters allocated on the device and not yet filled.
 
     `max_seq_len` is the context to serve; without it the model's own, for longrope models the one before stretching.
     """
@@ -53,12 +59,13 @@ def build_model(config: Mapping[str, object], *, max_seq_len: int | None = None,
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model = family.build(reader, max_seq_len)
+        with device or torch.device("cpu"):
+            model = family.build(reader, max_seq_len)
     finally:
         torch.set_default_dtype(before)
     if is_bare:
         model.drop_head()
-    return model.eval()
+    return model.eval().to(device)
 
 
 def _family(config: ConfigReader) -> tuple[Family, bool]:

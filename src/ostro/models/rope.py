@@ -70,8 +70,10 @@ class Rotary(Module):
             known = ", ".join(sorted(_SCALINGS))
             raise UnsupportedModel(f"Rope scaling {settings.kind!r} is not known; known are {known}.")
         rotary_dim = int(head_dim * settings.table.number("partial_rotary_factor", 1.0))
-        periods = settings.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
-        frequencies, self.attention_factor = _SCALINGS[settings.kind](periods, settings, max_seq_len)
+        # On the CPU wherever the model goes: a device's own powers may differ in the last digit.
+        with torch.device("cpu"):
+            periods = settings.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+            frequencies, self.attention_factor = _SCALINGS[settings.kind](periods, settings, max_seq_len)
         # The first half turns backwards: its cosines are the same, and its sines have the sign that rotating needs.
         self.register_buffer("frequencies", torch.cat((-frequencies, frequencies)), persistent=False)
         self.frequencies: Tensor

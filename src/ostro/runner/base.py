@@ -15,6 +15,9 @@ class RunnerSpec:
     num_pages: int
     max_seq_len: int
     vocab_size: int
+    max_batch_tokens: int = 512
+    """Most tokens, and most sequences, of a step."""
+    max_batch_seqs: int = 64
     steps_ahead: int = 0
     """How many steps to begin before the results of the one before them are asked for."""
     generates: bool = True

@@ -34,6 +34,8 @@ class FakeRunner:
         num_pages: int = 64,
         max_seq_len: int = 256,
         vocab_size: int = 1000,
+        max_batch_tokens: int = 512,
+        max_batch_seqs: int = 64,
         strict: bool = True,
         steps_ahead: int = 0,
     ) -> None:
@@ -45,6 +47,8 @@ class FakeRunner:
             num_pages=num_pages,
             max_seq_len=max_seq_len,
             vocab_size=vocab_size,
+            max_batch_tokens=max_batch_tokens,
+            max_batch_seqs=max_batch_seqs,
             steps_ahead=steps_ahead,
         )
         self._strict = strict

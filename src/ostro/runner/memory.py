@@ -36,6 +36,42 @@ def num_pages(shape: ModelShape, *, page_size: int, itemsize: int, kv_memory: in
     return min(budget // each, useful)
 
 
+def gpu_num_pages(
+    shape: ModelShape,
+    *,
+    page_size: int,
+    itemsize: int,
+    kv_memory: int | None,
+    utilization: float,
+    max_batch_tokens: int,
+    max_batch_seqs: int,
+) -> int:
+    """Pages within `kv_memory` bytes, or within the GPU's memory beside the model, which is loaded, and one step."""
+    import torch
+
+    each = page_bytes(shape, page_size, itemsize)
+    free, total = torch.cuda.mem_get_info()
+    # Beside a step's activations, which are a few times the widest row a token, its logits, in float32 and again in
+    # the model's dtype, with what sampling makes of them; and a little for kernels, graphs and libraries.
+    widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
+    step = max_batch_tokens * widest * itemsize + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+    budget = int(total * utilization) - (total - free) - step
+    if kv_memory is not None:
+        if kv_memory > free - step:
+            raise BadRequest(
+                f"kv_memory is {kv_memory} bytes, but only {max(0, free - step)} are left for it; lower it.",
+                param="kv_memory",
+            )
+        budget = kv_memory
+    # The runner keeps one page for rows that only fill up a batch.
+    if budget < 2 * each:
+        raise ModelError(
+            f"Two pages take {2 * each} bytes and {max(0, budget)} are left of the GPU's memory for keys and values; "
+            "raise gpu_memory_utilization, lower max_batch_tokens, or take a smaller model."
+        )
+    return budget // each - 1
+
+
 def free_memory() -> int:
     """Bytes that can be had without swapping, within the container's limit if there is one."""
     return min(_free_on_machine(), _free_in_container())

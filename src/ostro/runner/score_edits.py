@@ -4,7 +4,7 @@ Each touches a few tokens of a row, so each is a list of cells (row, token, amou
 batch and applied in one indexed write. Rows that ask for nothing cost nothing beyond one copy of the batch.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,18 +29,27 @@ def edited(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
     it: a NaN or an infinite logit then stays visible to the check that fails its row.
     """
     vocab = logits.shape[-1]
-    passes: list[tuple[Callable[[Tensor, Tensor], Tensor], list[_Edit]]] = [
-        (torch.add, list(_biases(seqs, vocab))),
-        (_discourage, list(_repetitions(seqs))),
-        (torch.sub, list(_occurrences(seqs))),
-        (torch.sub, list(_bans(seqs, vocab))),
-    ]
-    if not any(edits for _, edits in passes):
-        return logits
-    scores = logits.clone()
+    return _changed(
+        logits,
+        (torch.add, _biases(seqs, vocab)),
+        (_discourage, _repetitions(seqs)),
+        (torch.sub, _occurrences(seqs)),
+        (torch.sub, _bans(seqs, vocab)),
+    )
+
+
+def without_penalties(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
+    """Logit bias and bans only, for a sampler that knows penalties itself."""
+    vocab = logits.shape[-1]
+    return _changed(logits, (torch.add, _biases(seqs, vocab)), (torch.sub, _bans(seqs, vocab)))
+
+
+def _changed(logits: Tensor, *passes: tuple[Callable[[Tensor, Tensor], Tensor], Iterable[_Edit]]) -> Tensor:
+    scores = logits
     for change, edits in passes:
-        if edits:
-            _apply(scores, edits, change)
+        if found := list(edits):
+            scores = logits.clone() if scores is logits else scores
+            _apply(scores, found, change)
     return scores
 
 

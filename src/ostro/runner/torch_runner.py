@@ -7,17 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.base import Model
 from ostro.models.layers import Matrix
-from ostro.models.registry import build_model, load_weights
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
-from ostro.runner.memory import free_memory, num_pages
+from ostro.runner.memory import free_memory
+from ostro.runner.pooling import pooled_share
 from ostro.runner.sampler import position_logprobs, sample
-from ostro.weights import Checkpoint, Pooling
+from ostro.weights import Pooling
 
 # Prompt log-probabilities are made a block of rows at a time: never a whole prompt times the vocabulary.
 _LOGITS_BLOCK_BYTES = 64 << 20
@@ -25,26 +24,19 @@ _LOGITS_BLOCK_BYTES = 64 << 20
 _PACKING_SHARE = 0.25
 
 
-def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> "TorchRunner":
-    """Loads the checkpoint, in float32: CPUs mostly lack fast kernels for the 16-bit types that weights come in."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=torch.float32)
-    load_weights(model, checkpoint.tensors())
-    pages = num_pages(
-        model.shape,
-        page_size=config.page_size,
-        itemsize=torch.float32.itemsize,
-        kv_memory=config.kv_memory,
-        max_batch_seqs=config.max_batch_seqs,
-    )
-    return TorchRunner(model, page_size=config.page_size, num_pages=pages, pooling=checkpoint.pooling)
-
-
 class TorchRunner:
     """Owns the model and the memory of its keys and values."""
 
-    def __init__(self, model: Model, *, page_size: int, num_pages: int, pooling: Pooling | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_batch_tokens: int = 512,
+        max_batch_seqs: int = 64,
+        pooling: Pooling | None = None,
+    ) -> None:
         shape = model.shape
         parameter = next(model.parameters())
         self.model = model
@@ -57,6 +49,8 @@ class TorchRunner:
             num_pages=num_pages,
             max_seq_len=shape.max_seq_len,
             vocab_size=shape.vocab_size,
+            max_batch_tokens=max_batch_tokens,
+            max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
         )
         self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
@@ -89,7 +83,7 @@ class TorchRunner:
                 output.prompt_logprobs[chunk.seq.id] = self._score(chunk, rows)
             if chunk.seq.request.task is Task.EMBED:
                 own = hidden[piece.offset : piece.offset + piece.length]
-                output.pooled[chunk.seq.id] = self._pool(chunk, own).tolist()
+                output.pooled[chunk.seq.id] = pooled_share(self.pooling, chunk, own).tolist()
         return output
 
     def _forward(self, batch: Batch, pieces: Seq[Piece]) -> Tensor:
@@ -132,18 +126,6 @@ class TorchRunner:
             for at in range(0, len(targets), block)
             for logprob in position_logprobs(self.model.logits(hidden[at : at + block]), targets[at : at + block], top)
         ]
-
-    def _pool(self, chunk: Chunk, hidden: Tensor) -> Tensor:
-        """The chunk's share of the sequence's vector: the shares of all its chunks add up to it."""
-        assert self.pooling is not None, "the model does not embed"
-        last = chunk.end == chunk.seq.num_tokens
-        if self.pooling.mode == "mean":
-            return hidden.sum(0) / chunk.seq.num_tokens
-        if self.pooling.mode == "cls" and chunk.start == 0:
-            return hidden[0]
-        if self.pooling.mode == "lasttoken" and last:
-            return hidden[-1]
-        return torch.zeros_like(hidden[0])
 
     def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
         size = self._spec.page_size

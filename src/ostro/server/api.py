@@ -20,8 +20,6 @@ class HttpOptions:
     body: BodyLimits = field(default_factory=BodyLimits)
     ping_seconds: float = 15.0
     """After so long a silence a stream says that it is alive: proxies cut off what is silent for a minute."""
-    stuck_seconds: float = 60.0
-    """A client that has read nothing of its stream for so long is dropped."""
     served_names: tuple[str, ...] = ()
     """What clients may call the model, the first of them in answers; its own name if there is none."""
 

@@ -98,6 +98,8 @@ def read_key_file(path: Path) -> list[str]:
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
         raise BadRequest(f"The key file {path} holds no keys. Write one a line.")
+    if not all(map(str.isascii, keys)):
+        raise BadRequest(f"The key file {path} holds a key that is not plain ASCII, as a header's text must be.")
     return keys
 
 

@@ -14,11 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, WrongContentType
 from ostro.server.disconnect import ClientGone
 from ostro.server.schemas import RequestModel, parse
+from ostro.server.schemas.prompts import MAX_TOKENS
 
 # Shorter bodies are decoded sooner than a thread is woken.
 _LONG_BODY = 64 << 10
-# What a body may cost to decode: half a million token ids, or a hundred thousand fields. At twice that, /healthz was
-# seen to wait 0.2 s on a busy machine.
+# What a body may cost to decode: MAX_TOKENS token ids, or a hundred thousand fields. At twice that, /healthz was seen
+# to wait 0.2 s on a busy machine.
 _MOST_COST = 1 << 19
 # By the byte that goes with each value, outside strings: an entry of a list, a container, a key.
 _COSTS = {b",": 1, b"[": 4, b"{": 4, b":": 4}
@@ -53,7 +54,10 @@ async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) 
 
 def _decode(schema: type[Schema], data: bytes) -> Schema:
     if _cost(data) > _MOST_COST:
-        raise BodyTooLarge("The body holds too many values, such as token ids or fields. Split the request.")
+        raise BodyTooLarge(
+            f"The body holds too many values: {MAX_TOKENS} token ids, or some 100000 fields, are the most. "
+            "Send prompts as text, or split the request."
+        )
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -100,6 +104,8 @@ def _check_type(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise WrongContentType("The body must be JSON. Send it with the header Content-Type: application/json.")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise WrongContentType("A compressed body cannot be read. Send it as it is, without Content-Encoding.")
 
 
 def _check_length(request: Request, limits: BodyLimits) -> None:

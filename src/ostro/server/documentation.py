@@ -52,7 +52,7 @@ def described(
     content: Json = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
         words = f"`data:` events, each a {events.__name__}, then `data: [DONE]`."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": words}}
+        content["text/event-stream"] = {"schema": {"description": words}}
     errors = _SHARED_ERRORS | (_BODY_ERRORS if request is not None else {})
     if not_found:
         errors |= {404: _BODY_ERRORS[404]}

@@ -64,8 +64,8 @@ class FaultBarrier:
         try:
             await self._app(scope, receive, watched_send)
         except Exception:
+            _note(scope, OstroError.openai_type)
             if not started:
-                _note(scope, OstroError.openai_type)
                 await error_response(internal_error())(scope, receive, send)
             raise
 

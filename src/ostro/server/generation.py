@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ostro.engine.request import Request as EngineRequest
+from ostro.errors import OstroError
 from ostro.outputs import Completion, Delta
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.chunks import Chunks
@@ -26,6 +27,9 @@ from ostro.server.schemas import WireModel
 from ostro.server.sse import EventStream
 
 Prompt = str | list[int]
+
+# Fewer are written sooner than a thread is woken.
+_MANY_LOGPROBS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,19 @@ class Answer(Response):
                     await self._stream(ticket, requests, self._job.chunks, send)
                     return
                 completions = await _all(ticket, self._api, requests)
-                response = json_response(self._job.respond(completions))
+                response = await self._respond(completions)
                 _note_cached(self._record, completions)
             await response(scope, receive, send)
         except ClientGone:
             self._record.error = "client_gone"
+
+    async def _respond(self, completions: list[Completion]) -> Response:
+        def respond() -> Response:
+            return json_response(self._job.respond(completions))
+
+        # An evaluation's answer may hold a million of them, and take a second to write.
+        many = sum(map(_num_logprobs, completions)) > _MANY_LOGPROBS
+        return await asyncio.to_thread(respond) if many else respond()
 
     async def _stream(
         self,
@@ -75,15 +87,17 @@ class Answer(Response):
         async with aclosing(_merged(streams) if len(streams) > 1 else _alone(streams[0])) as progress:
             # Not a byte is sent before the engine has: until then an error still has a status of its own.
             first = chunks.start() + chunks.of(*await anext(progress))
-            async with EventStream(
-                send, ping_seconds=self._api.options.ping_seconds, stuck_seconds=self._api.options.stuck_seconds
-            ) as events:
-                if first:
-                    await events.write(first)
-                async for number, deltas in progress:
-                    if data := chunks.of(number, deltas):
-                        await events.write(data)
-                await events.write(chunks.end())
+            try:
+                async with EventStream(send, ping_seconds=self._api.options.ping_seconds) as events:
+                    if first:
+                        await events.write(first)
+                    async for number, deltas in progress:
+                        if data := chunks.of(number, deltas):
+                            await events.write(data)
+                    await events.write(chunks.end())
+            except OstroError as error:
+                # The stream has told it.
+                self._record.error = error.openai_code or error.openai_type
         _note_cached(self._record, completions)
 
 
@@ -143,6 +157,11 @@ async def _merged(streams: Sequence[_Deltas]) -> _Numbered:
 async def _next(stream: _Deltas) -> list[Delta] | None:
     """None after the last ones."""
     return await anext(stream, None)
+
+
+def _num_logprobs(completion: Completion) -> int:
+    """Tokens that the answer gives log-probabilities of."""
+    return len(completion.prompt_logprobs or ()) + sum(len(choice.logprobs or ()) for choice in completion.choices)
 
 
 def _note_cached(record: RequestRecord, completions: Sequence[Completion]) -> None:

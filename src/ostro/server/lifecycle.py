@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from ostro.server.settings import ServeSettings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
+_MOST_FILES = 65536
 # Longer than the pools of common clients keep a connection: they must be the ones to close it.
 _KEEP_ALIVE_SECONDS = 75
 _STATE_SECONDS = 0.25
@@ -64,10 +66,18 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(settings: ServeSettings) -> int:
     """Serves until a signal; returns the exit status. Raises OstroError if it cannot begin."""
     keyring = settings.keyring()
+    _allow_connections()
     pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
     configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
     with bind(settings.host, settings.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(Server(settings, keyring, sock).run())
+
+
+def _allow_connections() -> None:
+    """As many as the system grants: the usual 1024 open files are fewer than the requests that may wait."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < (most := _MOST_FILES if hard < 0 else min(_MOST_FILES, hard)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

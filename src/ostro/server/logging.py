@@ -4,14 +4,17 @@ no keys: what a record has no field for cannot be logged.
 
 import logging
 import logging.config
+import queue
 import re
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 import yaml
@@ -27,6 +30,9 @@ LogFormat = Literal["json", "pretty"]
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 # Not our fault, but worth a look.
 _LEVELS = {503: logging.WARNING, 504: logging.WARNING}
+# Lines that wait to be written, and how long the end of the program waits for them.
+_MOST_LINES = 10_000
+_FLUSH_SECONDS = 1.0
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -201,7 +207,7 @@ def configure_logging(*, level: str = "info", form: LogFormat = "json", config: 
             *_renderers(form),
         ],
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = PatientHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]
@@ -216,6 +222,61 @@ def configure_logging(*, level: str = "info", form: LogFormat = "json", config: 
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     if config is not None:
         _apply(config)
+
+
+class PatientHandler(logging.Handler):
+    """Writes lines in a thread of its own: a pipe that nobody reads holds up that thread, and not the event loop.
+
+    A line that finds too many before it is dropped; their number is told once there is room.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._write = _unlocked(stream)
+        self._lines: queue.Queue[str] = queue.Queue(_MOST_LINES)
+        self._num_dropped = 0
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._num_dropped += 1
+        except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be made stops nobody
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Waits for the lines under way, for a while."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        with self._lines.all_tasks_done:
+            while self._lines.unfinished_tasks and (left := deadline - time.monotonic()) > 0:
+                self._lines.all_tasks_done.wait(left)
+
+    def _run(self) -> None:
+        while True:
+            line = self._lines.get()
+            with suppress(OSError, ValueError):
+                self._write(line + "\n" + self._loss())
+            self._lines.task_done()
+
+    def _loss(self) -> str:
+        """A line on those that were dropped, if any were."""
+        with self.lock or nullcontext():
+            dropped, self._num_dropped = self._num_dropped, 0
+        if not dropped:
+            return ""
+        told = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+        message = f"{dropped} log lines were dropped: they were not read as fast as they came"
+        return self.format(logging.makeLogRecord({**told, "msg": message})) + "\n"
+
+
+def _unlocked(stream: TextIO) -> Callable[[str], object]:
+    """Writes to the stream's file itself: its buffer has a lock, for which the program's end would wait in vain."""
+    try:
+        file = open(stream.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115  lives as long as the program
+    except OSError:
+        return stream.write
+    return lambda text: file.write(text.encode(errors="backslashreplace"))
 
 
 def _renderers(form: LogFormat) -> list[Processor]:

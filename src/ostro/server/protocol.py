@@ -1,41 +1,93 @@
-"""HTTP's first bytes: a request's head arrives within bounds of size and time. Knows uvicorn; knows no routes.
+"""HTTP's bytes: what a client sends and reads comes within bounds of size and time. Knows uvicorn; knows no routes.
 
-uvicorn bounds neither: a header could grow until memory ends, and a head that never ends would hold its connection.
+uvicorn bounds neither: a header could grow until memory ends, and a client that sends or reads no more would hold its
+connection for good.
 """
 
-from asyncio import TimerHandle, Transport
+import fcntl
+import struct
+import sys
+import termios
+from asyncio import AbstractEventLoop, TimerHandle, Transport
+from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ostro.errors import BadRequest
 from ostro.server.schemas import ErrorBody
 
 _LONGEST_HEAD: Final = 64 << 10
+# What a client must read of an answer in `read_seconds`, where so much is waiting: no link that works is slower.
+_LEAST_READ: Final = 32 << 10
+_INT: Final = struct.Struct("i")
+
+
+class Alarm:
+    def __init__(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._timer: TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, seconds: float) -> None:
+        self.clear()
+        self._timer = self._loop.call_later(seconds, self._on_time)
+
+    def clear(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._ring()
 
 
 class BoundedHttp(HttpToolsProtocol):
     head_seconds: float = 30.0
+    """How long a request's head may take; and the rest of a body that was answered before it had come."""
+    read_seconds: float = 60.0
 
     _head_bytes = 0
-    _late: TimerHandle | None = None
+    _unread = 0
+    _running: RequestResponseCycle | None = None
+    _data = b""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Without a word: it may never have been HTTP, and pools open connections ahead of need.
+        self._head_late = Alarm(self.loop, transport.abort)
+        self._body_late = Alarm(self.loop, transport.abort)
+        self._reader_late = Alarm(self.loop, self._check_reader)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
+        for alarm in (self._head_late, self._body_late, self._reader_late):
+            alarm.clear()
+        if self._running is not None and self._running is not self.cycle:
+            # uvicorn tells only the last of several requests that the client had sent ahead.
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    # --- what the client sends ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._late is not None:
+        if self._head_late.is_set:
             self._head_bytes += len(data)
+        self._data = data
         super().data_received(data)
-        if self._late is not None and self._head_bytes > _LONGEST_HEAD and not self.transport.is_closing():
+        self._data = b""
+        if self._head_late.is_set and self._head_bytes > _LONGEST_HEAD and not self.transport.is_closing():
             self._refuse(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"The request's head is longer than {_LONGEST_HEAD} bytes. Send less in its headers.",
@@ -43,32 +95,53 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._late is None:
+        self._unset_keepalive_if_required()
+        if not self._head_late.is_set:
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        self._head_is_here()
+        if self.parser.should_upgrade():
+            return
+        self._head_late.clear()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if self._body_late.is_set:
+            self._body_late.clear()
+            # uvicorn has taken the body's last bytes for a new request's first.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client offers to speak another protocol, as Java's does with every request: we stay with this one.
+
+        The parser has stopped after the head, for what follows might be anything; so another one begins anew, with the
+        head less the offer.
+        """
+        stopped, method = sys.exception(), self.parser.get_method()
+        assert isinstance(stopped, httptools.HttpParserUpgrade)
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        version = self.parser.get_http_version().encode()
+        lines = [method + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        super().data_received(b"\r\n".join([*lines, b"", self._data[stopped.args[0] :]]))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP. Check how the client was set up.")
 
     def _await_head(self) -> None:
         self._head_bytes = 0
-        self._late = self.loop.call_later(self.head_seconds, self._drop)
-
-    def _head_is_here(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def _drop(self) -> None:
-        """Without a word: it may never have been HTTP, and pools open connections ahead of need."""
-        self._late = None
-        self.transport.close()
+        self._head_late.set(self.head_seconds)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        self._head_is_here()
+        self._head_late.clear()
         body = ErrorBody.of(BadRequest(message)).model_dump_json().encode()
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
@@ -76,3 +149,49 @@ class BoundedHttp(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    # --- what the client reads ----------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._reader_late.clear()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            # It closes once all is read.
+            self._await_reader()
+        elif self.cycle.response_complete and self.cycle.more_body:
+            self._body_late.set(self.head_seconds)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._await_reader()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _await_reader(self) -> None:
+        if not self._reader_late.is_set:
+            self._unread = self._num_unread()
+            self._reader_late.set(self.read_seconds)
+
+    def _check_reader(self) -> None:
+        if self._unread - self._num_unread() < _LEAST_READ:
+            self.transport.abort()
+        else:
+            self._await_reader()
+
+    def _num_unread(self) -> int:
+        """Bytes that are on their way to the client: here, and in the kernel, which takes megabytes at a time."""
+        waiting = self.transport.get_write_buffer_size()
+        with suppress(OSError):
+            answer = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+            waiting += _INT.unpack(answer)[0]
+        return waiting

@@ -12,7 +12,7 @@ from ostro.engine.door import Door
 from ostro.engine.handle import EngineHandle, State
 from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
-from ostro.errors import ModelError, OstroError
+from ostro.errors import ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt
 from ostro.outputs import Completion, Delta
 from ostro.sampling_params import SamplingParams
@@ -153,6 +153,7 @@ class ModelService:
         frontend, door = self._ready()
 
         def make() -> Request:
+            _check_text(prompt, frontend.tokenizer, door, "prompt")
             request = frontend.request(prompt, params)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
             door.check(request)
@@ -173,6 +174,7 @@ class ModelService:
         frontend, door = self._ready()
 
         def make() -> Request:
+            _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
             request = frontend.request(frontend.tokenizer.encode_chat(messages), params)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
             door.check(request, prompt="messages")
@@ -185,6 +187,7 @@ class ModelService:
         frontend, door = self._ready()
 
         def make() -> Request:
+            _check_text(text, frontend.tokenizer, door, "input")
             request = frontend.embedding_request(text)
             door.check(request, prompt="input")
             return request
@@ -264,6 +267,18 @@ def _open_frontend(located: Located, config: EngineConfig) -> Frontend:
 def _name_of(reference: str | None) -> str:
     """What to call a model before its files are found."""
     return "default" if reference is None else Path(reference.partition("@")[0]).name
+
+
+def _check_text(text: Prompt, tokenizer: Tokenizer, door: Door, name: str) -> None:
+    """Raises ContextLengthExceeded, with the fewest tokens it can have, for a text too long to be worth tokenising."""
+    if isinstance(text, str) and (fewest := tokenizer.fewest_tokens(text)) > door.max_len:
+        raise ContextLengthExceeded(limit=door.max_len, prompt=fewest, output=0, param=name)
+
+
+def _last_words(messages: Sequence[Message]) -> str:
+    """What every template puts into the conversation's text: others it may leave out, and white space around it."""
+    content = messages[-1].get("content") if messages and messages[-1].get("role") == "user" else None
+    return content.strip() if isinstance(content, str) else ""
 
 
 def _length(content: object) -> int:

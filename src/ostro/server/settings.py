@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ostro.config import EngineConfig
+from ostro.config import Device, DType, EngineConfig
 from ostro.errors import BadRequest
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
@@ -72,14 +72,14 @@ ALIASES: Mapping[str, Names] = {
 # What other servers have and this build does not: refused by name, with the reason.
 REFUSED: Mapping[str, str] = {
     "checkpoint_path": "Levanter checkpoints cannot be read yet. Export the model in Hugging Face's format.",
-    "cuda_graph_max_bs": "there are no CUDA graphs in this build. Leave it out.",
+    "cuda_graph_max_bs": "every batch size has its graph, captured when it is first needed. Leave it out.",
     "pages_per_seq": "a sequence has as many pages as its length needs. Use max_seq_len.",
     "seed": "a server's seed would be shared by all. Send a seed with the request.",
     "ui": "there is no web page in this build. Leave it out.",
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
 # Other variables of ours, read elsewhere.
-_OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_FAULTS", "OSTRO_CONFIG"})
+_OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_FAULTS"})
 
 # Sections of a YAML file that may hold settings, as in `serve: {hrm: {port: 9000}}`; other programs' are not ours.
 _SECTIONS = frozenset({"serve", "hrm", "ostro"})
@@ -123,7 +123,6 @@ Positive = Annotated[int, Field(ge=1)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 Bytes = Annotated[int, BeforeValidator(_memory_size), Field(ge=1)]
-_CPU = "this build runs on the CPU"
 
 
 class ServeSettings(BaseSettings):
@@ -146,22 +145,28 @@ class ServeSettings(BaseSettings):
     tokenizer: str | None = Field(None, description="directory with tokenizer.json, or a GGUF file")
     chat_template: str | None = Field(None, description="chatml, gemma, llama3, generic, or a .jinja file")
     max_seq_len: Positive | None = Field(None, description="longest sequence, prompt and output together")
-    page_size: Positive = Field(16, description="tokens a page")
+    page_size: Positive | None = Field(None, description="tokens a page (default: 16 on a CPU, 64 on a GPU)")
     kv_memory: Bytes | None = Field(None, description="memory for keys and values, such as 2G")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="share of a GPU's memory to take"
+    )
     # Lower than offline: what others wait while a long prompt is computed is one step.
-    max_batch_tokens: Positive = Field(256, description="tokens computed in a step")
-    max_batch_seqs: Positive = Field(64, description="sequences run at a time")
+    max_batch_tokens: Positive | None = Field(
+        None, description="tokens computed in a step (default: 256 on a CPU, 8192 on a GPU)"
+    )
+    max_batch_seqs: Positive | None = Field(
+        None, description="sequences run at a time (default: 64 on a CPU, 256 on a GPU)"
+    )
     prefix_caching: bool = Field(True, description="share computed prefixes between requests")
     threads: Positive | None = Field(None, description="CPU threads (default: one a core)")
-    device: Annotated[str, _only({"auto", "cpu"}, _CPU)] = Field("auto", description="cpu; auto is the same today")
-    dtype: Annotated[str, _only({"auto", "float32"}, f"{_CPU}, in float32")] = Field(
-        "auto", description="float32; auto is the same today"
-    )
-    tensor_parallel: Annotated[int, _only({1}, f"{_CPU}, as one process")] = Field(1, description="1")
+    device: Device = Field("auto", description="cpu or cuda; auto is a GPU if there is one")
+    dtype: DType = Field("auto", description="float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
+    tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(1, description="1")
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
     )
-    disable_cuda_graph: Annotated[bool, _only({True}, _CPU)] = Field(True, description="always so on the CPU")
+    disable_cuda_graph: bool = Field(False, description="on a GPU, launch kernels one by one")
+    deterministic: bool = Field(False, description="on a GPU, the same bits alone and in a batch, at some cost")
 
     # network
     served_model_name: Texts = Field((), description="what clients may call the model, separated by commas")
@@ -178,7 +183,7 @@ class ServeSettings(BaseSettings):
 
     # how much
     max_concurrent_requests: Positive | None = Field(
-        None, description="requests handed to the engine at a time (default: twice --max-batch-seqs)"
+        None, description="requests handed to the engine at a time (default: twice --max-batch-seqs, or 512)"
     )
     max_new_tokens: Positive | None = Field(None, description="most tokens a request may ask for")
     max_queue_requests: Annotated[int, Field(ge=0)] = Field(1024, description="requests that may wait for that")
@@ -218,8 +223,14 @@ class ServeSettings(BaseSettings):
             tokenizer=self.tokenizer,
             chat_template=self.chat_template,
             max_seq_len=self.max_seq_len,
+            device=self.device,
+            dtype=self.dtype,
             page_size=self.page_size,
             kv_memory=self.kv_memory,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            cuda_graphs=not self.disable_cuda_graph,
+            deterministic=self.deterministic,
+            serving=True,
             max_batch_tokens=self.max_batch_tokens,
             max_batch_seqs=self.max_batch_seqs,
             prefix_caching=self.prefix_caching,
@@ -228,7 +239,7 @@ class ServeSettings(BaseSettings):
 
     def gate(self) -> GateLimits:
         return GateLimits(
-            concurrent=self.max_concurrent_requests or 2 * self.max_batch_seqs,
+            concurrent=self.max_concurrent_requests or 2 * (self.max_batch_seqs or 256),
             waiting=self.max_queue_requests,
             waiting_tokens=self.max_queue_tokens,
             seconds=self.request_timeout,
@@ -289,6 +300,10 @@ def read_settings(
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False)[0], merged) from None
     _check_together(settings)
+    for name in ("api_key", "admin_key"):
+        # An unset variable in a script must not open the server to everybody.
+        if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
+            raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
     return Merged(settings, {name: each.origin for name, each in merged.items()})
 
 
@@ -306,6 +321,8 @@ def check_environment(names: Iterable[str]) -> None:
     ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
     unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
     for name in unknown:
+        if name == PREFIX + "CONFIG":
+            raise BadRequest(f"{name} in the environment is not read. Name the file with --config.")
         # Close ones only: Kubernetes makes up variables from the names of services.
         if close := difflib.get_close_matches(name, ours, 1, 0.85):
             raise BadRequest(f"{name} in the environment is no setting. Did you mean {close[0]}?")

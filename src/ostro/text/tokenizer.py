@@ -5,6 +5,7 @@ encode_chat   messages ─mark─> template ─> text ─markers known─> ids  
 decode        ids ─> bytes ─> text                                       (see pieces.py)
 """
 
+import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Self
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models, pre_tokenizers
 
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.text.builtin_templates import BUILTIN_TEMPLATES, CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.guard import PlainEncoder, encode_ids, guarded_texts, render_guarded
-from ostro.text.pieces import PieceCodec, codec_of
+from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 
 
 class Tokenizer:
@@ -128,6 +129,26 @@ class Tokenizer:
             return self.encode(rendered, add_special=False)
         return self._plain.encode_marked(rendered, mark)
 
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer than these stand for the text: found without tokenising it. 0 where nothing is sure."""
+        if self._span is None:
+            return 0
+        longest, vanishing = self._span
+        return -(-(len(text) - sum(map(text.count, vanishing))) // longest)
+
+    @cached_property
+    def _span(self) -> tuple[int, list[str]] | None:
+        """Most characters that one token stands for, and those that none does. None where a text may shrink more."""
+        swallows = any(added.lstrip or added.rstrip for added in self._added.values())
+        if self._core.normalizer is not None or swallows or not _is_byte_level(self._core):
+            return None
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        missing = [byte_level_bytes(letter)[0] for letter in alphabet if self._core.token_to_id(letter) is None]
+        if any(0x80 <= byte < 0xC0 for byte in missing):
+            return None
+        # Each character beyond ASCII has a byte of those; and a piece has a letter a byte, so at least one a character.
+        return max(map(len, self._core.get_vocab())), [chr(byte) for byte in missing if byte < 0x80]
+
     def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Each word's tokens as it stands within text: with a space before it and without."""
         texts = [space + word for word in words for space in ("", " ")]
@@ -193,6 +214,19 @@ def _vocab_size(core: tokenizers.Tokenizer) -> int:
     if count and core.id_to_token(count - 1) is not None and core.id_to_token(count) is None:
         return count
     return max(core.get_vocab().values(), default=-1) + 1
+
+
+_KEEPING_SPLITS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+
+
+def _is_byte_level(core: tokenizers.Tokenizer) -> bool:
+    """Whether it cuts texts without leaving anything out, and then sees their bytes."""
+    rule = {} if core.pre_tokenizer is None else json.loads(core.pre_tokenizer.__getstate__())
+    steps = rule.get("pretokenizers", [rule])
+    kinds = [step.get("type") for step in steps]
+    keeps = all(kind != "Split" or step["behavior"] in _KEEPING_SPLITS for kind, step in zip(kinds, steps, strict=True))
+    known = {"ByteLevel", "Digits", "Split"}
+    return isinstance(core.model, models.BPE) and keeps and known >= {*kinds} and "ByteLevel" in kinds
 
 
 def _template(

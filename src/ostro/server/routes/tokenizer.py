@@ -1,12 +1,13 @@
 """POST /tokenize, POST /detokenize, GET /tokenizer_info."""
 
 import asyncio
+from collections.abc import Callable
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.server.api import Api, json_response
+from ostro.server.api import Api, json_response, record_of
 from ostro.server.body import read_request
 from ostro.server.documentation import described
 from ostro.server.schemas import (
@@ -29,15 +30,15 @@ def router(api: Api) -> APIRouter:
         api.check_model(request.model)
         tokenizer, info = api.service.tokenizer, api.service.info
         max_len = None if info is None else info.max_len
-        # The answer too: it is as long as the text.
-        return await asyncio.to_thread(_tokenized, tokenizer, request, max_len)
+        return await _in_thread(api, http, lambda: _tokenized(tokenizer, request, max_len))
 
     @routes.post("/detokenize", **described(DetokenizeResponse, request=DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
         """The text of token ids, special ones too."""
         request = await read_request(DetokenizeRequest, http, api.options.body)
         api.check_model(request.model)
-        return await asyncio.to_thread(_detokenized, api.service.tokenizer, request)
+        tokenizer = api.service.tokenizer
+        return await _in_thread(api, http, lambda: _detokenized(tokenizer, request))
 
     @routes.get("/tokenizer_info", **described(TokenizerInfo))
     async def tokenizer_info() -> Response:
@@ -45,6 +46,12 @@ def router(api: Api) -> APIRouter:
         return json_response(_info(api.service.tokenizer))
 
     return routes
+
+
+async def _in_thread(api: Api, http: Request, answer: Callable[[], Response]) -> Response:
+    """With the writing of the answer, which is as long as the text; and as one of those that the gate lets in."""
+    async with api.gate.admit(record_of(http)) as ticket:
+        return await ticket.within(asyncio.to_thread(answer))
 
 
 def _tokenized(tokenizer: Tokenizer, request: TokenizeRequest, max_len: int | None) -> Response:

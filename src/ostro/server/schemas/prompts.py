@@ -8,7 +8,8 @@ from ostro.server.schemas.wire import shape
 
 MAX_PROMPTS = 2048
 MAX_CHARACTERS = 16 << 20
-MAX_TOKENS = 4 << 20
+# Over all prompts; `body` counts them, and leaves room for a request's other fields.
+MAX_TOKENS = 500_000
 
 
 def _listed(value: object) -> object:

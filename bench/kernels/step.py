@@ -1,0 +1,115 @@
+"""One decode step of a whole model as a graph, by number of rows: what kernels cost where they run.
+
+    python bench/kernels/step.py --config bench/configs/qwen3-0.6b.json --rows 1 8 128 256 --length 850
+
+Weights are random, each row has its own pages. Prints microseconds a step, and the share of the floor: all weights and
+all keys and values read once.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ostro.models.registry import build_model
+from ostro.runner.gpu.runner import GpuRunner
+from ostro.runner.gpu.sampling import SamplerKind
+
+BYTES_PER_SECOND = 4.3e12
+REPLAYS = 30
+
+
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph) -> float:
+    taken = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(float(start.elapsed_time(end)) / REPLAYS * 1e3)
+    return sorted(taken)[2]
+
+
+def set_inputs(runner: GpuRunner, rows: int, length: int) -> None:
+    """Every row has `length` tokens in pages of its own, and samples."""
+    size = runner.spec.page_size
+    pages = np.arange(rows * -(-length // size)).reshape(rows, -1)
+    runner._tables.update(pages.tolist())
+    place = pages[:, -1] * size + (length - 1) % size
+    inputs = np.zeros((5, rows), dtype=np.int32)
+    inputs[1], inputs[2], inputs[3], inputs[4] = length - 1, length, place, np.arange(rows)
+    runner._inputs[:, :rows] = torch.from_numpy(inputs).to(runner.device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 128, 256])
+    parser.add_argument("--length", type=int, default=384)
+    options = parser.parse_args()
+    config = json.loads(options.config.read_text(encoding="utf-8"))
+    model = build_model(config, dtype=torch.bfloat16, device=torch.device("cuda"), max_seq_len=4096)
+    for parameter in model.parameters():
+        parameter.data.normal_(float(parameter.dim() == 1), 0.02)
+    shape, weights = model.shape, sum(parameter.nbytes for parameter in model.parameters())
+    most = max(options.rows)
+    runner = GpuRunner(
+        model,
+        page_size=64,
+        num_pages=most * -(-options.length // 64) + 1,
+        max_batch_tokens=1024,
+        max_batch_seqs=most,
+        graphs=False,
+    )
+    runner._pages.memory.normal_()
+    keys = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * 2
+    with torch.inference_mode():
+        for rows in options.rows:
+            set_inputs(runner, rows, options.length)
+            floor = (weights + rows * options.length * keys) / BYTES_PER_SECOND * 1e6
+            for name, set_up in VARIANTS.items():
+                set_up(runner)
+                kind = SamplerKind(truncated=False, penalties=False)
+                took = microseconds(captured(partial(runner._decode_step, rows, kind)))
+                print(f"{options.config.stem} rows={rows:3} {name:28} {took:8.1f} µs  {floor / took:.0%}", flush=True)
+
+
+def _overlaps(projections: bool, attention: bool, few: int | None = None) -> Callable[[GpuRunner], None]:
+    def set_up(runner: GpuRunner) -> None:
+        decoder = runner._decoder
+        assert decoder is not None
+        decoder.overlaps, decoder.overlaps_attention = projections, attention
+        if few is not None:
+            decoder.few = few
+
+    return set_up
+
+
+VARIANTS: dict[str, Callable[[GpuRunner], None]] = {
+    "as it is": lambda runner: None,
+    "no overlap": _overlaps(False, False),
+    "no overlap of attention": _overlaps(True, False),
+    "overlap": _overlaps(True, True),
+    "own products": _overlaps(True, True, 16),
+    "own products, attention apart": _overlaps(True, False, 16),
+    "library's products": _overlaps(True, False, 0),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,524 @@
+"""Attention of one new token a sequence over the paged cache, in a grid that does not depend on the lengths.
+
+`plan_decode` turns the lengths into a work list once a step, on the device; every layer's `decode_attention` follows
+it. A sequence is cut into even parts, as many as the load of the whole batch asks for, and whoever finishes a
+sequence's last part joins them:
+
+    lens   [ 600, 130, 0 ]          blocks of 64 keys   10, 3, 0        split 4
+    list   A0 B0 C0 | A1 | A2       first parts first: sequences that share a prefix then read it at the same time
+
+An empty row has one empty part, which writes zeros. Knows pages, rows and heads; knows no sequences and no models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ostro.models.base import AttentionSpec
+
+# Of the work list: row, first key, end of keys, part, parts of the row, the row's first slot for partial results.
+_FIELDS = tl.constexpr(8)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+# A finite stand-in for minus infinity: the difference of two of them is no NaN.
+_LOWEST = tl.constexpr(-1.0e30)
+
+# Queries in a tile: the least that a matrix unit takes. A larger group of query heads takes several tiles.
+_TILE = 16
+# Rows of partial results that a program joins at once.
+_JOINED_ROWS = 32
+# Programs that fit on a multiprocessor at once, by the default tuning.
+_RESIDENT = 3
+_SHARED_MEMORY = 200 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTuning:
+    """What changes the speed but not the result, but for the order of sums."""
+
+    block: int = 64
+    """Keys an iteration; the cuts between parts are multiples of it."""
+    warps: int = 4
+    buffers: int = 2
+    """Blocks of keys and values that a program has room for, so that it computes on one while others come in."""
+    programs_per_sm: int | None = None
+    """At most, each taking parts in turn. None: as many as fit at once if the rows are few, so that no time goes on
+    programs without work; else one a part, dealt out by the hardware as room comes free."""
+    parts_per_sm: int = 12
+    """How finely to cut a large batch: parts times key heads, by multiprocessor."""
+    joins_in_place: bool = True
+    """The last part to finish joins the row; else a second kernel does."""
+
+
+class DecodeScratch:
+    """Work lists, partial results and counters for up to `max_rows` rows, for all layers of a model in turn.
+
+    `max_pages_in_all` is what the rows of one call can name together, shared pages counted each time. `fixed_split`
+    cuts each sequence by its own length alone, into parts of at most so many keys, so that its result does not depend
+    on its neighbours; room for the partial results then grows with the cache, not with the device.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_pages_in_all: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        device: torch.device,
+        *,
+        windows: Sequence[int | None] = (None,),
+        fixed_split: int | None = None,
+        tuning: DecodeTuning | None = None,
+    ) -> None:
+        self.max_rows = max_rows
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.page_size = page_size
+        self.tuning = tuning or DecodeTuning()
+        self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
+        self.processors = _processors(device)
+        block = self.tuning.block
+        if fixed_split is None:
+            self.min_split = 1
+            self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
+        else:
+            self.min_split = max(1, fixed_split // block)
+            # Blocks at most: a row's pages hold a whole number of blocks, or lie in one.
+            blocks = triton.cdiv(max_pages_in_all * page_size, block) + max_rows
+            self.target = max(1, triton.cdiv(blocks, self.min_split))
+        # Cutting into parts of total / target or more gives each row at most one part beyond its share.
+        capacity = max_rows + self.target
+        self.items = {w: torch.zeros(capacity, _FIELDS.value, dtype=torch.int32, device=device) for w in windows}
+        self.counts = {w: torch.zeros(1, dtype=torch.int32, device=device) for w in windows}
+        self.row_parts = {w: torch.zeros(max_rows, 2, dtype=torch.int32, device=device) for w in windows}
+        self.partial = torch.zeros(capacity, heads, head_dim, dtype=torch.float32, device=device)
+        self.partial_lse = torch.zeros(capacity, heads, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(max_rows, self.tiles, dtype=torch.int32, device=device)
+
+    def programs(self, rows: int) -> int:
+        most = (rows + self.target) * self.tiles
+        if self.tuning.programs_per_sm is not None:
+            return min(most, self.processors * self.tuning.programs_per_sm)
+        return min(most, self.processors * _RESIDENT) if rows * self.tiles <= self.processors else most
+
+
+def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None) -> None:
+    """Writes the work list of this window for these lengths; good until the lengths change."""
+    rows = lens.shape[0]
+    assert rows <= scratch.max_rows
+    _plan_kernel[(rows,)](
+        lens,
+        scratch.items[window],
+        scratch.counts[window],
+        scratch.row_parts[window],
+        rows,
+        scratch.target,
+        scratch.min_split,
+        window or 0,
+        rows_padded=triton.next_power_of_2(rows),
+        block=scratch.tuning.block,
+        windowed=window is not None,
+        chunk=8,
+        num_warps=4,
+    )
+
+
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    scratch: DecodeScratch,
+    out: Tensor,
+    spec: AttentionSpec,
+    *,
+    pdl: bool = False,
+) -> Tensor:
+    """Attends the one query of each row to its sequence, as planned for `spec.window`; fills and returns `out`.
+
+    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. With `pdl` the next
+    kernel may begin meanwhile, as `small_batch` explains.
+    """
+    rows, heads, head_dim = q.shape
+    group = heads // keys.shape[1]
+    padded_dim = triton.next_power_of_2(head_dim)
+    tuning = scratch.tuning
+    assert (heads, head_dim) == (scratch.heads, scratch.head_dim)
+    assert keys.shape[1:] == (scratch.kv_heads, scratch.page_size, head_dim) == values.shape[1:]
+    tile_rows = min(_TILE, triton.next_power_of_2(group))
+    shape = {
+        "kv_heads": keys.shape[1],
+        "group": group,
+        "head_dim": head_dim,
+        "padded_dim": padded_dim,
+        "tile_rows": tile_rows,
+        "join_chunk": max(1, _JOINED_ROWS * 128 // (tile_rows * max(128, padded_dim))),
+    }
+    buffer_bytes = 2 * tuning.block * padded_dim * keys.element_size()
+    buffers = max(1, min(tuning.buffers, _SHARED_MEMORY // buffer_bytes))
+    _decode_kernel[(scratch.programs(rows),)](
+        q,
+        keys,
+        values,
+        tables,
+        scratch.items[spec.window],
+        scratch.counts[spec.window],
+        scratch.partial,
+        scratch.partial_lse,
+        scratch.arrived,
+        out,
+        spec.scale,
+        spec.softcap or 0.0,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        keys.stride(0),
+        values.stride(0),
+        tables.stride(0),
+        **shape,
+        tile=_TILE,
+        page_size=scratch.page_size,
+        block=tuning.block,
+        windowed=spec.window is not None,
+        capped=spec.softcap is not None,
+        joins=tuning.joins_in_place,
+        # Of two loads in turn, the page's number and its keys, each gets half of the stages.
+        stages=2 * buffers + 1,
+        pdl=pdl,
+        num_warps=tuning.warps,
+        launch_pdl=pdl,
+    )
+    if not tuning.joins_in_place:
+        _join_kernel[(rows, scratch.tiles)](
+            scratch.row_parts[spec.window],
+            scratch.partial,
+            scratch.partial_lse,
+            out,
+            out.stride(0),
+            out.stride(1),
+            **shape,
+            tile=_TILE,
+            num_warps=2,
+        )
+    return out
+
+
+def reference_attention(
+    q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, start: int, spec: AttentionSpec
+) -> Tensor:
+    """The plain twin, of one sequence: q is [tokens, heads, head_dim], its tokens stand at `start` and after.
+
+    Gathers the sequence's keys and values, masks, and does as the formula says, in fp32.
+    """
+    end = start + q.shape[0]
+    used = pages[: -(-end // keys.shape[2])].long()
+    k, v = (cache[used].transpose(0, 1).flatten(1, 2)[:, :end].float() for cache in (keys, values))
+    queries = q.float().unflatten(1, (keys.shape[1], -1)).permute(1, 2, 0, 3)
+    scores = queries @ k[:, None].transpose(-1, -2) * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    at = torch.arange(start, end, device=q.device)[:, None]
+    of = torch.arange(end, device=q.device)
+    hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return (weights @ v[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _processors(device: torch.device) -> int:
+    # In the interpreter a few programs, so that each has several parts to do.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@triton.jit(do_not_specialize=["lens", "rows", "target", "min_split", "window"])
+def _plan_kernel(
+    lens,
+    items,
+    count,
+    row_parts,
+    rows,
+    target,
+    min_split,
+    window,
+    rows_padded: tl.constexpr,
+    block: tl.constexpr,
+    windowed: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """One program a row; each counts all rows' parts anew, which is cheaper than a second kernel."""
+    row = tl.program_id(0)
+    every = tl.arange(0, rows_padded)
+    lengths = tl.load(lens + every, mask=every < rows, other=0)
+    length = tl.load(lens + row)
+    low = 0
+    blocks = tl.cdiv(lengths, block)
+    if windowed:
+        blocks -= tl.maximum(lengths - window, 0) // block
+        low = tl.maximum(length - window, 0)
+    first_block = low // block
+    row_blocks = tl.cdiv(length, block) - first_block
+    split = tl.maximum(tl.cdiv(tl.sum(blocks), target), min_split)
+    parts = tl.where(every < rows, tl.maximum(tl.cdiv(blocks, split), 1), 0)
+    num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
+    before = (every < row).to(tl.int32)
+    slot = tl.sum(parts * before)
+    tl.store(row_parts + row * 2, num_parts)
+    tl.store(row_parts + row * 2 + 1, slot)
+    if row == 0:
+        tl.store(count, tl.sum(parts))
+    for base in range(0, num_parts, chunk):
+        part = base + tl.arange(0, chunk)
+        mine = part < num_parts
+        # In the list stand first all earlier parts of every row, then this part of the rows before.
+        place = tl.sum(tl.minimum(parts[None, :], part[:, None] + before[None, :]), axis=1)
+        item = items + place * _FIELDS
+        first = (first_block + part * row_blocks // num_parts) * block
+        end = (first_block + (part + 1) * row_blocks // num_parts) * block
+        tl.store(item, tl.zeros_like(part) + row, mask=mine)
+        tl.store(item + 1, tl.maximum(first, low), mask=mine)
+        tl.store(item + 2, tl.minimum(end, length), mask=mine)
+        tl.store(item + 3, part, mask=mine)
+        tl.store(item + 4, tl.zeros_like(part) + num_parts, mask=mine)
+        tl.store(item + 5, tl.zeros_like(part) + slot, mask=mine)
+
+
+@triton.jit
+def _decode_kernel(
+    q,
+    keys,
+    values,
+    tables,
+    items,
+    count,
+    partial,
+    partial_lse,
+    arrived,
+    out,
+    scale,
+    softcap,
+    q_row_stride,
+    q_head_stride,
+    out_row_stride,
+    out_head_stride,
+    key_page_stride,
+    value_page_stride,
+    table_stride,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    tile_rows: tl.constexpr,
+    join_chunk: tl.constexpr,
+    tile: tl.constexpr,
+    page_size: tl.constexpr,
+    block: tl.constexpr,
+    windowed: tl.constexpr,
+    capped: tl.constexpr,
+    joins: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+):
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    tiles_a_head: tl.constexpr = (group + tile - 1) // tile
+    tiles: tl.constexpr = kv_heads * tiles_a_head
+    total = tl.load(count) * tiles
+    for work in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=1):
+        # Heads are innermost: the heads of one page are read by neighbours in time.
+        item = items + (work // tiles) * _FIELDS
+        head_tile = work % tiles
+        kv_head = head_tile // tiles_a_head
+        row = tl.load(item)
+        first = tl.load(item + 1)
+        end = tl.load(item + 2)
+        part = tl.load(item + 3)
+        num_parts = tl.load(item + 4)
+        slot = tl.load(item + 5)
+
+        member = (head_tile % tiles_a_head) * tile + tl.arange(0, tile)
+        head = kv_head * group + member
+        dim = tl.arange(0, padded_dim)
+        held = (member < group)[:, None] & (dim < head_dim)[None, :]
+        at = q + row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + dim[None, :]
+        query = tl.load(at, mask=held, other=0.0)
+
+        peak = tl.full([tile], _LOWEST, tl.float32)
+        weight = tl.zeros([tile], tl.float32)
+        mean = tl.zeros([tile, padded_dim], tl.float32)
+        table = tables + row.to(tl.int64) * table_stride
+        for base in tl.range(first // block * block, end, block, num_stages=stages):
+            key = base + tl.arange(0, block)
+            seen = key < end
+            if windowed:
+                seen = seen & (key >= first)
+            page = page_of(table, base, end, page_size, block)
+            within = within_page(base, kv_head, head_dim, page_size, block)
+            key_at = page * key_page_stride + within
+            value_at = page * value_page_stride + within
+            # What lies beyond the end is neither read nor allowed to be anything but zero: it may hold a NaN.
+            wanted = seen[:, None]
+            if head_dim != padded_dim:
+                wanted = wanted & (dim < head_dim)[None, :]
+            k = tl.load(keys + key_at[:, None] + dim[None, :], mask=wanted, other=0.0)
+            v = tl.load(values + value_at[:, None] + dim[None, :], mask=wanted, other=0.0)
+            score = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision="ieee")
+            score = tl.where(seen[None, :], scaled(score, scale, softcap, capped), float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(score, axis=1))
+            chance = tl.exp2(score - new_peak[:, None])
+            fade = tl.exp2(peak - new_peak)
+            weight = weight * fade + tl.sum(chance, axis=1)
+            v = v.to(query.dtype)
+            mean = tl.dot(chance.to(v.dtype), v, mean * fade[:, None], input_precision="ieee")
+            peak = new_peak
+
+        mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
+        if num_parts == 1:
+            to = out + row.to(tl.int64) * out_row_stride + head[:, None] * out_head_stride + dim[None, :]
+            tl.store(to, mean.to(out.dtype.element_ty), mask=held)
+        else:
+            line = (slot + part).to(tl.int64) * (kv_heads * group) + head
+            tl.store(partial + line[:, None] * head_dim + dim[None, :], mean, mask=held)
+            tl.store(partial_lse + line, peak + tl.log2(weight), mask=member < group)
+            if joins:
+                # All threads' stores come before the one thread's release.
+                tl.debug_barrier()
+                counter = arrived + row * tiles + head_tile
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
+                    _join_parts(
+                        partial,
+                        partial_lse,
+                        out + row.to(tl.int64) * out_row_stride,
+                        out_head_stride,
+                        slot,
+                        num_parts,
+                        head_tile,
+                        kv_heads,
+                        group,
+                        head_dim,
+                        padded_dim,
+                        tile_rows,
+                        join_chunk,
+                        tile,
+                    )
+                    # For the next layer, which starts when this one has ended.
+                    tl.store(counter, 0)
+
+
+@triton.jit
+def _join_kernel(
+    row_parts,
+    partial,
+    partial_lse,
+    out,
+    out_row_stride,
+    out_head_stride,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    tile_rows: tl.constexpr,
+    join_chunk: tl.constexpr,
+    tile: tl.constexpr,
+):
+    row = tl.program_id(0)
+    num_parts = tl.load(row_parts + row * 2)
+    slot = tl.load(row_parts + row * 2 + 1)
+    if num_parts > 1:
+        _join_parts(
+            partial,
+            partial_lse,
+            out + row.to(tl.int64) * out_row_stride,
+            out_head_stride,
+            slot,
+            num_parts,
+            tl.program_id(1),
+            kv_heads,
+            group,
+            head_dim,
+            padded_dim,
+            tile_rows,
+            join_chunk,
+            tile,
+        )
+
+
+@triton.jit
+def _join_parts(
+    partial,
+    partial_lse,
+    out_row,
+    out_head_stride,
+    slot,
+    num_parts,
+    head_tile,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    tile_rows: tl.constexpr,
+    join_chunk: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Attention to all of a row's parts together, for one tile of heads."""
+    tiles_a_head: tl.constexpr = (group + tile - 1) // tile
+    member = (head_tile % tiles_a_head) * tile + tl.arange(0, tile_rows)
+    head = (head_tile // tiles_a_head) * group + member
+    dim = tl.arange(0, padded_dim)
+    held = (member < group)[:, None] & (dim < head_dim)[None, :]
+    peak = tl.full([tile_rows], _LOWEST, tl.float32)
+    weight = tl.zeros([tile_rows], tl.float32)
+    mean = tl.zeros([tile_rows, padded_dim], tl.float32)
+    for base in range(0, num_parts, join_chunk):
+        part = base + tl.arange(0, join_chunk)
+        line = (slot + part).to(tl.int64)[:, None] * (kv_heads * group) + head[None, :]
+        here = (part < num_parts)[:, None] & (member < group)[None, :]
+        # Past the L1 cache, which does not see what other multiprocessors wrote.
+        lse = tl.load(partial_lse + line, mask=here, other=float("-inf"), cache_modifier=".cg")
+        there = partial + line[:, :, None] * head_dim + dim[None, None, :]
+        means = tl.load(there, mask=here[:, :, None] & held[None, :, :], other=0.0, cache_modifier=".cg")
+        new_peak = tl.maximum(peak, tl.max(lse, axis=0))
+        share = tl.exp2(lse - new_peak[None, :])
+        fade = tl.exp2(peak - new_peak)
+        weight = weight * fade + tl.sum(share, axis=0)
+        mean = mean * fade[:, None] + tl.sum(means * share[:, :, None], axis=0)
+        peak = new_peak
+    mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
+    to = out_row + head[:, None] * out_head_stride + dim[None, :]
+    tl.store(to, mean.to(out_row.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def page_of(table, base, end, page_size: tl.constexpr, block: tl.constexpr):
+    """The page of each of the positions `base` to `base + block`, in one number if they share it; 0 past the end."""
+    if block <= page_size:
+        page = tl.load(table + base // page_size, mask=base < end, other=0)
+    else:
+        position = base + tl.arange(0, block)
+        page = tl.load(table + position // page_size, mask=position < end, other=0)
+    return page.to(tl.int64)
+
+
+@triton.jit
+def within_page(base, kv_head, head_dim: tl.constexpr, page_size: tl.constexpr, block: tl.constexpr):
+    """Where in their pages the vectors of positions `base` to `base + block` begin; `base` is a multiple of block."""
+    inner = tl.arange(0, block)
+    slot = base % page_size + inner if block <= page_size else inner % page_size
+    return (kv_head * page_size + slot) * head_dim
+
+
+@triton.jit
+def scaled(score, scale, softcap, capped: tl.constexpr):
+    """Products of queries and keys as exponents of two."""
+    exponent = score * (scale * _LOG2_E)
+    if capped:
+        # tanh, by the one exponential that the device has.
+        exponent = (1.0 - 2.0 / (tl.exp2(exponent * (2.0 / softcap)) + 1.0)) * (softcap * _LOG2_E)
+    return exponent

@@ -1,0 +1,207 @@
+# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: N803 -- what is known at compile time is in capitals
+"""Logits to tokens on the device: what `ostro.runner.sampler.sample` chooses, inside a CUDA graph. No host takes part.
+
+    block_stats   (row, part of the vocabulary)   of each block of 128: the best score, and what the block weighs
+    cut           (row)                           where top-k, top-p, min-p end; block weights without what they drop
+    finish        (row)                           blocks race, then the tokens of the block that won; greedy: the best
+
+The middle one is launched only in a step that has truncated rows. A block is weighed against its own best score, so one
+pass over the logits suffices: the row's best, which that pass only finds, is brought in where the blocks race. What is
+read and written of a block does not depend on the other rows, nor on how the vocabulary is split into parts.
+
+Tokens are those of the plain sampler for the same scores, settings, seed, choice and position, up to the last digits of
+exp and log. Logit bias and bans are not known here: whoever has them adds them to the logits before, bans as -inf.
+
+The log-probabilities of a step need no kernel: `logprob_table` on logits in fp32 and the tokens as int64 is torch
+throughout and waits for nothing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostro.kernels.gpu.sampling_cut import cut_kernel
+from ostro.kernels.gpu.sampling_scores import (
+    BLOCK,
+    arrivals,
+    exponentials,
+    gap_bits,
+    is_kept,
+    load_scores,
+    penalises,
+    position_key,
+    sharpness_of,
+    truncation_of,
+    weights_in_block,
+)
+from ostro.kernels.gpu.sampling_tables import SamplerTables, SlotSettings
+
+__all__ = ["ALL_BANNED", "INFINITE", "NOT_A_NUMBER", "SamplerTables", "SlotSettings", "sample_tokens"]
+
+ALL_BANNED, INFINITE, NOT_A_NUMBER = 1, 2, 3
+"""Why nothing could be drawn for a row: its best score is -inf, +inf or NaN. 0 is a token drawn."""
+
+_BLOCK = 128
+_CANDIDATES = 4096
+# Rounding after each operation, as the plain sampler has it, keeps equal scores equal.
+_LAUNCH = {"enable_fp_fusion": False}
+
+
+def sample_tokens(
+    logits: Tensor,
+    slots: Tensor,
+    tables: SamplerTables,
+    out_tokens: Tensor,
+    out_errors: Tensor,
+    *,
+    truncated: bool,
+    penalties: bool,
+    candidates: int = _CANDIDATES,
+) -> None:
+    """Draws the next token of each row's sequence and counts it in the tables.
+
+    logits [batch, vocab] of any float dtype; slots int32 [batch], -1 where a row is padding and nothing is written;
+    out_tokens int32 or int64 [batch]; out_errors int8 [batch]. A row that fails gets an error and token 0, since the
+    next step may be on its way with it. `truncated` and `penalties` say what some slot of the batch asks for: without
+    them its settings are passed over.
+    """
+    batch, vocab = logits.shape
+    assert vocab == tables.vocab
+    assert logits.stride(1) == 1
+    num_blocks = triton.cdiv(vocab, _BLOCK)
+    # Vocabularies too small to matter share one compiled kernel.
+    blocks = max(triton.next_power_of_2(num_blocks), 16)
+    settings = tables.settings
+    # A pointer that is not read must still be one.
+    counts = tables.keep_counts() if penalties else settings
+    maxima, sums = settings.new_empty(2, batch, num_blocks, dtype=torch.float32)
+    cuts = slots.new_empty(batch, 2, dtype=torch.int32)
+    # A large batch fills the device with rows; of a few rows each must be spread over it.
+    tile_blocks = min(64 if batch >= 32 else 16, blocks)
+    block_stats_kernel[(triton.cdiv(num_blocks, tile_blocks), batch)](
+        logits, logits.stride(0), slots, settings, counts, maxima, sums, vocab, num_blocks,
+        TILE_BLOCKS=tile_blocks, PENALTIES=penalties, num_warps=4, **_LAUNCH,
+    )  # fmt: skip
+    if truncated:
+        scratch = slots.new_empty(batch, blocks + 2 * candidates, dtype=torch.int32)
+        cut_kernel[(batch,)](
+            logits, logits.stride(0), slots, settings, counts, maxima, sums, cuts, scratch, vocab, num_blocks,
+            BLOCKS=blocks, TILE_BLOCKS=min(32, blocks), TILE=min(64, blocks) * _BLOCK, CAPACITY=candidates,
+            PENALTIES=penalties, num_warps=16, **_LAUNCH,
+        )  # fmt: skip
+    finish_kernel[(batch,)](
+        logits, logits.stride(0), slots, settings, counts, maxima, sums, cuts,
+        tables.num_output, tables.last_token, out_tokens, out_errors, vocab, num_blocks,
+        BLOCKS=blocks, TRUNCATED=truncated, PENALTIES=penalties, num_warps=8, **_LAUNCH,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def block_stats_kernel(
+    logits,
+    logits_stride,
+    slots,
+    settings,
+    counts,
+    maxima,
+    sums,
+    vocab,
+    num_blocks,
+    TILE_BLOCKS: tl.constexpr,
+    PENALTIES: tl.constexpr,
+):
+    """Each block's best score and its weight against that; NaN weighs in where a block has any. Greedy: no weights."""
+    row = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    logits += row * logits_stride
+    counts += slot * vocab
+    blocks = tl.program_id(0) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
+    ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    scores = load_scores(logits, counts, settings, slot, ids, ids < vocab, PENALTIES)
+    is_nan = scores != scores
+    best = tl.max(tl.where(is_nan, float("-inf"), scores), axis=1)
+    sharpness = sharpness_of(settings, slot)
+    if sharpness > 0.0:
+        total = tl.sum(weights_in_block(scores, best[:, None], sharpness), axis=1)
+    else:
+        total = tl.where(tl.max(is_nan.to(tl.int32), axis=1) != 0, float("nan"), 1.0)
+    inside = blocks < num_blocks
+    tl.store(maxima + row * num_blocks + blocks, best, mask=inside)
+    tl.store(sums + row * num_blocks + blocks, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def finish_kernel(
+    logits,
+    logits_stride,
+    slots,
+    settings,
+    counts,
+    maxima,
+    sums,
+    cuts,
+    num_output,
+    last_token,
+    out_tokens,
+    out_errors,
+    vocab,
+    num_blocks,
+    BLOCKS: tl.constexpr,
+    TRUNCATED: tl.constexpr,
+    PENALTIES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    logits += row * logits_stride
+    counts += slot * vocab
+    blocks = tl.arange(0, BLOCKS)
+    best = tl.load(maxima + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+    total = tl.load(sums + row * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
+    peak = tl.max(best, axis=0)
+    error = tl.where(peak == float("inf"), 2, tl.where(peak == float("-inf"), 1, 0))
+    error = tl.where(tl.max((total != total).to(tl.int32), axis=0) != 0, 3, error)
+
+    sharpness = sharpness_of(settings, slot)
+    position = tl.load(num_output + slot)
+    key = position_key(settings, slot, position)
+    if sharpness > 0.0:
+        weights = total.to(tl.float64) * weights_in_block(best, peak, sharpness).to(tl.float64)
+        times = arrivals(exponentials(key, blocks + BLOCK), weights)
+    else:
+        times = -best.to(tl.float64)
+    block = tl.argmin(times, axis=0)
+
+    places = tl.arange(0, BLOCK)
+    ids = block * BLOCK + places
+    scores = load_scores(logits, counts, settings, slot, ids, ids < vocab, PENALTIES)
+    if sharpness > 0.0:
+        shares = weights_in_block(scores, tl.max(scores, axis=0), sharpness)
+        if TRUNCATED:
+            _, _, min_p = truncation_of(settings, slot)
+            gaps = gap_bits(peak, scores)
+            kept = is_kept(gaps, ids, sharpness, tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1), min_p)
+            shares = tl.where(kept, shares, 0.0)
+        order = arrivals(exponentials(key, places), shares.to(tl.float64))
+    else:
+        order = -scores.to(tl.float64)
+    token = tl.where(error == 0, block * BLOCK + tl.argmin(order, axis=0), 0)
+
+    tl.store(out_tokens + row, token)
+    tl.store(out_errors + row, error)
+    tl.store(last_token + slot, token)
+    tl.store(num_output + slot, position + 1)
+    if PENALTIES:
+        _count(counts + token, penalises(settings, slot) & (error == 0))
+
+
+@triton.jit
+def _count(cell, counted):
+    seen = tl.load(cell)
+    # The largest count stays: one more would turn negative.
+    tl.store(cell, seen + 2, mask=counted & (seen < 32766))

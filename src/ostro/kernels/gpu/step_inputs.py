@@ -1,0 +1,68 @@
+"""Unpacks one step's inputs on the device: what the host knew when it sent them, and tokens it did not know yet.
+
+A token that the step before is still sampling is sent as -1 - (its row there), and read from that step's results:
+
+    sent       [ 17, -1, -3 ]       results of the step before   [ 801, 5, 42 ]
+    tokens     [ 17, 801, 42 ]
+
+The plain twin is `unpack_plain`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Rows of what the host sends.
+TOKEN, POSITION, LENGTH, SLOT, SAMPLER = range(5)
+FIELDS = 5
+
+_BLOCK = 256
+
+
+class StepInputs(NamedTuple):
+    """One entry a token."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    """Where its key and value go, in int64; -1 is nowhere."""
+
+
+def unpack(sent: Tensor, sampled: Tensor) -> StepInputs:
+    """`sent` is int32 [FIELDS, tokens], perhaps a part of wider rows; `sampled` the results of the step before."""
+    count = sent.shape[1]
+    tokens, positions, slots = (torch.empty(count, dtype=torch.int64, device=sent.device) for _ in range(3))
+    _unpack_kernel[(triton.cdiv(count, _BLOCK),)](
+        sent, sampled, tokens, positions, slots, count, sent.stride(0), block=_BLOCK, num_warps=4
+    )
+    return StepInputs(tokens, positions, slots)
+
+
+def unpack_plain(sent: Tensor, sampled: Tensor) -> StepInputs:
+    token, position, _, slot, _ = sent.long()
+    token = torch.where(token < 0, sampled[(-1 - token).clamp(min=0)].long(), token)
+    return StepInputs(token, position, slot)
+
+
+@triton.jit(do_not_specialize=["sent", "count", "stride"])
+def _unpack_kernel(
+    sent: tl.tensor,
+    sampled: tl.tensor,
+    tokens: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    count: tl.tensor,
+    stride: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    token = tl.load(sent + at, mask=inside, other=0)
+    waits = token < 0
+    told = tl.load(sampled + tl.where(waits, -1 - token, 0), mask=inside & waits, other=0)
+    tl.store(tokens + at, tl.where(waits, told, token).to(tl.int64), mask=inside)
+    tl.store(positions + at, tl.load(sent + stride + at, mask=inside, other=0).to(tl.int64), mask=inside)
+    tl.store(slots + at, tl.load(sent + 3 * stride + at, mask=inside, other=-1).to(tl.int64), mask=inside)

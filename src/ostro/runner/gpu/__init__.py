@@ -1,0 +1,1 @@
+"""Running a model on a GPU: whole decode steps as CUDA graphs, one step ahead of the host."""

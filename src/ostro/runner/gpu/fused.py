@@ -1,0 +1,134 @@
+"""A pre-norm decoder's layers by fused kernels: the same mathematics as the model's own `forward`, which is the twin.
+
+    x ─┬─ norm ─ qkv ─ [head norms, rotation, store] ─ attention ─ o ─┐
+       └──────────────────────── + ───────────────────────────────────┘ …then the gated MLP, alike
+
+Of many rows, the products are the library's, and what one gives is added to the stream by the next norm's kernel. Of a
+few, the products are our own, with the norm before them and the sum after them folded in: there each kernel costs more
+by being one than by what it does.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro.kernels.gpu.decode_attention import DecodeScratch
+from ostro.kernels.gpu.mlp import gated
+from ostro.kernels.gpu.norm import add_rms_norm
+from ostro.kernels.gpu.rope_store import rope_store, rotation_table
+from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.step_inputs import StepInputs
+from ostro.models.base import Model
+from ostro.models.decoder import Backbone, CausalLM, PreNormLayer
+from ostro.models.layers import ACTIVATIONS, Attention, GatedMLP, HeadNorm, Linear, RMSNorm
+from ostro.models.rope import Rotary
+from ostro.runner.gpu.attention import StepAttention
+from ostro.runner.gpu.compiling import compile_kernels
+
+
+def fusible(model: Model) -> bool:
+    """Whether all layers are of the kind that the kernels know."""
+    if not isinstance(model, CausalLM):
+        return False
+    backbone = model.get_submodule(model.backbone_name)
+    return isinstance(backbone, Backbone) and all(
+        isinstance(layer, PreNormLayer) and isinstance(layer.self_attn.qk_norm, HeadNorm | None)
+        for layer in backbone.layers
+    )
+
+
+class FusedDecoder:
+    def __init__(self, model: CausalLM, *, overlaps: bool) -> None:
+        """`overlaps` lets a kernel begin to fetch its weights before the one before it has ended."""
+        backbone = model.get_submodule(model.backbone_name)
+        assert isinstance(backbone, Backbone)
+        self._model = model
+        self._embedding, self._norm = backbone.embed_tokens, backbone.norm
+        self._layers = [layer for layer in backbone.layers if isinstance(layer, PreNormLayer)]
+        self._ropes = [rope for rope in backbone.ropes if isinstance(rope, Rotary)]
+        self._rope_of_layer = backbone.rope_of_layer
+        self.overlaps = self.overlaps_attention = overlaps
+        # With more rows, the library's products catch up: sooner where they are large.
+        self.few = 4 if model.shape.hidden_size <= 2048 else 1
+
+    def compile(self, scratch: DecodeScratch) -> None:
+        compile_kernels(self._model, self._layers[0], scratch, overlaps=self.overlaps)
+
+    def __call__(self, inputs: StepInputs, ctx: StepAttention) -> Tensor:
+        """Hidden states of all tokens of the step, after the final norm."""
+        x = self._embedding(inputs.tokens)
+        rotations = [
+            rotation_table(inputs.positions, rope.frequencies[len(rope.frequencies) // 2 :], rope.attention_factor)
+            for rope in self._ropes
+        ]
+        delta: Tensor | None = None
+        for layer, rope in zip(self._layers, self._rope_of_layer, strict=True):
+            if len(x) <= self.few:
+                self._few_rows(layer, x, rotations[rope], inputs.slots, ctx)
+            else:
+                delta = self._many_rows(layer, x, delta, rotations[rope], inputs.slots, ctx)
+        return add_rms_norm(x, delta, self._norm.weight, self._norm.eps, pdl=self.overlaps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self._model.lm_head
+        if head is None or self._model.logit_softcap is not None or len(hidden) > self.few:
+            return self._model.raw_logits(hidden)
+        return small_linear(hidden, head.weight, pdl=self.overlaps)
+
+    def _many_rows(
+        self, layer: PreNormLayer, x: Tensor, delta: Tensor | None, rotation: Tensor, slots: Tensor, ctx: StepAttention
+    ) -> Tensor:
+        """What the layer's MLP adds to the stream; what came before it, its attention's part too, is in x by then."""
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = _linear(attention.qkv_proj, self._normed(x, delta, layer.input_layernorm))
+        attended = self._attend(attention, qkv, rotation, slots, ctx)
+        normed = self._normed(x, _linear(attention.o_proj, attended), layer.post_attention_layernorm)
+        gate_up = _linear(mlp.gate_up_proj, normed)
+        return _linear(mlp.down_proj, gated(gate_up, _activation(mlp), pdl=self.overlaps))
+
+    def _few_rows(self, layer: PreNormLayer, x: Tensor, rotation: Tensor, slots: Tensor, ctx: StepAttention) -> None:
+        """Adds what the layer gives to the stream."""
+        attention, mlp, pdl = layer.self_attn, layer.mlp, self.overlaps
+        read, norm = self._read(x, layer.input_layernorm)
+        qkv = small_linear(read, attention.qkv_proj.weight, attention.qkv_proj.bias, norm=norm, pdl=pdl)
+        attended = self._attend(attention, qkv, rotation, slots, ctx)
+        small_linear(attended, attention.o_proj.weight, attention.o_proj.bias, residual=x, pdl=pdl)
+        read, norm = self._read(x, layer.post_attention_layernorm)
+        gate_up = mlp.gate_up_proj
+        inner = small_linear(read, gate_up.weight, gate_up.bias, norm=norm, activation=_activation(mlp), pdl=pdl)
+        small_linear(inner, mlp.down_proj.weight, mlp.down_proj.bias, residual=x, pdl=pdl)
+
+    def _read(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, tuple[Tensor, float] | None]:
+        """What a product of few rows reads, and the norm that it is to do itself: done over for each of its programs,
+        which pays for one row only.
+        """
+        if len(x) == 1:
+            return x, (norm.weight, norm.eps)
+        return self._normed(x, None, norm), None
+
+    def _normed(self, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> Tensor:
+        return add_rms_norm(x, delta, norm.weight, norm.eps, pdl=self.overlaps)
+
+    def _attend(
+        self,
+        attention: Attention,
+        qkv: Tensor,
+        rotation: Tensor,
+        slots: Tensor,
+        ctx: StepAttention,
+    ) -> Tensor:
+        keys, values = ctx.pages.layers[attention.layer]
+        norm = attention.qk_norm
+        assert isinstance(norm, HeadNorm | None)
+        weight = None if norm is None else (norm.weight, norm.eps)
+        q = rope_store(qkv, rotation, slots, keys, values, norm=weight, pdl=self.overlaps)
+        return ctx.attend_stored(attention.layer, q, attention.spec, pdl=self.overlaps_attention)
+
+
+def _linear(layer: Linear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight, layer.bias)
+
+
+def _activation(mlp: GatedMLP) -> str:
+    """The kernels' name of a model's activation."""
+    name = next(name for name, function in ACTIVATIONS.items() if function is mlp.act)
+    return {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(name, name)

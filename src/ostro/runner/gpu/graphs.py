@@ -1,0 +1,60 @@
+"""Whole steps as CUDA graphs, for a ladder of batch sizes; each is captured when it is first needed. Knows no model."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes that get a graph of their own: close together where padding would cost most."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, *range(48, 256, 16), *range(256, 513, 32), *range(576, 4097, 64)]
+    return [size for size in sizes if size < most] + [most]
+
+
+class StepGraphs:
+    """Makes `step(size, kind)` callable: as a replayed graph, or directly where graphs are not wanted."""
+
+    def __init__(
+        self,
+        step: Callable[[int, Hashable], None],
+        *,
+        idle: Callable[[], None],
+        most: int,
+        captures: bool,
+    ) -> None:
+        """`idle` sets the step's inputs so that running it changes nothing."""
+        self.sizes = ladder(most)
+        self._step = step
+        self._idle = idle
+        self._captures = captures
+        self._graphs: dict[tuple[int, Hashable], Callable[[], None]] = {}
+        self._pool: Any = None
+
+    def size_for(self, rows: int) -> int:
+        return self.sizes[bisect_left(self.sizes, rows)]
+
+    def get(self, size: int, kind: Hashable) -> Callable[[], None]:
+        """The step of this size. May overwrite the step's inputs: ask for it before they are set."""
+        run = self._graphs.get((size, kind))
+        if run is None:
+            run = self._capture(size, kind) if self._captures else partial(self._step, size, kind)
+            self._graphs[size, kind] = run
+        return run
+
+    def _capture(self, size: int, kind: Hashable) -> Callable[[], None]:
+        self._idle()
+        # Once outside: kernels are compiled and libraries set up, which must not happen within a capture.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step(size, kind)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Graphs run one after the other, so they may use the same memory.
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(size, kind)
+        self._pool = graph.pool()
+        return graph.replay

@@ -1,0 +1,33 @@
+"""The page tables of a batch on the device: row i belongs to the batch's i-th sequence. Only changes are sent."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostro.runner.gpu.transfer import send
+
+
+class PageTables:
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self.on_device = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._sent: list[list[int]] = [[] for _ in range(rows)]
+
+    def update(self, rows: Sequence[list[int]]) -> Tensor:
+        """The table of these rows. Pages may be appended to a row, or replaced, or the row be another sequence's."""
+        width = self.on_device.shape[1]
+        cells: list[int] = []
+        pages: list[int] = []
+        for row, wanted in enumerate(rows):
+            sent = self._sent[row]
+            if sent == wanted:
+                continue
+            start = len(sent) if wanted[: len(sent)] == sent else 0
+            cells += range(row * width + start, row * width + len(wanted))
+            pages += wanted[start:]
+            self._sent[row] = list(wanted)
+        if cells:
+            where, what = send(np.array([cells, pages], dtype=np.int64), self.on_device.device)
+            self.on_device.view(-1).index_copy_(0, where, what.to(torch.int32))
+        return self.on_device[: len(rows)]

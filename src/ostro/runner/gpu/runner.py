@@ -1,0 +1,354 @@
+"""Runs batches on a GPU: `launch` queues a step and returns, so that the next can be prepared while it runs.
+
+A step in which every sequence takes one token is replayed as a graph, sampling included; its inputs go to fixed places
+on the device beforehand. Any other step launches its kernels one by one: with prompts in it there is enough to do.
+"""
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostro.config import EngineConfig
+from ostro.engine.batch import Batch, Chunk
+from ostro.engine.request import Task
+from ostro.engine.sequence import PENDING, Sequence
+from ostro.kernels.gpu.decode_attention import DecodeScratch
+from ostro.kernels.gpu.prefill_attention import Chunk as Piece
+from ostro.kernels.gpu.prefill_attention import prefill_tiles, tokens_in_tile, tuning_for
+from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
+from ostro.models.base import AttentionSpec, Model
+from ostro.models.decoder import CausalLM
+from ostro.runner.base import RunnerSpec, StepOutput
+from ostro.runner.gpu.attention import KVPages, StepAttention
+from ostro.runner.gpu.fused import FusedDecoder, fusible
+from ostro.runner.gpu.graphs import StepGraphs
+from ostro.runner.gpu.page_tables import PageTables
+from ostro.runner.gpu.sampling import Sampler, SamplerKind, edited, edits, outcome
+from ostro.runner.gpu.transfer import fetch, send
+from ostro.runner.logprobs import logprob_table, read_logprobs
+from ostro.runner.memory import gpu_num_pages
+from ostro.runner.pooling import pooled_share
+from ostro.sampling_params import MAX_CHOICES
+from ostro.weights import Pooling
+
+# Rows of logits made at a time where a step wants more than it has sequences: for prompts that are scored, and for many
+# choices of one prompt.
+_LOGITS_BLOCK_BYTES = 512 << 20
+
+Wait = Callable[[], StepOutput]
+
+
+class GpuRunner:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_batch_tokens: int,
+        max_batch_seqs: int,
+        graphs: bool = True,
+        deterministic: bool = False,
+        pooling: Pooling | None = None,
+    ) -> None:
+        shape, parameter = model.shape, next(model.parameters())
+        self.model, self.pooling = model, pooling
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._spec = RunnerSpec(
+            page_size=page_size,
+            num_pages=num_pages,
+            max_seq_len=shape.max_seq_len,
+            vocab_size=shape.vocab_size,
+            max_batch_tokens=max_batch_tokens,
+            max_batch_seqs=max_batch_seqs,
+            steps_ahead=1,
+            generates=model.has_head,
+        )
+        self._decoder = (
+            FusedDecoder(model, overlaps=_overlaps(self.device))
+            if isinstance(model, CausalLM) and fusible(model)
+            else None
+        )
+        self._pages = KVPages(shape, num_pages=num_pages, page_size=page_size, dtype=self.dtype, device=self.device)
+        self._tables = PageTables(max_batch_seqs, -(-shape.max_seq_len // page_size), self.device)
+        self._scratch = DecodeScratch(
+            max_batch_seqs,
+            num_pages,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            page_size,
+            self.device,
+            windows=sorted({spec.window for spec in _attention_specs(model)}, key=lambda window: window or 0),
+            fixed_split=256 if deterministic else None,
+        )
+        self._tile = tokens_in_tile(shape.num_heads, shape.num_kv_heads, tuning_for(self.dtype))
+        self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
+        # Of the latest step: who was sampled for, and what, by row; the next step may read it before the host does.
+        self._rows: dict[int, int] = {}
+        capacity = max_batch_seqs * (MAX_CHOICES + 1)
+        self._sampled = torch.zeros(capacity, dtype=torch.int32, device=self.device)
+        self._errors = torch.zeros(capacity, dtype=torch.int8, device=self.device)
+        # What a graph reads and gives.
+        self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
+        self._logits: dict[int, Tensor] = {}
+        if self._decoder is not None and self.device.type == "cuda":
+            self._decoder.compile(self._scratch)
+        self._graphs = StepGraphs(
+            self._decode_step, idle=self._idle, most=max_batch_seqs, captures=graphs and self.device.type == "cuda"
+        )
+
+    @classmethod
+    def sized(cls, model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> Self:
+        """With as many pages as the GPU's memory holds beside the model and one step's work."""
+        assert config.page_size is not None
+        assert config.max_batch_tokens is not None
+        assert config.max_batch_seqs is not None
+        pages = gpu_num_pages(
+            model.shape,
+            page_size=config.page_size,
+            itemsize=next(model.parameters()).element_size(),
+            kv_memory=config.kv_memory,
+            utilization=config.gpu_memory_utilization,
+            max_batch_tokens=config.max_batch_tokens,
+            max_batch_seqs=config.max_batch_seqs,
+        )
+        return cls(
+            model,
+            page_size=config.page_size,
+            num_pages=pages,
+            max_batch_tokens=config.max_batch_tokens,
+            max_batch_seqs=config.max_batch_seqs,
+            graphs=config.cuda_graphs,
+            deterministic=config.deterministic,
+            pooling=pooling,
+        )
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Wait:
+        self._pages.copy(batch.page_copies)
+        # Single tokens first: attention treats them apart.
+        chunks = sorted(batch.chunks, key=lambda chunk: chunk.length > 1)
+        tables = self._tables.update([chunk.seq.pages for chunk in chunks])
+        if all(chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks):
+            return self._launch_decode([chunk.seq for chunk in chunks])
+        return self._launch_mixed(chunks, tables)
+
+    # ---- steps of one token a sequence
+
+    def _launch_decode(self, seqs: list[Sequence]) -> Wait:
+        size = self._graphs.size_for(len(seqs))
+        slots, kind = self._sampler.slots_for(seqs)
+        samples_apart = edits(seqs)
+        run = self._graphs.get(size, None if samples_apart else kind)
+        self._inputs.copy_(self._decode_inputs(seqs, slots), non_blocking=True)
+        run()
+        if samples_apart:
+            logits = edited(self._logits[size][: len(seqs)], seqs)
+            self._sampler.draw(logits, self._inputs[SAMPLER, : len(seqs)], self._sampled, self._errors, kind)
+        self._rows = {seq.id: row for row, seq in enumerate(seqs)}
+        return self._collect(seqs, self._logits[size][: len(seqs)])
+
+    def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Tensor:
+        page_size, rows = self._spec.page_size, self._rows
+        inputs = np.full((FIELDS, self._spec.max_batch_seqs), -1, dtype=np.int32)
+        inputs[[TOKEN, POSITION, LENGTH]] = 0
+        table = []
+        for seq, slot in zip(seqs, slots, strict=True):
+            position = seq.num_computed
+            token = seq.token_ids[position]
+            if token == PENDING:
+                token = -1 - rows[seq.id]
+            place = seq.pages[position // page_size] * page_size + position % page_size
+            table.append((token, position, position + 1, place, slot))
+        inputs[:, : len(seqs)] = np.array(table, dtype=np.int32).T
+        host = torch.from_numpy(inputs)
+        return host.pin_memory() if self.device.type == "cuda" else host
+
+    def _idle(self) -> None:
+        self._inputs.fill_(-1)
+        self._inputs[TOKEN : LENGTH + 1] = 0
+
+    @torch.inference_mode()
+    def _decode_step(self, size: int, kind: Hashable) -> None:
+        """The step that a graph holds: reads `_inputs` and the page tables, leaves logits, and tokens if it samples."""
+        sent = self._inputs[:, :size]
+        inputs = unpack(sent, self._sampled)
+        ctx = StepAttention(
+            self._pages,
+            self._scratch,
+            tables=self._tables.on_device[:size],
+            slots=inputs.slots,
+            lens=sent[LENGTH],
+        )
+        logits = self._head(self._forward(inputs, ctx))
+        self._logits[size] = logits
+        if isinstance(kind, SamplerKind):
+            self._sampler.draw(logits, sent[SAMPLER], self._sampled, self._errors, kind)
+
+    # ---- steps with prompts in them
+
+    def _launch_mixed(self, chunks: list[Chunk], tables: Tensor) -> Wait:
+        num_single = sum(chunk.length == 1 for chunk in chunks)
+        sent = send(self._mixed_inputs(chunks), self.device)
+        inputs = unpack(sent, self._sampled)
+        tiles = prefill_tiles(_pieces(chunks, num_single), self._tile)
+        ctx = StepAttention(
+            self._pages,
+            self._scratch,
+            tables=tables,
+            slots=inputs.slots,
+            lens=sent[LENGTH, :num_single],
+            tiles=send(np.array(tiles, dtype=np.int32), self.device) if tiles else None,
+        )
+        hidden = self._forward(inputs, ctx)
+        ends = list(accumulate(chunk.length for chunk in chunks))
+        waits = [step(chunks, hidden, ends) for step in (self._sample, self._score, self._pool)]
+
+        def wait() -> StepOutput:
+            output = StepOutput()
+            for each in waits:
+                each(output)
+            return output
+
+        return wait
+
+    def _mixed_inputs(self, chunks: list[Chunk]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+        page_size = self._spec.page_size
+        inputs = np.full((FIELDS, sum(chunk.length for chunk in chunks)), -1, dtype=np.int32)
+        offset = 0
+        for chunk in chunks:
+            seq, own = chunk.seq, slice(offset, offset + chunk.length)
+            tokens = seq.token_ids[chunk.start : chunk.end]
+            if tokens[-1] == PENDING:
+                tokens[-1] = -1 - self._rows[seq.id]
+            positions = np.arange(chunk.start, chunk.end)
+            inputs[TOKEN, own] = tokens
+            inputs[POSITION, own] = positions
+            inputs[LENGTH, own] = chunk.end
+            inputs[SLOT, own] = np.array(seq.pages)[positions // page_size] * page_size + positions % page_size
+            offset += chunk.length
+        return inputs
+
+    def _sample(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
+        """Draws for all sequences that take their next token from this step, a block of logits at a time."""
+        pairs = [(seq, end - 1) for chunk, end in zip(chunks, ends, strict=True) for seq in chunk.samples]
+        waits: list[tuple[list[Sequence], Wait]] = []
+        block = max(1, min(self._spec.max_batch_seqs, self._block))
+        for at in range(0, len(pairs), block):
+            seqs = [seq for seq, _ in pairs[at : at + block]]
+            rows = send(np.array([end for _, end in pairs[at : at + block]]), self.device)
+            logits = self._head(hidden[rows])
+            slots, kind = self._sampler.slots_for(seqs)
+            self._sampler.draw(
+                edited(logits, seqs) if edits(seqs) else logits,
+                send(np.array(slots, dtype=np.int32), self.device),
+                self._sampled[at:],
+                self._errors[at:],
+                kind,
+            )
+            waits.append((seqs, self._collect(seqs, logits, at)))
+        self._rows = {seq.id: row for row, (seq, _) in enumerate(pairs)}
+
+        def add(output: StepOutput) -> None:
+            for _, wait in waits:
+                output.sampled.update(wait().sampled)
+
+        return add
+
+    def _score(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
+        """Log-probabilities of prompt tokens: never a whole prompt times the vocabulary."""
+        waits: list[tuple[Chunk, int, Callable[[], list[Tensor]]]] = []
+        for chunk, end in zip(chunks, ends, strict=True):
+            first = end - chunk.length + chunk.scored.start - chunk.start
+            targets = chunk.seq.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1] if chunk.scored else []
+            top = chunk.seq.request.params.prompt_logprobs or 0
+            for at in range(0, len(targets), self._block):
+                some = send(np.array(targets[at : at + self._block]), self.device)
+                logits = self._head(hidden[first + at : first + at + len(some)]).float()
+                waits.append((chunk, top, fetch(logprob_table(logits, some, top))))
+
+        def add(output: StepOutput) -> None:
+            for chunk, top, wait in waits:
+                (table,) = wait()
+                found = output.prompt_logprobs.setdefault(chunk.seq.id, [])
+                found += read_logprobs(table, [top] * len(table))
+
+        return add
+
+    def _pool(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
+        waits = [
+            (chunk, fetch(pooled_share(self.pooling, chunk, hidden[end - chunk.length : end].float())))
+            for chunk, end in zip(chunks, ends, strict=True)
+            if chunk.seq.request.task is Task.EMBED
+        ]
+
+        def add(output: StepOutput) -> None:
+            for chunk, wait in waits:
+                output.pooled[chunk.seq.id] = wait()[0].tolist()
+
+        return add
+
+    # ---- both
+
+    def _forward(self, inputs: StepInputs, ctx: StepAttention) -> Tensor:
+        if self._decoder is not None:
+            return self._decoder(inputs, ctx)
+        return self.model(inputs.tokens, inputs.positions, ctx)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return self.model.raw_logits(hidden) if self._decoder is None else self._decoder.logits(hidden)
+
+    @property
+    def _block(self) -> int:
+        return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
+
+    def _collect(self, seqs: list[Sequence], logits: Tensor, at: int = 0) -> Wait:
+        """What was drawn for the sequences, in rows `at` and after, with log-probabilities for those that want them."""
+        end = at + len(seqs)
+        asked = {row: top for row, seq in enumerate(seqs) if (top := seq.request.params.logprobs) is not None}
+        tensors = [self._sampled[at:end], self._errors[at:end]]
+        if asked:
+            rows = send(np.array(list(asked)), self.device)
+            tensors.append(logprob_table(logits[rows].float(), tensors[0][rows].long(), max(asked.values())))
+        arrived = fetch(*tensors)
+
+        def wait() -> StepOutput:
+            tokens, errors, *tables = arrived()
+            logprobs = dict(zip(asked, read_logprobs(tables[0], list(asked.values())), strict=True)) if asked else {}
+            return StepOutput(
+                {
+                    seq.id: outcome(token, error, logprobs.get(row))
+                    for row, (seq, token, error) in enumerate(zip(seqs, tokens.tolist(), errors.tolist(), strict=True))
+                }
+            )
+
+        return wait
+
+
+def _pieces(chunks: list[Chunk], num_single: int) -> list[Piece]:
+    """The chunks of several tokens, as the attention kernel wants them."""
+    pieces, offset = [], num_single
+    for row, chunk in enumerate(chunks[num_single:], num_single):
+        pieces.append(Piece(row, offset, chunk.start, chunk.length))
+        offset += chunk.length
+    return pieces
+
+
+def _attention_specs(model: Model) -> list[AttentionSpec]:
+    specs = [getattr(module, "spec", None) for module in model.modules()]
+    return [spec for spec in specs if isinstance(spec, AttentionSpec)]
+
+
+def _overlaps(device: torch.device) -> bool:
+    """Whether the device can begin a kernel before the one before it has ended: since Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -1,0 +1,87 @@
+"""Which slot of the device's sampler each sequence has, and what must be done to logits that the sampler does not know.
+
+A sequence keeps its slot while it is in every step; one that was away begins anew, when all its tokens are known.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostro.engine.sequence import Sequence as EngineSequence
+from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
+from ostro.runner.base import SampledToken, TokenLogprob
+from ostro.runner.score_edits import without_penalties
+
+_FAILURES = {
+    ALL_BANNED: "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens.",
+}
+_NOT_FINITE = "The model gave a logit that is no finite number. Check its checkpoint, or load it in a wider dtype."
+
+
+class SamplerKind(NamedTuple):
+    """Which variant of the sampler a step needs; each is a graph of its own."""
+
+    truncated: bool
+    penalties: bool
+
+
+class Sampler:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.tables = SamplerTables(num_slots, vocab_size, device)
+        self._slots: dict[int, int] = {}
+        self._settings: dict[int, SlotSettings] = {}
+        self._free = list(range(num_slots))
+
+    def slots_for(self, seqs: Sequence[EngineSequence]) -> tuple[list[int], SamplerKind]:
+        """The slots of the sequences that this step samples for; slots of all others are free again."""
+        here = {seq.id for seq in seqs}
+        for gone in [id for id in self._slots if id not in here]:
+            self._free.append(self._slots.pop(gone))
+            del self._settings[gone]
+        new = [seq for seq in seqs if seq.id not in self._slots]
+        for seq in new:
+            self._slots[seq.id] = slot = self._free.pop()
+            self._settings[seq.id] = _settings(seq, slot)
+        self.tables.admit([self._settings[seq.id] for seq in new])
+        settings = [self._settings[seq.id] for seq in seqs]
+        kind = SamplerKind(any(each.truncates for each in settings), any(each.penalises for each in settings))
+        return [each.slot for each in settings], kind
+
+    def draw(self, logits: Tensor, slots: Tensor, tokens: Tensor, errors: Tensor, kind: SamplerKind) -> None:
+        sample_tokens(logits, slots, self.tables, tokens, errors, truncated=kind.truncated, penalties=kind.penalties)
+
+
+def edits(seqs: Iterable[EngineSequence]) -> bool:
+    """Whether some sequence wants its logits changed in a way that only the host knows."""
+    return any(seq.request.params.logit_bias or seq.request.bad_word_ids or seq.stops_banned for seq in seqs)
+
+
+def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
+    """The logits after bias and bans, in fp32; penalties are the device's own business."""
+    return without_penalties(logits.float(), seqs)
+
+
+def outcome(token_id: int, error: int, logprob: TokenLogprob | None = None) -> SampledToken:
+    if error:
+        return SampledToken(-1, error=_FAILURES.get(error, _NOT_FINITE))
+    return SampledToken(token_id, logprob)
+
+
+def _settings(seq: EngineSequence, slot: int) -> SlotSettings:
+    params = seq.request.params
+    return SlotSettings(
+        slot=slot,
+        seed=seq.request.seed,
+        choice=seq.choice,
+        temperature=0.0 if params.greedy else params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        prompt_ids=seq.request.prompt_ids,
+        output_ids=seq.output_ids,
+    )

@@ -1,0 +1,125 @@
+import pytest
+import torch
+from torch import Tensor
+
+from ostro.kernels.gpu.mlp import PLAIN
+from ostro.kernels.gpu.small_batch import TILINGS, Tiling, default_tiling, small_linear, small_linear_plain
+from ostro.models.layers import GatedMLP, RMSNorm
+
+VECTOR = Tiling(outs=4, ins=64, warps=4)
+DOT = Tiling(outs=16, ins=32, warps=4, stages=2, dot=True)
+HELD = Tiling(outs=16, ins=32, warps=4, stages=2, held=2, dot=True)
+SPLIT = Tiling(outs=16, ins=32, warps=4, stages=2, splits=3, dot=True)
+TILES = pytest.mark.parametrize("tiling", [VECTOR, DOT, HELD], ids=["vector", "dot", "held"])
+CLOSE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).to(device, dtype)
+
+
+def check(ours: Tensor, plain: Tensor) -> None:
+    tolerance = CLOSE[plain.dtype]
+    torch.testing.assert_close(ours, plain, rtol=tolerance, atol=tolerance)
+
+
+@TILES
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize(("outs", "ins"), [(32, 128), (37, 96), (16, 200)])
+def test_product_equals_the_plain_twin(device: torch.device, tiling: Tiling, rows: int, outs: int, ins: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = drawn(device, rows, ins), drawn(device, outs, ins, scale=0.1), drawn(device, outs)
+    check(small_linear(x, weight, tiling=tiling), small_linear_plain(x, weight))
+    check(small_linear(x, weight, bias, tiling=tiling), small_linear_plain(x, weight, bias))
+
+
+@TILES
+@pytest.mark.parametrize("ins", [128, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_norm_comes_before_the_product(device: torch.device, tiling: Tiling, ins: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = drawn(device, 3, ins, dtype=dtype), drawn(device, 20, ins, dtype=dtype, scale=0.1)
+    norm = (drawn(device, ins, dtype=dtype), 1e-6)
+    check(small_linear(x, weight, norm=norm, tiling=tiling), small_linear_plain(x, weight, norm=norm))
+
+
+@TILES
+def test_norm_of_large_half_precision_rows_does_not_overflow(device: torch.device, tiling: Tiling) -> None:
+    torch.manual_seed(0)
+    x = drawn(device, 2, 64, dtype=torch.float16, scale=3000.0)
+    weight = drawn(device, 16, 64, dtype=torch.float16, scale=0.1)
+    norm = (drawn(device, 64, dtype=torch.float16, scale=20.0), 1e-6)
+    ours, plain = small_linear(x, weight, norm=norm, tiling=tiling), small_linear_plain(x, weight, norm=norm)
+    torch.testing.assert_close(ours, plain, rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("tiling", [VECTOR, DOT, SPLIT], ids=["vector", "dot", "split"])
+@pytest.mark.parametrize("ins", [192, 200])
+def test_result_is_added_to_the_residual_in_place(device: torch.device, tiling: Tiling, ins: int) -> None:
+    torch.manual_seed(0)
+    x, weight, residual = drawn(device, 2, ins), drawn(device, 40, ins, scale=0.1), drawn(device, 2, 40)
+    plain = small_linear_plain(x, weight, residual=residual.clone())
+    stream = residual.clone()
+    for _ in range(2):  # The second time finds the counters of splits as the first did.
+        stream = residual.clone()
+        assert small_linear(x, weight, residual=stream, tiling=tiling) is stream
+        check(stream, plain)
+
+
+@TILES
+@pytest.mark.parametrize("activation", sorted(PLAIN))
+def test_gate_and_up_meet_in_one_program(device: torch.device, tiling: Tiling, activation: str) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = drawn(device, 2, 96), drawn(device, 72, 96, scale=0.1), drawn(device, 72)
+    norm = (drawn(device, 96), 1e-5)
+    ours = small_linear(x, weight, bias, norm=norm, activation=activation, tiling=tiling)
+    assert ours.shape == (2, 36)
+    check(ours, small_linear_plain(x, weight, bias, norm=norm, activation=activation))
+
+
+@pytest.mark.parametrize("tiling", [VECTOR, Tiling(outs=2, ins=1024, warps=4)], ids=["warp a row", "warps along a row"])
+def test_pairs_of_bfloat16_are_unpacked_in_order(device: torch.device, tiling: Tiling) -> None:
+    torch.manual_seed(0)
+    x = drawn(device, 2, 1024, dtype=torch.bfloat16)
+    weight = drawn(device, 12, 1024, dtype=torch.bfloat16, scale=0.03)
+    norm = (drawn(device, 1024, dtype=torch.bfloat16), 1e-6)
+    ours = small_linear(x, weight, norm=norm, out_dtype=torch.float32, tiling=tiling)
+    check(ours, small_linear_plain(x, weight, norm=norm, out_dtype=torch.float32))
+
+
+def test_weights_beyond_the_registers_are_read_in_a_loop(device: torch.device) -> None:
+    torch.manual_seed(0)
+    tiling = Tiling(outs=8, ins=256, warps=1)
+    x, weight, norm = drawn(device, 1, 4096), drawn(device, 32, 4096, scale=0.1), (drawn(device, 4096), 1e-6)
+    ours = small_linear(x, weight, norm=norm, activation="silu", tiling=tiling)
+    torch.testing.assert_close(ours, small_linear_plain(x, weight, norm=norm, activation="silu"), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("tiling", [VECTOR, DOT, SPLIT], ids=["vector", "dot", "split"])
+def test_a_row_does_not_depend_on_its_neighbours(device: torch.device, tiling: Tiling) -> None:
+    torch.manual_seed(0)
+    x, weight = drawn(device, 5, 192), drawn(device, 24, 192)
+    together = small_linear(x, weight, tiling=tiling)
+    for row in range(5):
+        assert torch.equal(small_linear(x[row : row + 1], weight, tiling=tiling)[0], together[row])
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_an_mlp_of_two_products_agrees_with_the_model(device: torch.device, rows: int) -> None:
+    torch.manual_seed(0)
+    norm, mlp = RMSNorm(64, 1e-6).to(device), GatedMLP(64, 80, act="silu").to(device)
+    for weight in (*norm.parameters(), *mlp.parameters()):
+        weight.data.normal_(0, 0.2)
+    x = drawn(device, rows, 64)
+    expected = x + mlp(norm(x))
+    inner = small_linear(x, mlp.gate_up_proj.weight.data, norm=(norm.weight.data, 1e-6), activation="silu")
+    check(small_linear(inner, mlp.down_proj.weight.data, residual=x), expected)
+
+
+def test_tilings_are_powers_of_two_and_splits_stand_alone() -> None:
+    shapes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024), (28672, 4096), (4096, 14336)]
+    chosen = [default_tiling(rows, *shape, gated=False, normed=False) for rows in (1, 2, 16) for shape in shapes]
+    for tiling in (*chosen, *TILINGS.values()):
+        for number in (tiling.outs, tiling.ins, tiling.warps):
+            assert number & (number - 1) == 0
+        assert tiling.dot or tiling.splits == 1

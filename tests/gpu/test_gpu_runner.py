@@ -1,0 +1,183 @@
+"""The GPU's runner against the CPU's, in fp32: the same tokens, whatever the schedule and however they are sampled."""
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+import torch
+from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
+from triton_device import DEVICE
+
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request, Task
+from ostro.engine.scheduler import Limits
+from ostro.models.base import Model
+from ostro.runner.base import TokenLogprob
+from ostro.runner.gpu.runner import GpuRunner
+from ostro.runner.torch_runner import TorchRunner
+from ostro.sampling_params import SamplingParams
+from ostro.weights import Pooling
+
+QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+CONFIGS = {
+    "llama": {**LLAMA, "head_dim": 16},
+    "qwen3": QWEN3,
+    "mistral": {**MISTRAL, "head_dim": 16},
+    "gemma2": {**GEMMA2, "head_dim": 16},
+}
+# The interpreter takes milliseconds for what a GPU does in none: there the same tests are shorter.
+ON_GPU = DEVICE.type == "cuda"
+GREEDY = SamplingParams(max_tokens=8 if ON_GPU else 3, temperature=0)
+Gains = dict[tuple[int, int], tuple[list[int], list[TokenLogprob], list[TokenLogprob], str | None]]
+
+
+def requests(
+    params: Iterable[SamplingParams], *, shared: int = 0, longest: int = 30 if ON_GPU else 12
+) -> list[Request]:
+    torch.manual_seed(2)
+    head = torch.randint(0, VOCAB, (shared,)).tolist()
+    made = []
+    for id, each in enumerate(params):
+        prompt = head + torch.randint(0, VOCAB, (1 + (id * 7) % longest,)).tolist()
+        made.append(Request(id=id, prompt_ids=tuple(prompt), params=each, seed=id))
+    return made
+
+
+def on_cpu(model: Model, asked: list[Request]) -> Gains:
+    return run(EngineCore(TorchRunner(model, page_size=4, num_pages=512), Limits(max_batch_tokens=256)), asked)
+
+
+def on_gpu(
+    model: Model, device: torch.device, asked: list[Request], *, pages: int = 256, budget: int = 64, rows: int = 8
+) -> tuple[Gains, EngineCore]:
+    core = gpu_engine(model, device, pages=pages, budget=budget, rows=rows)
+    return run(core, asked), core
+
+
+def gpu_engine(model: Model, device: torch.device, *, pages: int = 256, budget: int = 64, rows: int = 8) -> EngineCore:
+    runner = GpuRunner(model.to(device), page_size=16, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows)
+    return EngineCore(runner)
+
+
+def run(core: EngineCore, asked: list[Request]) -> Gains:
+    for request in asked:
+        core.add(request)
+    gains: Gains = {(r.id, choice): ([], [], [], None) for r in asked for choice in range(r.params.n)}
+    while core.has_work:
+        for gain in core.step():
+            tokens, logprobs, scored, _ = gains[gain.request_id, gain.choice]
+            gains[gain.request_id, gain.choice] = (
+                tokens + gain.token_ids,
+                logprobs + gain.logprobs,
+                scored + gain.prompt_logprobs,
+                gain.error,
+            )
+        core.check_integrity()
+    assert core.scheduler.kv.usage.in_use == 0
+    return gains
+
+
+def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
+    return {key: gain[0] for key, gain in gains.items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
+    asked = requests([GREEDY] * (6 if ON_GPU else 3))
+    expected = on_cpu(random_model(CONFIGS[name]), asked)
+    given, _ = on_gpu(random_model(CONFIGS[name]), device, asked, budget=12)
+    assert tokens(given) == tokens(expected)
+
+
+LENGTH = 6 if ON_GPU else 3
+SAMPLED = [
+    SamplingParams(max_tokens=LENGTH, temperature=1.0),
+    SamplingParams(max_tokens=LENGTH, temperature=0.7, top_k=5),
+    SamplingParams(max_tokens=LENGTH, temperature=1.3, top_p=0.8),
+    SamplingParams(max_tokens=LENGTH, temperature=1.0, min_p=0.1),
+    SamplingParams(max_tokens=LENGTH, temperature=1.0, n=3),
+    SamplingParams(max_tokens=LENGTH, temperature=1.0, n=2, frequency_penalty=1.5),
+    SamplingParams(max_tokens=LENGTH + 2, temperature=0.9, repetition_penalty=1.3, presence_penalty=0.5),
+    SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={3: 2.5, 5: -100.0}),
+    SamplingParams(max_tokens=LENGTH, temperature=1.0, min_tokens=2, stop_token_ids=tuple(range(0, VOCAB, 3))),
+    SamplingParams(max_tokens=LENGTH, temperature=1.0, logprobs=3),
+    SamplingParams(max_tokens=LENGTH, temperature=0, logprobs=0, logit_bias={3: 2.5}),
+]
+
+
+@pytest.mark.parametrize("rows", [3, 16] if ON_GPU else [8])
+def test_sampled_tokens_equal_the_cpus(device: torch.device, rows: int) -> None:
+    asked = requests(SAMPLED)
+    expected = on_cpu(random_model(QWEN3), asked)
+    given, _ = on_gpu(random_model(QWEN3), device, asked, rows=rows)
+    assert tokens(given) == tokens(expected)
+    for key, (_, logprobs, _, _) in expected.items():
+        assert [each.token_id for each in given[key][1]] == [each.token_id for each in logprobs]
+        assert [each.rank for each in given[key][1]] == [each.rank for each in logprobs]
+        assert [each.logprob for each in given[key][1]] == pytest.approx([each.logprob for each in logprobs], abs=1e-3)
+
+
+def test_words_that_are_banned_by_what_stands_before_them(device: torch.device) -> None:
+    [plain] = requests([GREEDY])
+    free = tokens(on_cpu(random_model(QWEN3), [plain]))[0, 0]
+    asked = [Request(id=0, prompt_ids=plain.prompt_ids, params=GREEDY, seed=0, bad_word_ids=((free[0], free[1]),))]
+    expected = on_cpu(random_model(QWEN3), asked)
+    given, _ = on_gpu(random_model(QWEN3), device, asked)
+    assert tokens(given) == tokens(expected) != {(0, 0): free}
+
+
+def test_preempted_and_shared_sequences_give_the_same_tokens(device: torch.device) -> None:
+    asked = requests([SamplingParams(max_tokens=16, temperature=1.0)] * 3, shared=17)
+    expected = on_cpu(random_model(QWEN3), asked)
+    given, core = on_gpu(random_model(QWEN3), device, asked, pages=4, budget=48, rows=3)
+    assert tokens(given) == tokens(expected)
+    assert core.scheduler.counters.preemptions > 0
+    assert core.scheduler.counters.cache_hits > 0
+
+
+def test_prompts_are_scored_as_on_the_cpu(device: torch.device) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2)
+    asked = [
+        Request(id=r.id, prompt_ids=r.prompt_ids, params=params, seed=0, prompt_logprobs_from=1)
+        for r in requests([params] * 4)
+    ]
+    expected = on_cpu(random_model(QWEN3), asked)
+    given, _ = on_gpu(random_model(QWEN3), device, asked, budget=16)
+    for key, (_, _, scored, _) in expected.items():
+        assert [(s.token_id, s.rank, [t for t, _ in s.top]) for s in given[key][2]] == [
+            (s.token_id, s.rank, [t for t, _ in s.top]) for s in scored
+        ]
+        assert [each.logprob for each in given[key][2]] == pytest.approx([each.logprob for each in scored], abs=1e-3)
+
+
+def test_embeddings_equal_the_cpus(device: torch.device) -> None:
+    pooling = Pooling("mean", normalize=False)
+    request = Request(id=0, prompt_ids=tuple(range(30)), params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED)
+    vectors = []
+    for make in (TorchRunner, GpuRunner):
+        model = random_model(QWEN3)
+        runner = make(
+            model.to(device) if make is GpuRunner else model,
+            page_size=16,
+            num_pages=64,
+            max_batch_tokens=12,
+            max_batch_seqs=4,
+            pooling=pooling,
+        )
+        core = EngineCore(runner)
+        core.add(request)
+        while core.has_work:
+            for gain in core.step():
+                vectors.append(gain.pooled)
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-3)
+
+
+def test_row_whose_logits_are_not_finite_fails_alone(device: torch.device) -> None:
+    model = random_model(QWEN3)
+    model.get_parameter("model.embed_tokens.weight").data[7] = float("nan")
+    asked = [
+        Request(id=0, prompt_ids=(1, 2, 7), params=GREEDY, seed=0),
+        Request(id=1, prompt_ids=(1, 2, 3), params=SamplingParams(max_tokens=1, temperature=0), seed=0),
+    ]
+    given, _ = on_gpu(model, device, asked)
+    assert given[0, 0][3] is not None
+    assert given[1, 0][3] is None

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from ostro.config import EngineConfig
+from ostro.errors import BadRequest
+from ostro.runner.devices import pick_device, pick_dtype
+
+
+def without_gpu(monkeypatch: pytest.MonkeyPatch, *, available: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+
+
+def test_auto_is_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpu(monkeypatch)
+    assert pick_device("auto").type == "cpu"
+    without_gpu(monkeypatch, available=True)
+    assert pick_device("auto").type == "cuda"
+    assert pick_device("cpu").type == "cpu"
+
+
+def test_gpu_that_is_not_there_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpu(monkeypatch)
+    with pytest.raises(BadRequest, match=r"torch sees no GPU.*--device cpu"):
+        pick_device("cuda")
+
+
+def test_dtype_suits_the_device() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert pick_dtype("auto", cpu) is torch.float32
+    assert pick_dtype("auto", gpu) is torch.bfloat16
+    assert pick_dtype("float16", gpu) is torch.float16
+    with pytest.raises(BadRequest, match="on a CPU use float32"):
+        pick_dtype("bfloat16", cpu)
+
+
+def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
+    offline, serving = EngineConfig(), EngineConfig(serving=True, max_batch_seqs=7)
+    assert offline.suited_to("cpu").page_size == 16
+    assert offline.suited_to("cuda").page_size == 64
+    tokens = [config.suited_to(device).max_batch_tokens for config in (offline, serving) for device in ("cpu", "cuda")]
+    assert tokens == [1024, 16384, 256, 8192]
+    assert {serving.suited_to(device).max_batch_seqs for device in ("cpu", "cuda")} == {7}

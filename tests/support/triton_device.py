@@ -1,0 +1,23 @@
+"""Where the tests of GPU kernels run: on a GPU if there is one, else in Triton's interpreter, on CPU tensors.
+
+Imported before any kernel is declared, for that is when Triton decides.
+"""
+
+import os
+
+import torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+if DEVICE.type == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def _patch_with_index(tensor: type, scope: object) -> None:
+        patch(tensor, scope)
+        # The interpreter keeps scalars as arrays of one element, which NumPy 2.4 makes no integers of.
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # type: ignore[attr-defined]
+
+    interpreter._patch_lang_tensor = _patch_with_index
