@@ -89,25 +89,20 @@ def main() -> None:
                 print(f"{options.config.stem} rows={rows:3} {name:28} {took:8.1f} µs  {floor / took:.0%}", flush=True)
 
 
-def _overlaps(projections: bool, attention: bool, few: int | None = None) -> Callable[[GpuRunner], None]:
+def _with(overlaps: bool, few: int) -> Callable[[GpuRunner], None]:
     def set_up(runner: GpuRunner) -> None:
         decoder = runner._decoder
         assert decoder is not None
-        decoder.overlaps, decoder.overlaps_attention = projections, attention
-        if few is not None:
-            decoder.few = few
+        decoder.overlaps, decoder.few = overlaps, few
 
     return set_up
 
 
 VARIANTS: dict[str, Callable[[GpuRunner], None]] = {
-    "as it is": lambda runner: None,
-    "no overlap": _overlaps(False, False),
-    "no overlap of attention": _overlaps(True, False),
-    "overlap": _overlaps(True, True),
-    "own products": _overlaps(True, True, 16),
-    "own products, attention apart": _overlaps(True, False, 16),
-    "library's products": _overlaps(True, False, 0),
+    "own products": _with(True, 256),
+    "own products, no overlap": _with(False, 256),
+    "library's products": _with(True, 0),
+    "library's, no overlap": _with(False, 0),
 }
 
 

@@ -10,7 +10,8 @@ VECTOR = Tiling(outs=4, ins=64, warps=4)
 DOT = Tiling(outs=16, ins=32, warps=4, stages=2, dot=True)
 HELD = Tiling(outs=16, ins=32, warps=4, stages=2, held=2, dot=True)
 SPLIT = Tiling(outs=16, ins=32, warps=4, stages=2, splits=3, dot=True)
-TILES = pytest.mark.parametrize("tiling", [VECTOR, DOT, HELD], ids=["vector", "dot", "held"])
+FIRST = Tiling(outs=64, ins=32, warps=4, stages=2, held=1, weights_first=True, dot=True)
+TILES = pytest.mark.parametrize("tiling", [VECTOR, DOT, HELD, FIRST], ids=["vector", "dot", "held", "weights first"])
 CLOSE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 

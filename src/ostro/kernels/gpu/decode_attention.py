@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.models.base import AttentionSpec
 
@@ -138,13 +137,10 @@ def decode_attention(
     scratch: DecodeScratch,
     out: Tensor,
     spec: AttentionSpec,
-    *,
-    pdl: bool = False,
 ) -> Tensor:
     """Attends the one query of each row to its sequence, as planned for `spec.window`; fills and returns `out`.
 
-    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. With `pdl` the next
-    kernel may begin meanwhile, as `small_batch` explains.
+    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim].
     """
     rows, heads, head_dim = q.shape
     group = heads // keys.shape[1]
@@ -192,9 +188,7 @@ def decode_attention(
         joins=tuning.joins_in_place,
         # Of two loads in turn, the page's number and its keys, each gets half of the stages.
         stages=2 * buffers + 1,
-        pdl=pdl,
         num_warps=tuning.warps,
-        launch_pdl=pdl,
     )
     if not tuning.joins_in_place:
         _join_kernel[(rows, scratch.tiles)](
@@ -323,11 +317,7 @@ def _decode_kernel(
     capped: tl.constexpr,
     joins: tl.constexpr,
     stages: tl.constexpr,
-    pdl: tl.constexpr,
 ):
-    if pdl:
-        gdc_launch_dependents()
-        gdc_wait()
     tiles_a_head: tl.constexpr = (group + tile - 1) // tile
     tiles: tl.constexpr = kv_heads * tiles_a_head
     total = tl.load(count) * tiles

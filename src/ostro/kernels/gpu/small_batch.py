@@ -5,8 +5,8 @@
                                         └─ act(gate) * up ─> out, where the weight holds gate above up
 
 Two kernels. The vector kernel multiplies and adds in float32 and keeps all of its weights in registers; the dot kernel
-feeds the tensor cores tiles of 16 rows. A row's result never depends on the rows beside it. The norm's factor is the
-same for the whole row, so the product is scaled by it at the end instead of waiting for it at the start.
+feeds the tensor cores, all rows in one tile. A row's result never depends on the rows beside it. The norm's factor is
+the same for the whole row, so the product is scaled by it at the end instead of waiting for it at the start.
 
 Programmatic dependent launch (`pdl`): a program starts while the kernel before it still runs, fetches its weights,
 which no kernel writes, and only then waits until the kernel before has ended and its writes are visible. A kernel that
@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.mlp import PLAIN, activate
 
-MOST_ROWS = 16
+MOST_ROWS = 256
 MOST_TILES = 65536
 
 
@@ -47,6 +47,9 @@ class Tiling:
     """Programs that share the inputs of one output: dot kernel, without norm. Their sums are joined in order."""
     held: int = 0
     """Blocks of weights that the dot kernel asks for before it waits for the kernel before it."""
+    weights_first: bool = False
+    """Whether the dot kernel multiplies weights by rows instead of rows by weights: then the matrix units read the
+    weights from shared memory themselves, 64 outputs at a time."""
     dot: bool = False
 
 
@@ -61,18 +64,41 @@ TILINGS: Mapping[tuple[int, int, int], Tiling] = {
     (1, 28672, 4096): Tiling(1, 1024, 4),
     (1, 4096, 14336): Tiling(2, 2048, 8),
     (1, 128256, 4096): Tiling(1, 1024, 4),
-    (2, 4096, 1024): Tiling(2, 256, 2),
-    (2, 1024, 2048): Tiling(16, 128, 4, stages=4, splits=4, dot=True),
+    (2, 4096, 1024): Tiling(4, 256, 4),
+    (2, 1024, 2048): Tiling(64, 128, 4, stages=3, splits=8, held=2, dot=True),
     (2, 6144, 1024): Tiling(32, 128, 4, stages=4, dot=True),
     (2, 1024, 3072): Tiling(4, 256, 4),
     (2, 151936, 1024): Tiling(2, 256, 2),
     (4, 4096, 1024): Tiling(4, 256, 4),
-    (4, 1024, 2048): Tiling(64, 128, 4, stages=3, splits=8, dot=True),
+    (4, 1024, 2048): Tiling(64, 128, 4, stages=3, splits=8, held=2, dot=True),
     (4, 6144, 1024): Tiling(32, 128, 4, stages=4, dot=True),
     (4, 1024, 3072): Tiling(2, 1024, 4),
-    (4, 151936, 1024): Tiling(32, 128, 4, stages=4, dot=True),
+    (4, 151936, 1024): Tiling(64, 128, 4, stages=3, held=2, dot=True),
+    (16, 4096, 1024): Tiling(128, 128, 4, stages=3, splits=4, held=2, weights_first=True, dot=True),
+    (16, 1024, 2048): Tiling(16, 128, 4, stages=4, splits=4, dot=True),
+    (16, 6144, 1024): Tiling(64, 128, 4, stages=4, weights_first=True, dot=True),
+    (16, 1024, 3072): Tiling(64, 128, 4, stages=4, splits=4, held=2, weights_first=True, dot=True),
+    (16, 151936, 1024): Tiling(128, 128, 4, stages=3, weights_first=True, dot=True),
+    (16, 6144, 4096): Tiling(128, 128, 4, stages=3, splits=4, held=2, weights_first=True, dot=True),
+    (16, 4096, 4096): Tiling(128, 128, 4, stages=3, splits=4, held=2, weights_first=True, dot=True),
+    (16, 28672, 4096): Tiling(64, 64, 4, stages=6, held=2, weights_first=True, dot=True),
+    (16, 4096, 14336): Tiling(64, 128, 4, stages=3, splits=4, held=2, weights_first=True, dot=True),
+    (16, 128256, 4096): Tiling(128, 128, 4, stages=3, weights_first=True, dot=True),
+    (64, 4096, 1024): Tiling(64, 128, 4, stages=3, held=1, weights_first=True, dot=True),
+    (64, 1024, 2048): Tiling(64, 128, 4, stages=3, splits=4, held=1, weights_first=True, dot=True),
+    (64, 6144, 1024): Tiling(64, 64, 4, stages=5, weights_first=True, dot=True),
+    (64, 1024, 3072): Tiling(64, 128, 4, stages=3, splits=4, held=1, weights_first=True, dot=True),
+    (64, 151936, 1024): Tiling(128, 64, 8, stages=3, weights_first=True, dot=True),
 }
-"""The fastest measured, by (rows, out, in) with rows rounded up to a power of two: see bench/kernels/linear.py."""
+"""Where these kernels beat the library's, on an H200, and how; by (at most so many rows, out, in). See
+bench/kernels/linear.py."""
+ROWS = (1, 2, 4, 16, 64)
+
+
+def measured(rows: int, out_features: int, in_features: int) -> Tiling | None:
+    """The tiling that was found best for a product; None where none was, or where the library's product is faster."""
+    keys = ((most, out_features, in_features) for most in ROWS if rows <= most)
+    return next((TILINGS[key] for key in keys if key in TILINGS), None)
 
 
 def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, normed: bool) -> Tiling:
@@ -86,6 +112,8 @@ def default_tiling(rows: int, out_features: int, in_features: int, *, gated: boo
         outs = max(1, 8192 // width) // (2 if gated and width < 8192 else 1)
         warps = 8 if in_features > 8192 else 4
         return Tiling(outs=outs, ins=min(width, 256 * warps), warps=warps)
+    if rows > 16:
+        return Tiling(outs=64, ins=min(max(width, 16), 64), warps=8, stages=3, weights_first=True, dot=True)
     outs = 16 if out_features <= 8192 else 32
     programs = out_features // (outs * (2 if gated else 1))
     splits = 4 if programs < 128 and in_features % 1024 == 0 and not (gated or normed) else 1
@@ -104,7 +132,7 @@ def small_linear(
     tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """x [rows, in], weight [out, in] -> [rows, out], for 1 to 16 rows.
+    """x [rows, in], weight [out, in] -> [rows, out], for 1 to 256 rows.
 
     `norm` (weight, eps) is an RMSNorm of x before the product. With `residual` [rows, out] the result is added to it in
     place, and it is returned. With `activation`, a name in PLAIN, the weight is gate above up and the result
@@ -119,8 +147,7 @@ def small_linear(
     assert not (gated and residual is not None)
     assert weight.is_contiguous()
     if tiling is None:
-        key = (triton.next_power_of_2(rows), weight.shape[0], in_features)
-        tiling = TILINGS.get(key) or default_tiling(
+        tiling = measured(rows, weight.shape[0], in_features) or default_tiling(
             rows, weight.shape[0], in_features, gated=gated, normed=norm is not None
         )
     out = residual
@@ -229,9 +256,10 @@ def _run_dot(
     # Each split would know only its part of the row's mean square.
     assert splits == 1 or not (has_norm or activation)
     assert tiles <= MOST_TILES
+    block_rows = max(16, triton.next_power_of_2(rows))
     partials, counters = x, x
     if splits > 1:
-        partials = torch.empty(splits, MOST_ROWS, outs, dtype=torch.float32, device=x.device)
+        partials = torch.empty(splits, block_rows, outs, dtype=torch.float32, device=x.device)
         counters = _counters(x.device)
     ins_a_split = triton.cdiv(in_features, splits * tiling.ins) * tiling.ins
     _dot_kernel[(tiles, splits)](
@@ -249,11 +277,12 @@ def _run_dot(
         out.stride(0),
         in_features=in_features,
         ins_a_split=ins_a_split,
-        block_rows=MOST_ROWS,
+        block_rows=block_rows,
         block_out=tiling.outs,
         block_in=tiling.ins,
         splits=splits,
         held=min(tiling.held, ins_a_split // tiling.ins),
+        weights_first=tiling.weights_first,
         even_out=outs % tiling.outs == 0,
         has_norm=has_norm,
         # The row times the norm's weight may overflow float16 unless it is scaled down first.
@@ -416,6 +445,7 @@ def _dot_kernel(
     block_in: tl.constexpr,
     splits: tl.constexpr,
     held: tl.constexpr,
+    weights_first: tl.constexpr,
     even_out: tl.constexpr,
     has_norm: tl.constexpr,
     norms_first: tl.constexpr,
@@ -459,8 +489,11 @@ def _dot_kernel(
     target = out + m[:, None] * out_stride
     keep = present & inside[None, :]
     previous = _previous(target + n[None, :], keep, adds)
-    main = tl.zeros([block_rows, block_out], tl.float32)
-    up = tl.zeros([block_rows, block_out], tl.float32)
+    if weights_first:
+        main = tl.zeros([block_out, block_rows], tl.float32)
+    else:
+        main = tl.zeros([block_rows, block_out], tl.float32)
+    up = main
     squares = tl.zeros([block_rows, block_in], tl.float32)
     # A last split may lie partly or wholly beyond the inputs: it adds zeros.
     for block in tl.static_range(held):
@@ -469,9 +502,9 @@ def _dot_kernel(
         if has_norm:
             scale = _inputs(norm_weight, k, start, in_features, 1, even_in)
             value, squares = _scaled(value, scale, squares, factor, norms_first)
-        main = tl.dot(value, main_held[block].T, main, input_precision="ieee")
+        main = _add_dot(main, value, main_held[block], weights_first)
         if activation != "":
-            up = tl.dot(value, up_held[block].T, up, input_precision="ieee")
+            up = _add_dot(up, value, up_held[block], weights_first)
     for step in range(held * block_in, ins_a_split, block_in):
         start = begin + step
         value = _rows(source, present, k, start, in_features, even_in)
@@ -479,10 +512,13 @@ def _dot_kernel(
             scale = _inputs(norm_weight, k, start, in_features, 1, even_in)
             value, squares = _scaled(value, scale, squares, factor, norms_first)
         weights = _weights(main_at, inside, k, start, in_features, even_out, even_in)
-        main = tl.dot(value, weights.T, main, input_precision="ieee")
+        main = _add_dot(main, value, weights, weights_first)
         if activation != "":
             weights = _weights(up_at, inside, k, start, in_features, even_out, even_in)
-            up = tl.dot(value, weights.T, up, input_precision="ieee")
+            up = _add_dot(up, value, weights, weights_first)
+    if weights_first:
+        main = main.T
+        up = up.T
     if has_norm and not norms_first:
         factor = tl.rsqrt(tl.sum(squares, 1) / in_features + eps)
         main *= factor[:, None]
@@ -502,6 +538,15 @@ def _dot_kernel(
                 total += tl.load(part + other * block_rows * outs, mask=keep, other=0.0, cache_modifier=".cg")
             tl.store(counters + tl.program_id(0), 0)
             _finish(total, total, previous, bias, target, n[None, :], keep, outs, has_bias, adds, activation)
+
+
+@triton.jit
+def _add_dot(total: tl.tensor, rows: tl.tensor, weights: tl.tensor, weights_first: tl.constexpr) -> tl.tensor:
+    if weights_first:
+        total = tl.dot(weights, rows.T, total, input_precision="ieee")
+    else:
+        total = tl.dot(rows, weights.T, total, input_precision="ieee")
+    return total
 
 
 @triton.jit

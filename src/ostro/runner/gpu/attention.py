@@ -68,14 +68,13 @@ class StepAttention:
         values[page, :, offset] = v.to(values.dtype)
         return self.attend_stored(layer, q, spec)
 
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         """For keys and values that are stored already: [tokens, heads, head_dim] -> [tokens, heads * head_dim]."""
         keys, values = self.pages.layers[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         single = self._num_single
         if single:
-            tables = self._tables[:single]
-            decode_attention(q[:single], keys, values, tables, self._scratch, out[:single], spec, pdl=pdl)
+            decode_attention(q[:single], keys, values, self._tables[:single], self._scratch, out[:single], spec)
         if self._tiles is not None:
             prefill_attention(q, keys, values, self._tables, self._tiles, out, spec)
         return out.flatten(1)

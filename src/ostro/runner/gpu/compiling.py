@@ -57,7 +57,7 @@ def _jobs(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, pdl: boo
     out = torch.zeros(q.shape, dtype=q.dtype, device=device)
     tiles = torch.zeros(1, 4, dtype=torch.int32, device=device)
     yield partial(prefill_attention, q, keys, values, tables, tiles, out, spec)
-    yield partial(decode_attention, q[:1], keys, values, tables, scratch, out[:1], spec, pdl=pdl)
+    yield partial(decode_attention, q[:1], keys, values, tables, scratch, out[:1], spec)
     logits = like.new_zeros(1, shape.vocab_size)
     tokens, errors = tiles[0], torch.zeros(4, dtype=torch.int8, device=device)
     sampler = SamplerTables(1, shape.vocab_size, device)

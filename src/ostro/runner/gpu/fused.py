@@ -15,11 +15,11 @@ from ostro.kernels.gpu.decode_attention import DecodeScratch
 from ostro.kernels.gpu.mlp import gated
 from ostro.kernels.gpu.norm import add_rms_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
-from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.small_batch import ROWS, measured, small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
 from ostro.models.base import Model
 from ostro.models.decoder import Backbone, CausalLM, PreNormLayer
-from ostro.models.layers import ACTIVATIONS, Attention, GatedMLP, HeadNorm, Linear, RMSNorm
+from ostro.models.layers import ACTIVATIONS, Attention, GatedMLP, HeadNorm, Linear, Matrix, RMSNorm
 from ostro.models.rope import Rotary
 from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.compiling import compile_kernels
@@ -46,9 +46,9 @@ class FusedDecoder:
         self._layers = [layer for layer in backbone.layers if isinstance(layer, PreNormLayer)]
         self._ropes = [rope for rope in backbone.ropes if isinstance(rope, Rotary)]
         self._rope_of_layer = backbone.rope_of_layer
-        self.overlaps = self.overlaps_attention = overlaps
-        # With more rows, the library's products catch up: sooner where they are large.
-        self.few = 4 if model.shape.hidden_size <= 2048 else 1
+        self.overlaps = overlaps
+        self.few = self._most_rows_that_pay()
+        """Up to how many rows the products are our own."""
 
     def compile(self, scratch: DecodeScratch) -> None:
         compile_kernels(self._model, self._layers[0], scratch, overlaps=self.overlaps)
@@ -67,6 +67,12 @@ class FusedDecoder:
             else:
                 delta = self._many_rows(layer, x, delta, rotations[rope], inputs.slots, ctx)
         return add_rms_norm(x, delta, self._norm.weight, self._norm.eps, pdl=self.overlaps)
+
+    def _most_rows_that_pay(self) -> int:
+        matrices = [each.weight for each in self._layers[0].modules() if isinstance(each, Matrix)]
+        paying = [most for most in ROWS if all(measured(most, *weight.shape) for weight in matrices)]
+        # Of one row the product is always faster than the library's.
+        return max(paying, default=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         head = self._model.lm_head
@@ -121,7 +127,7 @@ class FusedDecoder:
         assert isinstance(norm, HeadNorm | None)
         weight = None if norm is None else (norm.weight, norm.eps)
         q = rope_store(qkv, rotation, slots, keys, values, norm=weight, pdl=self.overlaps)
-        return ctx.attend_stored(attention.layer, q, attention.spec, pdl=self.overlaps_attention)
+        return ctx.attend_stored(attention.layer, q, attention.spec)
 
 
 def _linear(layer: Linear, x: Tensor) -> Tensor:
