@@ -65,6 +65,8 @@ def engine(config: dict[str, object], options: argparse.Namespace):  # type: ign
         page_size=options.page_size,
         cuda_graphs=not options.no_cuda_graphs,
         deterministic=options.deterministic,
+        quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
     )
     core = EngineCore(make_runner(model, settings))
     # As the engine's process does: what is loaded stays.
@@ -185,6 +187,8 @@ def main() -> None:
     parser.add_argument("--page-size", type=int)
     parser.add_argument("--no-cuda-graphs", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--save", action="store_true", help="under bench/results/h200")
     parser.add_argument("--json", action="store_true", help="print each row as a line of JSON too")

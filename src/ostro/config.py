@@ -8,6 +8,8 @@ from ostro.errors import BadRequest
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+KVDType = Literal["auto", "fp8"]
+Quantization = Literal["none", "fp8"]
 
 # Beyond these a setting is a slip of the pen, and what it would do is worse than an error.
 _MOST = {
@@ -34,6 +36,10 @@ class EngineConfig:
     """Where the model runs; auto is a GPU if there is one."""
     dtype: DType = "auto"
     """Number format of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
+    quantize: Quantization = "none"
+    """On a GPU: fp8 keeps the weights of projections in 8 bits, which halves what a step reads of them."""
+    kv_dtype: KVDType = "auto"
+    """On a GPU: fp8 keeps keys and values in 8 bits, which doubles how many fit; auto is the model's own format."""
     page_size: int | None = None
     """Tokens a page; None is what suits the device, here and below."""
     kv_memory: int | None = None
@@ -62,8 +68,8 @@ class EngineConfig:
                 raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
             if value is not None and value > most:
                 raise BadRequest(f"{name} must be at most {most}, got {value}.", param=name)
-        for name, known in (("device", get_args(Device)), ("dtype", get_args(DType))):
-            if getattr(self, name) not in known:
+        for name, kind in (("device", Device), ("dtype", DType), ("quantize", Quantization), ("kv_dtype", KVDType)):
+            if getattr(self, name) not in (known := get_args(kind)):
                 raise BadRequest(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.", param=name)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise BadRequest(

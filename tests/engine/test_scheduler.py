@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from engine_driver import Driver, Outcome, make_request
@@ -7,7 +8,7 @@ from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Limits, Progress
-from ostro.engine.sequence import FinishReason
+from ostro.engine.sequence import PENDING, FinishReason
 from ostro.errors import BadRequest, ContextLengthExceeded
 from ostro.runner.base import SampledToken, StepOutput
 from ostro.runner.fake import FakeRunner
@@ -570,3 +571,45 @@ def test_first_ranked_is_not_preempted_by_later_ones_however_many_come() -> None
     assert steps == 20
     driver.finish()
     driver.check_outcomes(first)
+
+
+# ---- one step ahead
+
+
+def test_step_ahead_begins_before_the_tokens_of_the_last_are_known() -> None:
+    driver = Driver(steps_ahead=1)
+    request = make_request(1, range(5), max_tokens=4)
+    driver.add(request)
+    assert driver.step() == []
+    assert len(driver.runner.batches) == 1
+    assert [gain.token_ids for gain in driver.step()] == [driver.expected(request).token_ids[:1]]
+    assert len(driver.runner.batches) == 2
+    driver.finish()
+    driver.check_outcomes(request)
+    # The last token is sampled in the fourth step, and no fifth one is begun to throw away.
+    assert driver.computed_tokens == 5 + 3
+
+
+def test_token_sampled_after_a_stop_is_thrown_away() -> None:
+    driver = Driver(steps_ahead=1)
+    [first, second, *_] = driver.expected(make_request(1, range(5), max_tokens=9)).token_ids
+    assert first != second
+    request = make_request(1, range(5), max_tokens=9, stop_token_ids=[second])
+    driver.run(request)
+    driver.check_outcomes(request)
+    assert driver.computed_tokens == 5 + 2
+
+
+def test_sequence_whose_bans_depend_on_its_tokens_waits_until_they_are_known() -> None:
+    driver = Driver(steps_ahead=1)
+    patient = replace(make_request(1, range(5), max_tokens=6), bad_word_ids=((1, 2),))
+    eager = make_request(2, range(7), max_tokens=6)
+    for request in (patient, eager):
+        driver.add(request)
+    while driver.engine.has_work:
+        before = len(driver.runner.batches)
+        known = {seq.request.id: PENDING not in seq.token_ids for seq in driver.engine.scheduler.running}
+        driver.step()
+        for batch in driver.runner.batches[before:]:
+            assert all(known.get(1, True) for chunk in batch.chunks if chunk.seq.request.id == 1)
+    driver.check_outcomes(patient, eager)

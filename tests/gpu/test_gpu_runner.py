@@ -181,3 +181,24 @@ def test_row_whose_logits_are_not_finite_fails_alone(device: torch.device) -> No
     given, _ = on_gpu(model, device, asked)
     assert given[0, 0][3] is not None
     assert given[1, 0][3] is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter has no 8-bit floats")
+def test_keys_and_values_in_8_bits_score_a_prompt_nearly_as_well(device: torch.device) -> None:
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    prompt = tuple(torch.randint(0, VOCAB, (200,)).tolist())
+    request = Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1)
+    scores = []
+    for kv_dtype in (None, torch.float8_e4m3fn):
+        runner = GpuRunner(
+            random_model(QWEN3).to(device),
+            page_size=16,
+            num_pages=64,
+            max_batch_tokens=32,
+            max_batch_seqs=4,
+            kv_dtype=kv_dtype,
+        )
+        [gain] = run(EngineCore(runner), [request]).values()
+        scores.append(torch.tensor([each.logprob for each in gain[2]]))
+    difference = (scores[0] - scores[1]).abs()
+    assert 0 < difference.mean() < 0.3

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import get_args
 
-from ostro.config import Device, DType, EngineConfig
+from ostro.config import Device, DType, EngineConfig, KVDType, Quantization
 from ostro.sampling_params import SamplingParams
 
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -31,6 +31,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, prompt and output together")
     group.add_argument("--device", choices=get_args(Device), default="auto", help="default: a GPU if there is one")
     group.add_argument("--dtype", choices=get_args(DType), default="auto", help="default: bfloat16 on a GPU")
+    group.add_argument("--quantize", choices=get_args(Quantization), default="none", help="8-bit weights, on a GPU")
+    group.add_argument("--kv-dtype", choices=get_args(KVDType), default="auto", help="8-bit keys and values, on a GPU")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens a page (default: what suits the device)")
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help="memory for keys and values, such as 2G")
     group.add_argument(
@@ -56,6 +58,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_seq_len=args.max_seq_len,
         device=args.device,
         dtype=args.dtype,
+        quantize=args.quantize,
+        kv_dtype=args.kv_dtype,
         page_size=args.page_size,
         kv_memory=args.kv_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,

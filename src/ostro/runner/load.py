@@ -3,6 +3,7 @@
 import torch
 
 from ostro.config import EngineConfig
+from ostro.errors import BadRequest
 from ostro.models.base import Model
 from ostro.models.registry import build_model, load_weights
 from ostro.runner.base import ModelRunner
@@ -35,6 +36,9 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
         from ostro.runner.gpu.runner import GpuRunner
 
         return GpuRunner.sized(model, config, pooling=pooling)
+    for name, asked in (("quantize", config.quantize != "none"), ("kv_dtype", config.kv_dtype != "auto")):
+        if asked:
+            raise BadRequest(f"{name} {getattr(config, name)} needs a GPU; leave it out on a CPU.", param=name)
     pages = num_pages(
         model.shape,
         page_size=config.page_size,

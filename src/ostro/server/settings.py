@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ostro.config import Device, DType, EngineConfig
+from ostro.config import Device, DType, EngineConfig, KVDType, Quantization
 from ostro.errors import BadRequest
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
@@ -161,6 +161,8 @@ class ServeSettings(BaseSettings):
     threads: Positive | None = Field(None, description="CPU threads (default: one a core)")
     device: Device = Field("auto", description="cpu or cuda; auto is a GPU if there is one")
     dtype: DType = Field("auto", description="float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
+    quantize: Quantization = Field("none", description="fp8 keeps weights in 8 bits, on a GPU")
+    kv_dtype: KVDType = Field("auto", description="fp8 keeps keys and values in 8 bits, on a GPU")
     tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(1, description="1")
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
@@ -225,6 +227,8 @@ class ServeSettings(BaseSettings):
             max_seq_len=self.max_seq_len,
             device=self.device,
             dtype=self.dtype,
+            quantize=self.quantize,
+            kv_dtype=self.kv_dtype,
             page_size=self.page_size,
             kv_memory=self.kv_memory,
             gpu_memory_utilization=self.gpu_memory_utilization,
