@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install serve test test-slow test-eval check clean
+.PHONY: install serve test test-slow test-eval test-gpu check clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,10 @@ $(VENV)/.installed-eval: $(VENV)/.installed
 
 test-eval: $(VENV)/.installed-eval
 	$(BIN)/python -m pytest -m slow tests/e2e/test_lm_eval.py $(ARGS)
+
+# On a machine with a GPU: kernels against their twins, the GPU's runner against the CPU's.
+test-gpu: install
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

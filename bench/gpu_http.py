@@ -30,10 +30,11 @@ def write_model(config: dict[str, object], directory: Path) -> None:
     from ostro.models.loading import places_of
     from ostro.models.registry import build_model
 
-    model = build_model(config, dtype=torch.bfloat16, device=torch.device("cuda"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build_model(config, dtype=torch.bfloat16, device=device)
     torch.manual_seed(0)
     tensors = {
-        name: torch.empty(place.shape, dtype=torch.bfloat16, device="cuda").normal_(float(len(place.shape) == 1), 0.02)
+        name: torch.empty(place.shape, dtype=torch.bfloat16, device=device).normal_(float(len(place.shape) == 1), 0.02)
         for name, place in places_of(model).items()
         if name != "lm_head.weight" or not config["tie_word_embeddings"]
     }
@@ -41,9 +42,11 @@ def write_model(config: dict[str, object], directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     size = config["vocab_size"]
     assert isinstance(size, int)
-    tokenizer = Tokenizer(models.WordLevel({f"w{id}": id for id in range(size)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.Fuse()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = letters + [f"Ġw{id}" for id in range(len(letters), size)]
+    tokenizer = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
 
 

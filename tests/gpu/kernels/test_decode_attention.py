@@ -217,12 +217,17 @@ def test_a_short_list_is_cut_at_every_block_and_a_long_one_is_not(device: torch.
     assert len(work_list([500] * 40, scratch, device)) == 40
 
 
-def test_parts_cover_each_row_once_and_first_parts_come_first(device: torch.device) -> None:
+def test_parts_cover_each_row_once_and_long_parts_come_first_then_first_parts(device: torch.device) -> None:
     scratch = a_planner(7, device, target=9)
-    lens = [500, 0, 64, 130, 1000, 1, 700]
+    lens = [500, 0, 64, 130, 1000, 1, 500]
     planned = work_list(lens, scratch, device)
     assert len(planned) <= 7 + 9
-    assert [(item[3], item[0]) for item in planned] == sorted((item[3], item[0]) for item in planned)
+
+    def rank(item: list[int]) -> tuple[int, int, int]:
+        blocks = -(-lens[item[0]] // 64)
+        return -(-(-blocks // item[4])), item[3], item[0]
+
+    assert planned == sorted(planned, key=rank)
     slots = sorted(item[5] + item[3] for item in planned)
     assert slots == list(range(len(planned)))
     for row, length in enumerate(lens):

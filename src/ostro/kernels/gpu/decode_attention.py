@@ -5,7 +5,8 @@ it. A sequence is cut into even parts, as many as the load of the whole batch as
 sequence's last part joins them:
 
     lens   [ 600, 130, 0 ]          blocks of 64 keys   10, 3, 0        split 4
-    list   A0 B0 C0 | A1 | A2       first parts first: sequences that share a prefix then read it at the same time
+    list   A0 A1 A2 | B0 | C0       long parts first, lest the device wait for one at the end; of equally long ones first
+                                    parts first: sequences that share a prefix then read it at the same time
 
 An empty row has one empty part, which writes zeros. Knows pages, rows and heads; knows no sequences and no models.
 """
@@ -263,6 +264,11 @@ def _plan_kernel(
     num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
     before = (every < row).to(tl.int32)
     slot = tl.sum(parts * before)
+    # Rows whose parts are longer, and those whose parts are as long: the long ones must not be left for the end.
+    sizes = tl.cdiv(blocks, tl.maximum(parts, 1))
+    size = tl.cdiv(row_blocks, num_parts)
+    longer = tl.where(sizes > size, parts, 0)
+    alike = tl.where(sizes == size, parts, 0)
     tl.store(row_parts + row * 2, num_parts)
     tl.store(row_parts + row * 2 + 1, slot)
     if row == 0:
@@ -270,8 +276,9 @@ def _plan_kernel(
     for base in range(0, num_parts, chunk):
         part = base + tl.arange(0, chunk)
         mine = part < num_parts
-        # In the list stand first all earlier parts of every row, then this part of the rows before.
-        place = tl.sum(tl.minimum(parts[None, :], part[:, None] + before[None, :]), axis=1)
+        # In the list stand first all longer parts; of those as long, all earlier parts of every row, then this part of
+        # the rows before.
+        place = tl.sum(longer) + tl.sum(tl.minimum(alike[None, :], part[:, None] + before[None, :]), axis=1)
         item = items + place * _FIELDS
         first = (first_block + part * row_blocks // num_parts) * block
         end = (first_block + (part + 1) * row_blocks // num_parts) * block
