@@ -202,3 +202,16 @@ def test_keys_and_values_in_8_bits_score_a_prompt_nearly_as_well(device: torch.d
         scores.append(torch.tensor([each.logprob for each in gain[2]]))
     difference = (scores[0] - scores[1]).abs()
     assert 0 < difference.mean() < 0.3
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies bfloat16 as if it were integers")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, device: torch.device) -> None:
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    prompt = tuple(torch.randint(0, VOCAB, (100,)).tolist())
+    request = Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1)
+    [expected] = on_cpu(random_model(CONFIGS[name]), [request]).values()
+    [given] = on_gpu(random_model(CONFIGS[name]).to(torch.bfloat16), device, [request])[0].values()
+    differences = [abs(a.logprob - b.logprob) for a, b in zip(given[2], expected[2], strict=True)]
+    # These weights are wide apart, so that rounding to 8 bits of mantissa shows more than in a trained model.
+    assert sum(differences) / len(differences) < 0.2

@@ -1,5 +1,6 @@
 """Decode attention against its plain twin, over caches whose unwritten slots hold NaNs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -224,8 +225,8 @@ def test_parts_cover_each_row_once_and_long_parts_come_first_then_first_parts(de
     assert len(planned) <= 7 + 9
 
     def rank(item: list[int]) -> tuple[int, int, int]:
-        blocks = -(-lens[item[0]] // 64)
-        return -(-(-blocks // item[4])), item[3], item[0]
+        blocks = math.ceil(lens[item[0]] / 64)
+        return -math.ceil(blocks / item[4]), item[3], item[0]
 
     assert planned == sorted(planned, key=rank)
     slots = sorted(item[5] + item[3] for item in planned)

@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from ostro.errors import BadRequest, ModelError
+from ostro.models.base import ModelShape
+from ostro.runner.memory import gpu_num_pages, page_bytes
+
+SHAPE = ModelShape(
+    vocab_size=1000, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_seq_len=512
+)
+GB = 1 << 30
+
+
+def pages(monkeypatch: pytest.MonkeyPatch, *, free: int, kv_memory: int | None = None, utilization: float = 0.9) -> int:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 10 * GB))
+    return gpu_num_pages(
+        SHAPE,
+        page_size=64,
+        itemsize=2,
+        kv_memory=kv_memory,
+        utilization=utilization,
+        max_batch_tokens=1024,
+        max_batch_seqs=8,
+    )
+
+
+def test_pages_fill_the_share_of_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, less = pages(monkeypatch, free=9 * GB), pages(monkeypatch, free=9 * GB, utilization=0.5)
+    each = page_bytes(SHAPE, 64, 2)
+    assert 6 * GB < most * each < 8 * GB
+    assert (most - less) * each == pytest.approx(4 * GB, rel=0.01)
+
+
+def test_memory_that_others_use_is_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages(monkeypatch, free=5 * GB) < pages(monkeypatch, free=9 * GB)
+
+
+def test_asked_for_memory_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = page_bytes(SHAPE, 64, 2)
+    # One page beyond those of the scheduler takes what padding writes.
+    assert pages(monkeypatch, free=9 * GB, kv_memory=100 * each) == 99
+    with pytest.raises(BadRequest, match="are left for it; lower it"):
+        pages(monkeypatch, free=9 * GB, kv_memory=9 * GB)
+
+
+def test_too_little_memory_is_said_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="raise gpu_memory_utilization"):
+        pages(monkeypatch, free=2 * GB)
