@@ -30,12 +30,14 @@ def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Server
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
         try:
             assert process.stderr is not None
+            said = []
             for line in process.stderr:
+                said.append(line)
                 if '"listening"' in line:
                     url = str(json.loads(line)["url"])
                     break
             else:
-                raise RuntimeError("the server did not start")
+                raise RuntimeError(f"the server did not start: {''.join(said[-20:])}")
             _until_ready(url)
             host, _, port = url.removeprefix("http://").rpartition(":")
             yield Server(host, int(port), process.pid, _child_of(process.pid))

@@ -33,8 +33,11 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
     assert config.max_batch_seqs is not None
     if device.type == "cuda":
         # Needs triton, which machines without a GPU need not have.
+        from ostro.runner.gpu.quantize import quantize_fp8
         from ostro.runner.gpu.runner import GpuRunner
 
+        if config.quantize == "fp8":
+            quantize_fp8(model)
         return GpuRunner.sized(model, config, pooling=pooling)
     for name, asked in (("quantize", config.quantize != "none"), ("kv_dtype", config.kv_dtype != "auto")):
         if asked:

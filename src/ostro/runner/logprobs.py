@@ -11,6 +11,8 @@ from ostro.runner.base import TokenLogprob
 from ostro.runner.distribution import gaps_below, ranked, total, weigh
 
 _TOKEN, _LOGPROB, _RANK, _TOP = range(4)
+# Weights are rounded to fp32 already; sums of a hundred of them in fp32 add no more than that.
+_SUMMED_WIDE = 2048
 
 
 def position_logprobs(logits: Tensor, targets: list[int], top: int) -> list[TokenLogprob]:
@@ -22,7 +24,9 @@ def position_logprobs(logits: Tensor, targets: list[int], top: int) -> list[Toke
 def logprob_table(logits: Tensor, chosen: Tensor, top: int) -> Tensor:
     """One float64 row a position, so that one transfer brings all: token, logprob, rank, `top` ids, their logprobs."""
     gaps = gaps_below(logits.amax(dim=-1), logits)
-    log_total = total(weigh(gaps, gaps.new_ones(len(gaps)))).log().unsqueeze(-1)
+    weights = weigh(gaps, gaps.new_ones(len(gaps)))
+    # A GPU sums in an order that depends on the number of rows.
+    log_total = (total(weights) if weights.device.type == "cpu" else folded(weights)).log().unsqueeze(-1)
     tokens = chosen.unsqueeze(-1)
     gap = gaps.gather(1, tokens)
     rank = (gaps < gap).count_nonzero(dim=-1).unsqueeze(-1) + 1
@@ -31,6 +35,17 @@ def logprob_table(logits: Tensor, chosen: Tensor, top: int) -> Tensor:
         top_gaps, top_ids = ranked(gaps, min(top, gaps.shape[-1]))
         columns += [top_ids.double(), -(top_gaps + log_total)]
     return torch.cat(columns, dim=-1)
+
+
+def folded(weights: Tensor) -> Tensor:
+    """Each row's sum, in float64, by adding the second half to the first again and again. Overwrites the weights."""
+    while (width := weights.shape[-1]) > 1:
+        if width <= _SUMMED_WIDE:
+            weights = weights.double()
+        half = -(-width // 2)
+        weights[:, : width - half] += weights[:, half:]
+        weights = weights[:, :half]
+    return weights[:, 0].double()
 
 
 def read_logprobs(table: Tensor, tops: list[int]) -> list[TokenLogprob]:

@@ -37,3 +37,13 @@ def test_norm_agrees_with_the_model(device: torch.device) -> None:
     layer.weight.data.normal_()
     x = torch.randn(4, 96, device=device)
     torch.testing.assert_close(add_rms_norm(x, None, layer.weight.data, 1e-6), layer(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [80, 1024])
+def test_an_invariant_norm_has_the_same_bits_among_many_rows(device: torch.device, width: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4100, width, device=device), torch.randn(width, device=device)
+    rows = slice(0, 4100) if device.type == "cuda" else slice(0, 60)
+    many = add_rms_norm(x[rows].clone(), x[rows], weight, 1e-6, invariant=True)
+    for some in (slice(0, 1), slice(7, 40)):
+        assert torch.equal(add_rms_norm(x[some].clone(), x[some], weight, 1e-6, invariant=True), many[some])

@@ -93,3 +93,21 @@ def test_queries_and_keys_agree_with_the_model(device: torch.device) -> None:
     q = rope_store(qkv, table, slots, keys, torch.zeros_like(keys), norm=(head_norm.weight.data, 1e-6))
     torch.testing.assert_close(q, expected[:, :4], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(keys[0][:, slots].transpose(0, 1), expected[:, 4:], rtol=1e-4, atol=1e-4)
+
+
+def test_invariant_heads_have_the_same_bits_among_many_tokens(device: torch.device) -> None:
+    torch.manual_seed(0)
+    tokens, heads, kv_heads, dim = 1100 if device.type == "cuda" else 70, 6, 2, 32
+    positions, slots = torch.randint(0, 4096, (tokens,), device=device), torch.arange(tokens, device=device)
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device)
+    norm = (torch.randn(heads + kv_heads, dim, device=device), 1e-6)
+    outcomes = []
+    for first, last in ((0, tokens), (3, 4), (20, 60)):
+        keys = torch.zeros(-(-tokens // PAGE), kv_heads, PAGE, dim, device=device)
+        table = rotation_table(positions[first:last], frequencies_of(dim // 2, device), 1.1, invariant=True)
+        q = rope_store(qkv[first:last].clone(), table, slots[first:last], keys, keys.clone(), norm=norm, invariant=True)
+        outcomes.append((q, keys.transpose(1, 2).flatten(0, 1)[first:last]))
+    (all_q, all_keys), *parts = outcomes
+    for (q, keys), (first, last) in zip(parts, ((3, 4), (20, 60)), strict=True):
+        assert torch.equal(q, all_q[first:last])
+        assert torch.equal(keys, all_keys[first:last])

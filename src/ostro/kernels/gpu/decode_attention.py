@@ -5,8 +5,8 @@ it. A sequence is cut into even parts, as many as the load of the whole batch as
 sequence's last part joins them:
 
     lens   [ 600, 130, 0 ]          blocks of 64 keys   10, 3, 0        split 4
-    list   A0 A1 A2 | B0 | C0       long parts first, lest the device wait for one at the end; of equally long ones first
-                                    parts first: sequences that share a prefix then read it at the same time
+    list   A0 A1 A2 | B0 | C0       long parts first, lest the device wait for one at the end; of equally long ones,
+                                    first parts first: sequences that share a prefix then read it at the same time
 
 An empty row has one empty part, which writes zeros. Knows pages, rows and heads; knows no sequences and no models.
 """

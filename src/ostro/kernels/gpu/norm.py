@@ -13,13 +13,18 @@ WIDEST_BLOCK = 16384
 """A wider row is read twice instead of held in registers."""
 
 
-def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Adds `delta` to the stream `x` [rows, width] in place and returns the norm of the sum; None adds nothing."""
+def add_rms_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, invariant: bool = False, pdl: bool = False
+) -> Tensor:
+    """Adds `delta` to the stream `x` [rows, width] in place and returns the norm of the sum; None adds nothing.
+
+    Of how many rows there are, a row's last bits may depend, unless `invariant`: the order of its sum does.
+    """
     num_rows, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = min(triton.next_power_of_2(width), WIDEST_BLOCK)
     # Several narrow rows make a program worth launching, but only where there are rows enough to fill the chip.
-    rows = max(1, min(4096 // block, triton.next_power_of_2(num_rows) // 1024))
+    rows = 1 if invariant else max(1, min(4096 // block, triton.next_power_of_2(num_rows) // 1024))
     _add_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
         x if delta is None else delta,

@@ -16,18 +16,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Where the cut must not depend on how many tokens there are, it is that of so many.
+_INVARIANT_TOKENS = 256
+
 
 def rotation_table(
-    positions: Tensor, frequencies: Tensor, attention_factor: float = 1.0, *, pdl: bool = False
+    positions: Tensor,
+    frequencies: Tensor,
+    attention_factor: float = 1.0,
+    *,
+    invariant: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """Cosines and sines for positions [tokens], as float32 [tokens, 2, half].
 
     `frequencies` are float32 and not negative, in radians per position, [half]: the second half of what Rotary keeps.
+    With `invariant` the number of tokens does not choose between two compiled forms of the kernel.
     """
     tokens, half = len(positions), len(frequencies)
     table = frequencies.new_empty(tokens, 2, half)
     block = triton.next_power_of_2(half)
-    rows = max(1, min(16, tokens // 256))
+    rows = 1 if invariant else max(1, min(16, tokens // 256))
     _rotation_table_kernel[(triton.cdiv(tokens, rows),)](
         positions,
         frequencies,
@@ -58,6 +67,7 @@ def rope_store(
     *,
     norm: tuple[Tensor, float] | None = None,
     rotate_keys_in_place: bool = False,
+    invariant: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Rotates q in the qkv buffer, writes k and v to the cache, and returns q as a view [tokens, heads, head_dim].
@@ -65,13 +75,14 @@ def rope_store(
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; table: from `rotation_table`; slots: int64 [tokens], page *
     page_size + offset, or -1 for padding, of which nothing is stored; keys, values: [pages, kv_heads, page_size,
     head_dim]. `norm` is the weight [heads + kv_heads, head_dim] of HeadNorm and its eps. With `rotate_keys_in_place`
-    the keys are written back to the qkv buffer too, for attention that reads them there.
+    the keys are written back to the qkv buffer too, for attention that reads them there. With `invariant` the order of
+    a norm's sum does not depend on the number of tokens.
     """
     tokens, (_, kv_heads, page_size, head_dim) = qkv.shape[0], keys.shape
     all_heads = qkv.shape[1] // head_dim
     half = table.shape[2]
     weight, eps = (table, 0.0) if norm is None else norm
-    heads_per_program, warps = _tile(tokens, all_heads, head_dim)
+    heads_per_program, warps = _tile(_INVARIANT_TOKENS if invariant else tokens, all_heads, head_dim)
     assert keys.stride() == values.stride()
     _rope_store_kernel[(tokens, triton.cdiv(all_heads, heads_per_program))](
         qkv,

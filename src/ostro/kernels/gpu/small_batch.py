@@ -260,7 +260,7 @@ def _run_dot(
     partials, counters = x, x
     if splits > 1:
         partials = torch.empty(splits, block_rows, outs, dtype=torch.float32, device=x.device)
-        counters = _counters(x.device)
+        counters = arrival_counters(x.device)
     ins_a_split = triton.cdiv(in_features, splits * tiling.ins) * tiling.ins
     _dot_kernel[(tiles, splits)](
         x,
@@ -298,7 +298,7 @@ def _run_dot(
 
 
 @cache
-def _counters(device: torch.device) -> Tensor:
+def arrival_counters(device: torch.device) -> Tensor:
     """How many programs of a tile have arrived: zero between kernels. Shared, as kernels of a stream run in turn."""
     return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
 

@@ -1,4 +1,5 @@
-"""Compiles the kernels that a first step needs, side by side: one after the other they would take most of the start.
+"""Compiles the kernels that steps will need, side by side: one after the other they would take most of the start, and
+left until they are needed they would hold up whoever comes first.
 
 Each is launched once on scratch of the shapes that it will see; Triton keeps what it compiles, on disk too. What is not
 listed here is compiled when it is first needed.
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode
 from ostro.kernels.gpu.mlp import gated
@@ -16,22 +18,41 @@ from ostro.kernels.gpu.norm import add_rms_norm
 from ostro.kernels.gpu.prefill_attention import prefill_attention
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
-from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.small_batch import ROWS, arrival_counters, small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
 from ostro.models.decoder import CausalLM, PreNormLayer
 from ostro.models.layers import HeadNorm
+from ostro.runner.gpu.projections import small_product
 
 _THREADS = 16
-# A prompt's step and a single token's differ in how kernels are cut.
-_ROWS = (1, 256)
+# A kernel is cut another way for a single token, for a batch of them, and for prompts.
+_TOKENS = (1, 256, 2048, 4096)
+# As is the sampler for a few rows and for many.
+_SAMPLED = (1, 32)
+
+Jobs = Iterator[Callable[[], object]]
 
 
-def compile_kernels(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, *, overlaps: bool) -> None:
-    """For a model whose layers are like `layer`."""
+def compile_kernels(
+    model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, *, overlaps: bool, few: int, activation: str
+) -> None:
+    """For a model whose layers are like `layer`, and whose products of up to `few` rows are our own."""
+    like = layer.input_layernorm.weight
+    # The slowest first.
+    jobs = [
+        *_attention(model, layer, scratch, like),
+        *_sampler(model, like),
+        *_products(model, layer, like, overlaps, few, activation),
+        *_between(model, layer, scratch, like, overlaps, activation),
+    ]
+    # The scratch is written on this stream, and read on others.
+    torch.cuda.synchronize()
     with ThreadPoolExecutor(_THREADS) as threads:
-        for done in [threads.submit(_on_a_stream, job) for job in _jobs(model, layer, scratch, overlaps)]:
+        for done in [threads.submit(_on_a_stream, job) for job in jobs]:
             done.result()
     torch.cuda.synchronize()
+    # Products that are joined share counters: run side by side, as never again, they may have left some.
+    arrival_counters(like.device).zero_()
 
 
 def _on_a_stream(job: Callable[[], object]) -> None:
@@ -39,51 +60,64 @@ def _on_a_stream(job: Callable[[], object]) -> None:
         job()
 
 
-def _jobs(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, pdl: bool) -> Iterator[Callable[[], object]]:
-    shape, attention, mlp, spec = model.shape, layer.self_attn, layer.mlp, layer.self_attn.spec
-    like = attention.qkv_proj.weight
-    heads, kv_heads, dim, size = shape.num_heads, shape.num_kv_heads, shape.head_dim, scratch.page_size
-    inner = mlp.down_proj.weight.shape[1]
-    device = like.device
-    keys, values = like.new_zeros(2, 1, kv_heads, size, dim)
-    tables = torch.zeros(256, -(-shape.max_seq_len // size), dtype=torch.int32, device=device)
-    frequencies = torch.zeros(dim // 2, device=device)
-    norm = attention.qk_norm
-    head_norm = (norm.weight, norm.eps) if isinstance(norm, HeadNorm) else None
-    weight, eps = layer.input_layernorm.weight, layer.input_layernorm.eps
+def _attention(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, like: Tensor) -> Jobs:
+    shape, spec = model.shape, layer.self_attn.spec
+    heads, dim = shape.num_heads, shape.head_dim
+    keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, dim)
+    tables = _integers(like, 1, -(-shape.max_seq_len // scratch.page_size))
+    q = like.new_zeros(1, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec)
+    yield partial(decode_attention, q, keys, values, tables, scratch, out, spec)
+    rows = 1
+    while rows <= scratch.max_rows:
+        yield partial(plan_decode, _integers(like, rows), scratch, spec.window)
+        rows *= 2
+    yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
 
-    # The slowest first.
-    q = like.new_zeros(256, (heads + 2 * kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
-    out = torch.zeros(q.shape, dtype=q.dtype, device=device)
-    tiles = torch.zeros(1, 4, dtype=torch.int32, device=device)
-    yield partial(prefill_attention, q, keys, values, tables, tiles, out, spec)
-    yield partial(decode_attention, q[:1], keys, values, tables, scratch, out[:1], spec)
-    logits = like.new_zeros(1, shape.vocab_size)
-    tokens, errors = tiles[0], torch.zeros(4, dtype=torch.int8, device=device)
-    sampler = SamplerTables(1, shape.vocab_size, device)
-    nobody = torch.full((1,), -1, dtype=torch.int32, device=device)
-    yield partial(sample_tokens, logits, nobody, sampler, tokens, errors, truncated=False, penalties=False)
-    row, wide = like.new_zeros(1, shape.hidden_size), like.new_zeros(1, inner)
-    attended = like.new_zeros(1, heads * dim)
-    folded = (weight, eps)
-    yield partial(small_linear, row, like, attention.qkv_proj.bias, norm=folded, pdl=pdl)
-    yield partial(small_linear, attended, attention.o_proj.weight, attention.o_proj.bias, residual=row, pdl=pdl)
-    gate_up = mlp.gate_up_proj
-    yield partial(small_linear, row, gate_up.weight, gate_up.bias, norm=folded, activation="silu", pdl=pdl)
-    yield partial(small_linear, wide, mlp.down_proj.weight, mlp.down_proj.bias, residual=row, pdl=pdl)
-    if model.lm_head is not None:
-        yield partial(small_linear, row, model.lm_head.weight, pdl=pdl)
-    for rows in _ROWS:
-        x = like.new_zeros(rows, shape.hidden_size)
-        positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        nowhere = torch.full((rows,), -1, dtype=torch.int64, device=device)
-        table = torch.zeros(rows, 2, dim // 2, device=device)
-        qkv = like.new_zeros(rows, (heads + 2 * kv_heads) * dim)
-        yield partial(rope_store, qkv, table, nowhere, keys, values, norm=head_norm, pdl=pdl)
-        yield partial(add_rms_norm, x, None, weight, eps, pdl=pdl)
-        yield partial(add_rms_norm, x, x.clone(), weight, eps, pdl=pdl)
-        yield partial(gated, like.new_zeros(rows, 2 * inner), "silu", pdl=pdl)
+
+def _sampler(model: CausalLM, like: Tensor) -> Jobs:
+    tables = SamplerTables(1, model.shape.vocab_size, like.device)
+    for rows in _SAMPLED:
+        logits, nobody = like.new_zeros(rows, model.shape.vocab_size), _integers(like, rows) - 1
+        errors = torch.zeros(rows, dtype=torch.int8, device=like.device)
+        for truncated in (True, False):
+            sample = partial(sample_tokens, logits, nobody, tables, _integers(like, rows), errors)
+            yield partial(sample, truncated=truncated, penalties=False)
+
+
+def _products(model: CausalLM, layer: PreNormLayer, like: Tensor, pdl: bool, few: int, activation: str) -> Jobs:
+    attention, mlp, norm = layer.self_attn, layer.mlp, layer.input_layernorm
+    for rows in (most for most in ROWS if most <= few):
+        folded = (norm.weight, norm.eps) if rows == 1 else None
+        x = like.new_zeros(rows, len(like))
+        attended, inner = (like.new_zeros(rows, each.weight.shape[1]) for each in (attention.o_proj, mlp.down_proj))
+        yield partial(small_product, attention.qkv_proj, x, norm=folded, pdl=pdl)
+        yield partial(small_product, attention.o_proj, attended, residual=x, pdl=pdl)
+        yield partial(small_product, mlp.gate_up_proj, x, norm=folded, activation=activation, pdl=pdl)
+        yield partial(small_product, mlp.down_proj, inner, residual=x, pdl=pdl)
+        if model.lm_head is not None:
+            yield partial(small_linear, x, model.lm_head.weight, pdl=pdl)
+
+
+def _between(
+    model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, like: Tensor, pdl: bool, activation: str
+) -> Jobs:
+    shape, norm, head_norm = model.shape, layer.input_layernorm, layer.self_attn.qk_norm
+    half = shape.head_dim // 2
+    keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, shape.head_dim)
+    scale = (head_norm.weight, head_norm.eps) if isinstance(head_norm, HeadNorm) else None
+    yield partial(gated, like.new_zeros(1, 2 * layer.mlp.down_proj.weight.shape[1]), activation, pdl=pdl)
+    for tokens in _TOKENS:
+        x = like.new_zeros(tokens, len(like))
+        qkv = like.new_zeros(tokens, layer.self_attn.qkv_proj.weight.shape[0])
+        positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
+        frequencies, table = x.new_zeros(half, dtype=torch.float32), x.new_zeros(tokens, 2, half, dtype=torch.float32)
+        yield partial(rope_store, qkv, table, positions - 1, keys, values, norm=scale, pdl=pdl)
+        yield partial(add_rms_norm, x, None, norm.weight, norm.eps, pdl=pdl)
+        yield partial(add_rms_norm, x, x.clone(), norm.weight, norm.eps, pdl=pdl)
         yield partial(rotation_table, positions, frequencies)
-    lens = torch.zeros(1, dtype=torch.int32, device=device)
-    yield partial(plan_decode, lens, scratch, spec.window)
-    yield partial(unpack, torch.zeros(FIELDS, 1, dtype=torch.int32, device=device), lens)
+
+
+def _integers(like: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=like.device)

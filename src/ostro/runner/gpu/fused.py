@@ -6,12 +6,16 @@
 Of many rows, the products are the library's, and what one gives is added to the stream by the next norm's kernel. Of a
 few, the products are our own, with the norm before them and the sum after them folded in: there each kernel costs more
 by being one than by what it does.
+
+Where results must not depend on the batch, all rows go the way of many, by products and cuts that their number does not
+change.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.kernels.gpu.decode_attention import DecodeScratch
+from ostro.kernels.gpu.fp8 import MOST_FEW
+from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.mlp import gated
 from ostro.kernels.gpu.norm import add_rms_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
@@ -23,6 +27,7 @@ from ostro.models.layers import ACTIVATIONS, Attention, GatedMLP, HeadNorm, Line
 from ostro.models.rope import Rotary
 from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.compiling import compile_kernels
+from ostro.runner.gpu.projections import Fp8Linear, product, small_product
 
 
 def fusible(model: Model) -> bool:
@@ -37,8 +42,10 @@ def fusible(model: Model) -> bool:
 
 
 class FusedDecoder:
-    def __init__(self, model: CausalLM, *, overlaps: bool) -> None:
-        """`overlaps` lets a kernel begin to fetch its weights before the one before it has ended."""
+    def __init__(self, model: CausalLM, *, overlaps: bool, invariant: bool = False) -> None:
+        """`overlaps` lets a kernel begin to fetch its weights before the one before it has ended; `invariant` gives
+        each row the same bits whatever the number of rows.
+        """
         backbone = model.get_submodule(model.backbone_name)
         assert isinstance(backbone, Backbone)
         self._model = model
@@ -47,17 +54,26 @@ class FusedDecoder:
         self._ropes = [rope for rope in backbone.ropes if isinstance(rope, Rotary)]
         self._rope_of_layer = backbone.rope_of_layer
         self.overlaps = overlaps
-        self.few = self._most_rows_that_pay()
+        self.invariant = invariant
+        self.few = 0 if invariant else self._most_rows_that_pay()
         """Up to how many rows the products are our own."""
 
     def compile(self, scratch: DecodeScratch) -> None:
-        compile_kernels(self._model, self._layers[0], scratch, overlaps=self.overlaps)
+        layer = self._layers[0]
+        compile_kernels(
+            self._model, layer, scratch, overlaps=self.overlaps, few=self.few, activation=_activation(layer.mlp)
+        )
 
     def __call__(self, inputs: StepInputs, ctx: StepAttention) -> Tensor:
         """Hidden states of all tokens of the step, after the final norm."""
         x = self._embedding(inputs.tokens)
         rotations = [
-            rotation_table(inputs.positions, rope.frequencies[len(rope.frequencies) // 2 :], rope.attention_factor)
+            rotation_table(
+                inputs.positions,
+                rope.frequencies[len(rope.frequencies) // 2 :],
+                rope.attention_factor,
+                invariant=self.invariant,
+            )
             for rope in self._ropes
         ]
         delta: Tensor | None = None
@@ -66,9 +82,11 @@ class FusedDecoder:
                 self._few_rows(layer, x, rotations[rope], inputs.slots, ctx)
             else:
                 delta = self._many_rows(layer, x, delta, rotations[rope], inputs.slots, ctx)
-        return add_rms_norm(x, delta, self._norm.weight, self._norm.eps, pdl=self.overlaps)
+        return self._normed(x, delta, self._norm)
 
     def _most_rows_that_pay(self) -> int:
+        if isinstance(self._layers[0].mlp.down_proj, Fp8Linear):
+            return MOST_FEW
         matrices = [each.weight for each in self._layers[0].modules() if isinstance(each, Matrix)]
         paying = [most for most in ROWS if all(measured(most, *weight.shape) for weight in matrices)]
         # Of one row the product is always faster than the library's.
@@ -76,6 +94,9 @@ class FusedDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         head = self._model.lm_head
+        if self.invariant and head is not None:
+            assert self._model.logit_softcap is None, "no fusible family caps its logits"
+            return invariant_linear(hidden, head.weight, pdl=self.overlaps)
         if head is None or self._model.logit_softcap is not None or len(hidden) > self.few:
             return self._model.raw_logits(hidden)
         return small_linear(hidden, head.weight, pdl=self.overlaps)
@@ -85,23 +106,22 @@ class FusedDecoder:
     ) -> Tensor:
         """What the layer's MLP adds to the stream; what came before it, its attention's part too, is in x by then."""
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = _linear(attention.qkv_proj, self._normed(x, delta, layer.input_layernorm))
+        qkv = self._linear(attention.qkv_proj, self._normed(x, delta, layer.input_layernorm))
         attended = self._attend(attention, qkv, rotation, slots, ctx)
-        normed = self._normed(x, _linear(attention.o_proj, attended), layer.post_attention_layernorm)
-        gate_up = _linear(mlp.gate_up_proj, normed)
-        return _linear(mlp.down_proj, gated(gate_up, _activation(mlp), pdl=self.overlaps))
+        normed = self._normed(x, self._linear(attention.o_proj, attended), layer.post_attention_layernorm)
+        gate_up = self._linear(mlp.gate_up_proj, normed)
+        return self._linear(mlp.down_proj, gated(gate_up, _activation(mlp), pdl=self.overlaps))
 
     def _few_rows(self, layer: PreNormLayer, x: Tensor, rotation: Tensor, slots: Tensor, ctx: StepAttention) -> None:
         """Adds what the layer gives to the stream."""
         attention, mlp, pdl = layer.self_attn, layer.mlp, self.overlaps
         read, norm = self._read(x, layer.input_layernorm)
-        qkv = small_linear(read, attention.qkv_proj.weight, attention.qkv_proj.bias, norm=norm, pdl=pdl)
+        qkv = small_product(attention.qkv_proj, read, norm=norm, pdl=pdl)
         attended = self._attend(attention, qkv, rotation, slots, ctx)
-        small_linear(attended, attention.o_proj.weight, attention.o_proj.bias, residual=x, pdl=pdl)
+        small_product(attention.o_proj, attended, residual=x, pdl=pdl)
         read, norm = self._read(x, layer.post_attention_layernorm)
-        gate_up = mlp.gate_up_proj
-        inner = small_linear(read, gate_up.weight, gate_up.bias, norm=norm, activation=_activation(mlp), pdl=pdl)
-        small_linear(inner, mlp.down_proj.weight, mlp.down_proj.bias, residual=x, pdl=pdl)
+        inner = small_product(mlp.gate_up_proj, read, norm=norm, activation=_activation(mlp), pdl=pdl)
+        small_product(mlp.down_proj, inner, residual=x, pdl=pdl)
 
     def _read(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, tuple[Tensor, float] | None]:
         """What a product of few rows reads, and the norm that it is to do itself: done over for each of its programs,
@@ -112,7 +132,12 @@ class FusedDecoder:
         return self._normed(x, None, norm), None
 
     def _normed(self, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> Tensor:
-        return add_rms_norm(x, delta, norm.weight, norm.eps, pdl=self.overlaps)
+        return add_rms_norm(x, delta, norm.weight, norm.eps, invariant=self.invariant, pdl=self.overlaps)
+
+    def _linear(self, layer: Linear, x: Tensor) -> Tensor:
+        if self.invariant:
+            return invariant_linear(x, layer.weight, layer.bias, pdl=self.overlaps)
+        return product(layer, x, pdl=self.overlaps)
 
     def _attend(
         self,
@@ -126,12 +151,8 @@ class FusedDecoder:
         norm = attention.qk_norm
         assert isinstance(norm, HeadNorm | None)
         weight = None if norm is None else (norm.weight, norm.eps)
-        q = rope_store(qkv, rotation, slots, keys, values, norm=weight, pdl=self.overlaps)
+        q = rope_store(qkv, rotation, slots, keys, values, norm=weight, invariant=self.invariant, pdl=self.overlaps)
         return ctx.attend_stored(attention.layer, q, attention.spec)
-
-
-def _linear(layer: Linear, x: Tensor) -> Tensor:
-    return F.linear(x, layer.weight, layer.bias)
 
 
 def _activation(mlp: GatedMLP) -> str:

@@ -17,17 +17,20 @@ from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.sequence import PENDING, Sequence
+from ostro.errors import BadRequest
 from ostro.kernels.gpu.decode_attention import DecodeScratch
+from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk as Piece
 from ostro.kernels.gpu.prefill_attention import prefill_tiles, tokens_in_tile, tuning_for
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
 from ostro.models.base import AttentionSpec, Model
 from ostro.models.decoder import CausalLM
 from ostro.runner.base import RunnerSpec, StepOutput
-from ostro.runner.gpu.attention import KVPages, StepAttention
+from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder, fusible
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.page_tables import PageTables
+from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import Sampler, SamplerKind, edited, edits, outcome
 from ostro.runner.gpu.transfer import fetch, send
 from ostro.runner.logprobs import logprob_table, read_logprobs
@@ -54,8 +57,11 @@ class GpuRunner:
         max_batch_seqs: int,
         graphs: bool = True,
         deterministic: bool = False,
+        kv_dtype: torch.dtype | None = None,
         pooling: Pooling | None = None,
     ) -> None:
+        if deterministic:
+            _check_deterministic(model)
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.pooling = model, pooling
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -70,24 +76,30 @@ class GpuRunner:
             generates=model.has_head,
         )
         self._decoder = (
-            FusedDecoder(model, overlaps=_overlaps(self.device))
+            FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic)
             if isinstance(model, CausalLM) and fusible(model)
             else None
         )
-        self._pages = KVPages(shape, num_pages=num_pages, page_size=page_size, dtype=self.dtype, device=self.device)
+        self._pages = KVPages(
+            shape, num_pages=num_pages, page_size=page_size, dtype=kv_dtype or self.dtype, device=self.device
+        )
         self._tables = PageTables(max_batch_seqs, -(-shape.max_seq_len // page_size), self.device)
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        self._deterministic = deterministic
+        self._tuning = (
+            invariant_tuning(self.dtype, heads, kv_heads, shape.head_dim) if deterministic else tuning_for(self.dtype)
+        )
+        self._tile = tokens_in_tile(heads, kv_heads, self._tuning)
         self._scratch = DecodeScratch(
             max_batch_seqs,
             num_pages,
-            shape.num_heads,
-            shape.num_kv_heads,
+            heads,
+            kv_heads,
             shape.head_dim,
             page_size,
             self.device,
             windows=sorted({spec.window for spec in _attention_specs(model)}, key=lambda window: window or 0),
-            fixed_split=256 if deterministic else None,
         )
-        self._tile = tokens_in_tile(shape.num_heads, shape.num_kv_heads, tuning_for(self.dtype))
         self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
         # Of the latest step: who was sampled for, and what, by row; the next step may read it before the host does.
         self._rows: dict[int, int] = {}
@@ -97,7 +109,7 @@ class GpuRunner:
         # What a graph reads and gives.
         self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
         self._logits: dict[int, Tensor] = {}
-        if self._decoder is not None and self.device.type == "cuda":
+        if self._decoder is not None and self.device.type == "cuda" and not deterministic:
             self._decoder.compile(self._scratch)
         self._graphs = StepGraphs(
             self._decode_step, idle=self._idle, most=max_batch_seqs, captures=graphs and self.device.type == "cuda"
@@ -109,10 +121,11 @@ class GpuRunner:
         assert config.page_size is not None
         assert config.max_batch_tokens is not None
         assert config.max_batch_seqs is not None
+        kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else next(model.parameters()).dtype
         pages = gpu_num_pages(
             model.shape,
             page_size=config.page_size,
-            itemsize=next(model.parameters()).element_size(),
+            itemsize=kv_dtype.itemsize,
             kv_memory=config.kv_memory,
             utilization=config.gpu_memory_utilization,
             max_batch_tokens=config.max_batch_tokens,
@@ -126,6 +139,7 @@ class GpuRunner:
             max_batch_seqs=config.max_batch_seqs,
             graphs=config.cuda_graphs,
             deterministic=config.deterministic,
+            kv_dtype=kv_dtype,
             pooling=pooling,
         )
 
@@ -183,13 +197,13 @@ class GpuRunner:
         """The step that a graph holds: reads `_inputs` and the page tables, leaves logits, and tokens if it samples."""
         sent = self._inputs[:, :size]
         inputs = unpack(sent, self._sampled)
-        ctx = StepAttention(
-            self._pages,
-            self._scratch,
-            tables=self._tables.on_device[:size],
-            slots=inputs.slots,
-            lens=sent[LENGTH],
-        )
+        tables, lens = self._tables.on_device[:size], sent[LENGTH]
+        ctx: StepAttention
+        if self._deterministic:
+            tiles = single_tiles(sent[POSITION], lens)
+            ctx = InvariantAttention(self._pages, self._tuning, tables=tables, slots=inputs.slots, tiles=tiles)
+        else:
+            ctx = PlannedAttention(self._pages, self._scratch, tables=tables, slots=inputs.slots, lens=lens)
         logits = self._head(self._forward(inputs, ctx))
         self._logits[size] = logits
         if isinstance(kind, SamplerKind):
@@ -198,18 +212,18 @@ class GpuRunner:
     # ---- steps with prompts in them
 
     def _launch_mixed(self, chunks: list[Chunk], tables: Tensor) -> Wait:
-        num_single = sum(chunk.length == 1 for chunk in chunks)
+        num_single = 0 if self._deterministic else sum(chunk.length == 1 for chunk in chunks)
         sent = send(self._mixed_inputs(chunks), self.device)
         inputs = unpack(sent, self._sampled)
-        tiles = prefill_tiles(_pieces(chunks, num_single), self._tile)
-        ctx = StepAttention(
-            self._pages,
-            self._scratch,
-            tables=tables,
-            slots=inputs.slots,
-            lens=sent[LENGTH, :num_single],
-            tiles=send(np.array(tiles, dtype=np.int32), self.device) if tiles else None,
-        )
+        listed = prefill_tiles(_pieces(chunks, num_single), self._tile)
+        tiles = send(np.array(listed, dtype=np.int32), self.device) if listed else None
+        slots, lens = inputs.slots, sent[LENGTH, :num_single]
+        ctx: StepAttention
+        if self._deterministic:
+            assert tiles is not None
+            ctx = InvariantAttention(self._pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
+        else:
+            ctx = PlannedAttention(self._pages, self._scratch, tables=tables, slots=slots, lens=lens, tiles=tiles)
         hidden = self._forward(inputs, ctx)
         ends = list(accumulate(chunk.length for chunk in chunks))
         waits = [step(chunks, hidden, ends) for step in (self._sample, self._score, self._pool)]
@@ -336,12 +350,26 @@ class GpuRunner:
 
 
 def _pieces(chunks: list[Chunk], num_single: int) -> list[Piece]:
-    """The chunks of several tokens, as the attention kernel wants them."""
+    """The chunks after the first `num_single`, as the attention kernel wants them."""
     pieces, offset = [], num_single
     for row, chunk in enumerate(chunks[num_single:], num_single):
         pieces.append(Piece(row, offset, chunk.start, chunk.length))
         offset += chunk.length
     return pieces
+
+
+def _check_deterministic(model: Model) -> None:
+    if not fusible(model):
+        raise BadRequest(
+            "On a GPU this model's results depend on the batch: deterministic is for llama, mistral, phi3, qwen2 "
+            "and qwen3. Leave it off, or serve the model on a CPU.",
+            param="deterministic",
+        )
+    if any(isinstance(module, Fp8Linear) for module in model.modules()):
+        raise BadRequest(
+            "Products of 8-bit weights depend on the batch: leave out deterministic, or quantize.",
+            param="deterministic",
+        )
 
 
 def _attention_specs(model: Model) -> list[AttentionSpec]:

@@ -1,0 +1,599 @@
+"""Products with weights that are kept in 8 bits (e4m3), each output with a scale of its own.
+
+    weight [out, in]  ≈  small [out, in] · scale [out]          scale = largest of its row / 448
+
+Of many rows of inputs, each is rounded to 8 bits too, with a scale of its own, and the product is the library's. Of few
+rows the bytes of the weights are all that costs time: there the inputs stay as they are, and the weights are widened
+after they were read, one row of inputs in the vector kernel, more in the dot kernel, as in `small_batch`, whose words
+on programmatic dependent launch hold here too.
+
+Knows shapes; knows no layers. The plain twins end in `_plain`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ostro.kernels.gpu.mlp import activate
+from ostro.kernels.gpu.small_batch import MOST_TILES, Tiling, arrival_counters, small_linear_plain
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""The largest number in 8 bits."""
+SMALLEST_ROW = 1e-12
+"""A row whose largest number is smaller than this is scaled as if it were this: zeros must not divide by zero."""
+MULTIPLE = 16
+"""What inputs and outputs must come in multiples of, for the library."""
+MOST_FEW = 16
+"""Up to how many rows `fp8_small_linear` takes."""
+# Added up in the matrix units' own accumulators, which keep some 14 bits, long sums would lose more than rounding the
+# inputs does; moved to float32 every 128 inputs they cost a little time, and give what the plain twin gives.
+FAST_ACCUMULATION = False
+_WIDEST_BLOCK = 16384
+_ROWS_AT_A_TIME = 4096
+
+
+# --- rounding -------------------------------------------------------------------------------------------------------
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[out, in] -> the same in 8 bits, and the scales, float32 [out]."""
+    small = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+    # A part at a time: in float32 the whole would need twice its memory again.
+    for part, rows, scales in zip(*(each.split(_ROWS_AT_A_TIME) for each in (weight, small, scale)), strict=True):
+        rounded, by = quantize_rows_plain(part)
+        rows.copy_(rounded)
+        scales.copy_(by[:, 0])
+    return small, scale
+
+
+def widened(small: Tensor, scale: Tensor) -> Tensor:
+    """What the 8 bits stand for, in float32. `scale` is [rows] or [rows, 1]."""
+    return small.float() * scale.view(-1, 1)
+
+
+def quantize_rows(x: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
+    """x [rows, width] -> the same in 8 bits, and the scale of each row, float32 [rows, 1]."""
+    rows, width = x.shape
+    small = torch.empty(rows, width, dtype=FP8, device=x.device)
+    scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = min(triton.next_power_of_2(width), _WIDEST_BLOCK)
+    _quantize_rows_kernel[(rows,)](
+        x,
+        small,
+        scale,
+        x.stride(0),
+        width=width,
+        block=block,
+        smallest=SMALLEST_ROW,
+        largest=LARGEST,
+        pdl=pdl,
+        num_warps=max(1, min(16, block // 512)),
+        launch_pdl=pdl,
+    )
+    return small, scale
+
+
+def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
+    wide = x.float()
+    most = wide.abs().amax(1, keepdim=True).clamp_min(SMALLEST_ROW)
+    # A number divided by a tensor would be rounded twice: torch takes the reciprocal first.
+    factor = torch.full_like(most, LARGEST) / most
+    return (wide * factor).clamp(-LARGEST, LARGEST).to(FP8), most / LARGEST
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x: tl.tensor,
+    small: tl.tensor,
+    scale: tl.tensor,
+    x_stride: tl.tensor,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    smallest: tl.constexpr,
+    largest: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    x += row * x_stride
+    small += row * width
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    if block >= width:
+        value = tl.load(x + column, mask=column < width, other=0.0).to(tl.float32)
+        most = tl.maximum(tl.max(tl.abs(value)), smallest)
+        tl.store(small + column, _rounded(value, most, largest, small.dtype.element_ty), mask=column < width)
+    else:
+        mosts = tl.zeros([block], tl.float32)
+        for start in range(0, width, block):
+            value = tl.load(x + start + column, mask=start + column < width, other=0.0).to(tl.float32)
+            mosts = tl.maximum(mosts, tl.abs(value))
+        most = tl.maximum(tl.max(mosts), smallest)
+        for start in range(0, width, block):
+            mask = start + column < width
+            value = tl.load(x + start + column, mask=mask, other=0.0).to(tl.float32)
+            tl.store(small + start + column, _rounded(value, most, largest, small.dtype.element_ty), mask=mask)
+    tl.store(scale + row, tl.div_rn(most, largest))
+
+
+@triton.jit
+def _rounded(value: tl.tensor, most: tl.tensor, largest: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    value *= tl.div_rn(largest, most)
+    # The clamp keeps what is no number: a row that holds one must not come out finite.
+    return tl.clamp(value, -largest, largest, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+
+
+# --- many rows ------------------------------------------------------------------------------------------------------
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, pdl: bool = False) -> Tensor:
+    """x [rows, in], weight in 8 bits [out, in] with its scales [out] -> [rows, out] in x's dtype, of 16 bits.
+
+    In and out must be multiples of MULTIPLE.
+    """
+    small, by = quantize_rows(x, pdl=pdl)
+    if x.device.type == "cpu":
+        return _product_plain(small, by, weight, scale, bias, x.dtype)
+    return torch._scaled_mm(
+        small,
+        weight.T,
+        scale_a=by,
+        scale_b=scale.view(1, -1),
+        bias=bias,
+        out_dtype=x.dtype,
+        use_fast_accum=FAST_ACCUMULATION,
+    )
+
+
+def fp8_linear_plain(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _product_plain(*quantize_rows_plain(x), weight, scale, bias, x.dtype)
+
+
+def _product_plain(
+    small: Tensor, by: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    return small_linear_plain(widened(small, by), widened(weight, scale), bias, out_dtype=dtype)
+
+
+# --- few rows -------------------------------------------------------------------------------------------------------
+
+
+def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool) -> Tiling:
+    """`out_features` counts the weight's rows, gate and up both."""
+    width = triton.next_power_of_2(in_features)
+    if rows == 1:
+        if in_features > 4096:
+            return Tiling(outs=1, ins=2048, warps=4)
+        # A warp has rows of weights to itself, two of them where they are short.
+        return Tiling(outs=8 if in_features <= 1024 and not gated else 4, ins=min(width, 512), warps=4)
+    outs, ins = 64, min(max(width, 32), 128)
+    programs = out_features // (outs * (2 if gated else 1))
+    splits = 1
+    if gated and programs < 96:
+        outs = 32
+    elif not gated:
+        # So many that every multiprocessor has programs to run, but each with a few blocks of inputs to read.
+        while programs * splits < 256 and in_features % (ins * splits * 2) == 0 and in_features >= ins * splits * 4:
+            splits *= 2
+    return Tiling(outs=outs, ins=ins, warps=4, stages=4, splits=splits, weights_first=True, dot=True)
+
+
+def fp8_small_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    tiling: Tiling | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """x [rows, in], weight in 8 bits [out, in] with its scales [out] -> [rows, out], for 1 to 16 rows.
+
+    `norm` (weight, eps) is an RMSNorm of x before the product, of one row only. With `residual` [rows, out] the result
+    is added to it in place, and it is returned. With `activation`, a name in mlp.PLAIN, the weight is gate above up and
+    the result act(gate) * up, [rows, out / 2].
+
+    The first call on a device must not be inside a graph capture: it makes the counters of split products.
+    """
+    rows, in_features = x.shape
+    gated = activation is not None
+    outs = weight.shape[0] // (2 if gated else 1)
+    assert 1 <= rows <= MOST_FEW
+    assert norm is None or rows == 1
+    assert not (gated and residual is not None)
+    assert weight.is_contiguous()
+    assert in_features % MULTIPLE == 0
+    tiling = tiling or default_tiling(rows, weight.shape[0], in_features, gated=gated)
+    out = residual
+    if out is None:
+        out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
+    if tiling.dot:
+        assert norm is None
+        _run_dot(x, weight, scale, bias, out, outs, residual is not None, activation, tiling, pdl)
+    else:
+        assert rows == 1
+        _run_vector(x, weight, scale, bias, norm, out, outs, residual is not None, activation, tiling, pdl)
+    return out
+
+
+def fp8_small_linear_plain(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    return small_linear_plain(x, widened(weight, scale), bias, norm=norm, residual=residual, activation=activation)
+
+
+def _run_vector(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    norm: tuple[Tensor, float] | None,
+    out: Tensor,
+    outs: int,
+    adds: bool,
+    activation: str | None,
+    tiling: Tiling,
+    pdl: bool,
+) -> None:
+    in_words = x.shape[1] // 4
+    norm_weight, eps = (x, 0.0) if norm is None else norm
+    block_words = max(1, tiling.ins // 4)
+    chunks = triton.cdiv(in_words, block_words)
+    # At most 64 registers of weights a thread are held over the wait; the rest, if any, is read in a loop after it.
+    bytes_a_chunk = tiling.outs * block_words * 4 * (2 if activation else 1)
+    held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
+    _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
+        _quads(x),
+        weight.view(torch.int32),
+        scale,
+        scale if bias is None else bias,
+        _quads(norm_weight),
+        out,
+        eps,
+        outs,
+        in_words=in_words,
+        block_out=tiling.outs,
+        block_words=block_words,
+        held=held,
+        even_out=outs % tiling.outs == 0,
+        has_norm=norm is not None,
+        has_bias=bias is not None,
+        adds=adds,
+        activation=activation or "",
+        pdl=pdl,
+        num_warps=tiling.warps,
+        num_stages=1,
+        launch_pdl=pdl,
+    )
+
+
+def _quads(row: Tensor) -> Tensor:
+    """Four bfloat16 in a word, as the weights are: one read instead of four."""
+    return row.view(torch.int64) if row.dtype == torch.bfloat16 else row
+
+
+def _run_dot(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    outs: int,
+    adds: bool,
+    activation: str | None,
+    tiling: Tiling,
+    pdl: bool,
+) -> None:
+    rows, in_features = x.shape
+    tiles, splits = triton.cdiv(outs, tiling.outs), tiling.splits
+    assert splits == 1 or activation is None
+    assert tiles <= MOST_TILES
+    partials, counters = scale, scale
+    if splits > 1:
+        partials = torch.empty(splits, MOST_FEW, outs, dtype=torch.float32, device=x.device)
+        counters = arrival_counters(x.device)
+    ins_a_split = triton.cdiv(in_features, splits * tiling.ins) * tiling.ins
+    _dot_kernel[(tiles, splits)](
+        x,
+        weight,
+        scale,
+        scale if bias is None else bias,
+        out,
+        partials,
+        counters,
+        rows,
+        outs,
+        x.stride(0),
+        out.stride(0),
+        in_features=in_features,
+        ins_a_split=ins_a_split,
+        block_rows=MOST_FEW,
+        block_out=tiling.outs,
+        block_in=tiling.ins,
+        splits=splits,
+        even_out=outs % tiling.outs == 0,
+        has_bias=bias is not None,
+        adds=adds,
+        activation=activation or "",
+        pdl=pdl,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        launch_pdl=pdl,
+    )
+
+
+@triton.jit
+def _vector_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    norm_weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    outs: tl.tensor,
+    in_words: tl.constexpr,
+    block_out: tl.constexpr,
+    block_words: tl.constexpr,
+    held: tl.constexpr,
+    even_out: tl.constexpr,
+    has_norm: tl.constexpr,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    if pdl:
+        gdc_launch_dependents()
+    even_in: tl.constexpr = in_words % block_words == 0
+    n = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    # Each thread reads the inputs of its weights itself, though others read the same: no exchange between them.
+    k = tl.broadcast_to(tl.arange(0, block_words)[None, :], [block_out, block_words])
+    inside = n < outs
+    main_at = weight + n.to(tl.int64)[:, None] * in_words + tl.arange(0, block_words)[None, :]
+    up_at = main_at + outs.to(tl.int64) * in_words
+
+    # Words stay packed until they are multiplied: unpacking would have to wait for the reads, and would stand before
+    # the wait for the kernel before.
+    main_held = ()  # type: tuple[tl.tensor, ...]
+    up_held = ()  # type: tuple[tl.tensor, ...]
+    for chunk in tl.static_range(held):
+        main_held += (_weights(main_at, inside, chunk * block_words, in_words, even_out, even_in),)
+        if activation != "":
+            up_held += (_weights(up_at, inside, chunk * block_words, in_words, even_out, even_in),)
+    if pdl:
+        gdc_wait()
+
+    previous = _previous(out + n, inside, adds)
+    main = tl.zeros([block_out, block_words], tl.float32)
+    up = tl.zeros([block_out, block_words], tl.float32)
+    squares = tl.zeros([block_out, block_words], tl.float32)
+    for chunk in tl.static_range(held):
+        inputs, squares = _inputs(x, norm_weight, k, chunk * block_words, in_words, squares, has_norm, even_in)
+        main = _add_products(main, main_held[chunk], inputs)
+        if activation != "":
+            up = _add_products(up, up_held[chunk], inputs)
+    for start in range(held * block_words, in_words, block_words):
+        inputs, squares = _inputs(x, norm_weight, k, start, in_words, squares, has_norm, even_in)
+        main = _add_products(main, _weights(main_at, inside, start, in_words, even_out, even_in), inputs)
+        if activation != "":
+            up = _add_products(up, _weights(up_at, inside, start, in_words, even_out, even_in), inputs)
+    # As _quarters gives them, weights are too small by 256.
+    y = tl.sum(main, 1) * 256.0
+    y_up = tl.sum(up, 1) * 256.0
+    if has_norm:
+        # The norm's factor is the same for the whole row, so it may come last.
+        factor = tl.rsqrt(tl.sum(squares, 1) / (4 * in_words) + eps)
+        y *= factor
+        y_up *= factor
+    _finish(y, y_up, previous, scale, bias, out, n, inside, outs, has_bias, adds, activation)
+
+
+@triton.jit
+def _inputs(
+    x: tl.tensor,
+    norm_weight: tl.tensor,
+    k: tl.tensor,
+    start: tl.tensor,
+    in_words: tl.constexpr,
+    squares: tl.tensor,
+    has_norm: tl.constexpr,
+    even_in: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:
+    """The inputs that belong to the four numbers of each word, times the norm's weight; the sum of squares so far."""
+    a, b, c, d = _four(x, k + start, in_words, even_in)
+    if has_norm:
+        squares += a * a + b * b + c * c + d * d
+        e, f, g, h = _four(norm_weight, k + start, in_words, even_in)
+        a *= e
+        b *= f
+        c *= g
+        d *= h
+    return (a, b, c, d), squares
+
+
+@triton.jit
+def _four(
+    at: tl.tensor, k: tl.tensor, in_words: tl.constexpr, even_in: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Numbers 4 k to 4 k + 3, in float32. bfloat16, which come four in a word, are the upper halves of float32."""
+    if at.dtype.element_ty == tl.int64:
+        word = tl.load(at + k) if even_in else tl.load(at + k, mask=k < in_words, other=0)
+        low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
+        a, b = (low << 16).to(tl.float32, bitcast=True), (low & -65536).to(tl.float32, bitcast=True)
+        c, d = (high << 16).to(tl.float32, bitcast=True), (high & -65536).to(tl.float32, bitcast=True)
+    else:
+        a = tl.load(at + 4 * k, mask=k < in_words, other=0.0).to(tl.float32)
+        b = tl.load(at + 4 * k + 1, mask=k < in_words, other=0.0).to(tl.float32)
+        c = tl.load(at + 4 * k + 2, mask=k < in_words, other=0.0).to(tl.float32)
+        d = tl.load(at + 4 * k + 3, mask=k < in_words, other=0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def _add_products(total: tl.tensor, words: tl.tensor, inputs: tl.tuple) -> tl.tensor:
+    """Adds each of the four weights of a word times its input."""
+    first, third = _halves(words << 8)
+    second, fourth = _halves(words)
+    total += first * inputs[0]
+    total += second * inputs[1]
+    total += third * inputs[2]
+    total += fourth * inputs[3]
+    return total
+
+
+@triton.jit
+def _halves(words: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Of the second and the fourth byte of each word, the number that they are in 8 bits, divided by 256.
+
+    Sign, exponent and mantissa stand in float16 in the same order, with a zero before the exponent and zeros after the
+    mantissa, and with an exponent that counts from 8 lower down: s eeee mmm -> s 0eeee mmm0000000.
+    """
+    pair = ((words >> 1) & 0x3F803F80) | (words & -2147450880)
+    low, high = pair.to(tl.int16), (pair >> 16).to(tl.int16)
+    return low.to(tl.float16, bitcast=True).to(tl.float32), high.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _weights(
+    at: tl.tensor,
+    inside: tl.tensor,
+    start: tl.tensor,
+    width: tl.tensor,
+    even_out: tl.constexpr,
+    even_in: tl.constexpr,
+) -> tl.tensor:
+    # Read once: leave the cache to what is read again.
+    if even_out and even_in:
+        return tl.load(at + start, eviction_policy="evict_first")
+    mask = inside[:, None] & (start + tl.arange(0, at.shape[1]) < width)[None, :]
+    return tl.load(at + start, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _dot_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    partials: tl.tensor,
+    counters: tl.tensor,
+    rows: tl.tensor,
+    outs: tl.tensor,
+    x_stride: tl.tensor,
+    out_stride: tl.tensor,
+    in_features: tl.constexpr,
+    ins_a_split: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_out: tl.constexpr,
+    block_in: tl.constexpr,
+    splits: tl.constexpr,
+    even_out: tl.constexpr,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    if pdl:
+        gdc_launch_dependents()
+    even_in: tl.constexpr = in_features % (splits * block_in) == 0
+    split = tl.program_id(1)
+    m = tl.arange(0, block_rows)
+    n = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    k = split * ins_a_split + tl.arange(0, block_in)
+    inside = n < outs
+    present = m < rows
+    main_at = weight + n.to(tl.int64)[:, None] * in_features + split * ins_a_split + tl.arange(0, block_in)[None, :]
+    up_at = main_at + outs.to(tl.int64) * in_features
+    width = in_features - split * ins_a_split
+    if pdl:
+        gdc_wait()
+
+    source = x + m[:, None] * x_stride + k[None, :]
+    target = out + m[:, None] * out_stride
+    keep = present[:, None] & inside[None, :]
+    previous = _previous(target + n[None, :], keep, adds)
+    main = tl.zeros([block_out, block_rows], tl.float32)
+    up = main
+    # A last split may lie partly or wholly beyond the inputs: it adds zeros.
+    for start in range(0, ins_a_split, block_in):
+        if even_in:
+            value = tl.load(source + start, mask=present[:, None], other=0.0)
+        else:
+            value = tl.load(source + start, mask=present[:, None] & (k + start < in_features)[None, :], other=0.0)
+        weights = _weights(main_at, inside, start, width, even_out, even_in)
+        # 8 bits fit 16 exactly. Weights come first: the matrix units take 64 rows of what comes first at a time.
+        main = tl.dot(weights.to(value.dtype), value.T, main, input_precision="ieee")
+        if activation != "":
+            weights = _weights(up_at, inside, start, width, even_out, even_in)
+            up = tl.dot(weights.to(value.dtype), value.T, up, input_precision="ieee")
+    main = main.T
+    up = up.T
+
+    column = n[None, :]
+    if splits == 1:
+        _finish(main, up, previous, scale, bias, target, column, keep, outs, has_bias, adds, activation)
+    else:
+        # The last program to arrive adds all parts up, its own too, always in the same order.
+        part = partials + m[:, None] * outs + column
+        tl.store(part + split.to(tl.int64) * block_rows * outs, main, mask=keep)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
+        if arrived == splits - 1:
+            total = tl.zeros([block_rows, block_out], tl.float32)
+            for other in tl.static_range(splits):
+                total += tl.load(part + other * block_rows * outs, mask=keep, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tl.program_id(0), 0)
+            _finish(total, total, previous, scale, bias, target, column, keep, outs, has_bias, adds, activation)
+
+
+@triton.jit
+def _previous(at: tl.tensor, mask: tl.tensor, adds: tl.constexpr) -> tl.tensor:
+    if adds:
+        return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return tl.zeros(at.shape, tl.float32)
+
+
+@triton.jit
+def _finish(
+    y: tl.tensor,
+    y_up: tl.tensor,
+    previous: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    mask: tl.tensor,
+    outs: tl.tensor,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+) -> None:
+    inside = n < outs
+    y *= tl.load(scale + n, mask=inside, other=0.0)
+    if has_bias:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    if activation != "":
+        y_up *= tl.load(scale + outs + n, mask=inside, other=0.0)
+        if has_bias:
+            y_up += tl.load(bias + outs + n, mask=inside, other=0.0).to(tl.float32)
+        y = activate(y, activation) * y_up
+    if adds:
+        y += previous
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,64 @@
+"""A projection's products on a GPU, by the kernels that suit the form in which its weights are kept."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ostro.kernels.gpu.fp8 import (
+    MOST_FEW,
+    fp8_linear,
+    fp8_linear_plain,
+    fp8_small_linear,
+    fp8_small_linear_plain,
+    quantize_weight,
+)
+from ostro.kernels.gpu.small_batch import small_linear
+from ostro.models.layers import Linear
+
+
+class Fp8Linear(Linear):
+    """A projection whose weights are kept in 8 bits. Its own `product` is the plain twin of the two below."""
+
+    def __init__(self, plain: Linear) -> None:
+        out_features, in_features = plain.weight.shape
+        with torch.device("meta"):
+            super().__init__(in_features, out_features)
+        small, scale = quantize_weight(plain.weight.data)
+        self.weight = nn.Parameter(small, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = plain.bias
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        plain = fp8_small_linear_plain if len(x) <= MOST_FEW else fp8_linear_plain
+        return plain(x, self.weight, self.scale, bias)
+
+
+def product(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
+    """Of many rows."""
+    if isinstance(layer, Fp8Linear):
+        return fp8_linear(x, layer.weight, layer.scale, layer.bias, pdl=pdl)
+    return F.linear(x, layer.weight, layer.bias)
+
+
+def small_product(
+    layer: Linear,
+    x: Tensor,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """Of few rows, with what stands before and after it: see `small_linear`."""
+    if isinstance(layer, Fp8Linear):
+        return fp8_small_linear(
+            x,
+            layer.weight,
+            layer.scale,
+            layer.bias,
+            norm=norm,
+            residual=residual,
+            activation=activation,
+            pdl=pdl,
+        )
+    return small_linear(x, layer.weight, layer.bias, norm=norm, residual=residual, activation=activation, pdl=pdl)

@@ -1,0 +1,46 @@
+"""Brings the weights of a loaded model down to 8 bits: those of the layers' projections, which are most of its bytes.
+
+Embedding, norms and head stay as they are: they are read rarely, small, or what tells one token from the next.
+"""
+
+import torch
+
+from ostro.errors import Unsupported
+from ostro.kernels.gpu.fp8 import MULTIPLE
+from ostro.models.base import Model
+from ostro.models.decoder import PreNormLayer
+from ostro.models.layers import Linear
+from ostro.runner.gpu.fused import fusible
+from ostro.runner.gpu.projections import Fp8Linear
+
+_NEEDS = (8, 9)
+"""The least compute capability whose matrix units know 8-bit numbers: Ada's; Hopper's is 9.0."""
+
+
+def quantize_fp8(model: Model) -> None:
+    """Replaces all projections of the model's layers, and gives their memory back to the device."""
+    layers = [module for module in model.modules() if isinstance(module, PreNormLayer)]
+    _check(model, layers)
+    for layer in layers:
+        for parent in list(layer.modules()):
+            for name, child in list(parent.named_children()):
+                # One after the other: never is more than one weight kept in both forms.
+                if isinstance(child, Linear):
+                    setattr(parent, name, Fp8Linear(child))
+    if torch.cuda.is_available():
+        # Memory is counted next, as the device sees it.
+        torch.cuda.empty_cache()
+
+
+def _check(model: Model, layers: list[PreNormLayer]) -> None:
+    refusal = "quantize fp8 cannot be done: "
+    if not fusible(model):
+        raise Unsupported(f"{refusal}it knows no layers as {type(model).__name__} has. Leave it out.", param="quantize")
+    weights = [module.weight for layer in layers for module in layer.modules() if isinstance(module, Linear)]
+    device, dtype = weights[0].device, weights[0].dtype
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NEEDS:
+        raise Unsupported(f"{refusal}this GPU has no 8-bit matrix units. Leave it out.", param="quantize")
+    if device.type == "cuda" and dtype == torch.float32:
+        raise Unsupported(f"{refusal}it needs dtype bfloat16 or float16, got float32.", param="quantize")
+    if any(size % MULTIPLE for weight in weights for size in weight.shape):
+        raise Unsupported(f"{refusal}a layer's width is no multiple of {MULTIPLE}. Leave it out.", param="quantize")
