@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from torch import Tensor
-from triton_device import DEVICE
+from triton_device import DEVICE, slow_in_the_interpreter
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -86,6 +86,7 @@ class Stream:
         )
 
 
+@slow_in_the_interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["qwen3", "mistral", pytest.param("llama", marks=pytest.mark.gpu)])
 def test_logits_have_the_same_bits_however_a_prompt_is_cut(name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -191,6 +192,7 @@ def test_a_request_has_the_same_numbers_alone_and_in_any_batch(device: torch.dev
         assert {id: together[id] for id in alone} == alone
 
 
+@slow_in_the_interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_prompt_has_the_same_numbers_under_any_budget(device: torch.device, dtype: torch.dtype) -> None:
     model = a_model("llama", device, dtype)
@@ -201,6 +203,7 @@ def test_a_prompt_has_the_same_numbers_under_any_budget(device: torch.device, dt
         assert run(engine(model, budget=budget, rows=1), [request]) == whole
 
 
+@slow_in_the_interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefix_hits_and_preemption_leave_the_numbers_alone(device: torch.device, dtype: torch.dtype) -> None:
     model = a_model("qwen3", device, dtype)

@@ -5,9 +5,13 @@ Imported before any kernel is declared, for that is when Triton decides.
 
 import os
 
+import pytest
 import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+# For tests of whole runs: a GPU does in no time what takes the interpreter ten seconds and more.
+slow_in_the_interpreter = pytest.mark.slow if DEVICE.type == "cpu" else pytest.mark.gpu
 
 if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
