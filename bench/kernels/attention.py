@@ -194,9 +194,7 @@ def bench_decode(shape: DecodeShape, heads: int, deadline: float) -> list[Timing
     read = sum(shape.lens) * KV_HEADS * HEAD_DIM * 2 * 2
 
     def timed(tuning: DecodeTuning) -> Timing:
-        scratch = DecodeScratch(
-            rows, first.tables.numel(), heads, KV_HEADS, HEAD_DIM, PAGE, torch.device("cuda"), tuning=tuning
-        )
+        scratch = DecodeScratch(rows, heads, KV_HEADS, HEAD_DIM, PAGE, torch.device("cuda"), tuning=tuning)
         plan_decode(lens, scratch)
         out = torch.full_like(q, float("nan"))
 
@@ -218,7 +216,7 @@ def bench_decode(shape: DecodeShape, heads: int, deadline: float) -> list[Timing
 
 def time_plan(rows: int) -> None:
     lens = torch.full((rows,), 1000, dtype=torch.int32, device="cuda")
-    scratch = DecodeScratch(rows, rows * 16, 16, KV_HEADS, HEAD_DIM, PAGE, torch.device("cuda"))
+    scratch = DecodeScratch(rows, 16, KV_HEADS, HEAD_DIM, PAGE, torch.device("cuda"))
     plan_decode(lens, scratch)
     spent = replay_microseconds([lambda: plan_decode(lens, scratch)], 50)
     print(f"plan of {rows} rows: {spent:.1f} us a step, {int(scratch.counts[None])} parts", flush=True)

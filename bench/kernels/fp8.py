@@ -17,8 +17,10 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ostro.kernels.gpu import fp8
+from ostro.kernels.gpu.dot_linear import DotTiling
 from ostro.kernels.gpu.mlp import gated
 from ostro.kernels.gpu.small_batch import Tiling, measured, small_linear
+from ostro.kernels.gpu.vector_linear import VectorTiling
 
 GPU, BF16 = "cuda", torch.bfloat16
 CACHE = 256 << 20
@@ -68,15 +70,11 @@ def error_of(ours: Tensor, plain: Tensor) -> float:
 
 def candidates(rows: int, ins: int, *, gate: bool) -> list[Tiling]:
     if rows == 1:
-        own = [Tiling(o, 512, w) for o, w in ((2, 2), (4, 4), (8, 4), (8, 8), (4, 2))]
-        return own + [Tiling(o, 512 * w, w) for o, w in ((1, 2), (1, 4), (2, 4), (1, 8))]
+        own = [VectorTiling(o, 512, w) for o, w in ((2, 2), (4, 4), (8, 4), (8, 8), (4, 2))]
+        return [*own, *(VectorTiling(o, 512 * w, w) for o, w in ((1, 2), (1, 4), (2, 4), (1, 8)))]
     splits = (1,) if gate else (1, 2, 4, 8)
     cuts = [(32, 128, 4), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 128, 3), (128, 128, 4)]
-    return [
-        Tiling(o, i, 4, stages=s, splits=p, weights_first=True, dot=True)
-        for (o, i, s), p in product(cuts, splits)
-        if ins % (i * p) == 0
-    ]
+    return [DotTiling(o, i, 4, stages=s, splits=p) for (o, i, s), p in product(cuts, splits) if ins % (i * p) == 0]
 
 
 def few(name: str, outs: int, ins: int, rows: int, *, gate: bool) -> None:

@@ -4,7 +4,7 @@ The weights pass of a decode step (all layers and the head, distinct weights, no
 cuBLAS with separate norms, as our kernels, and as our kernels launched ahead (pdl). For each batch size the tiling of
 one matrix after the other is swept inside the whole step; the best are printed as lines of small_batch.TILINGS.
 
-python bench/kernels/linear.py [--seconds 140] [--models 0.6B,8B] [--batches 1,2,4,8,16]
+python bench/kernels/linear.py [--seconds 60] [--models 0.6B,8B] [--batches 1,2,4,8,16] [--no-sweep]
 """
 
 import argparse
@@ -23,9 +23,11 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ostro.kernels.gpu import rope_store as rope
-from ostro.kernels.gpu.mlp import gated, gated_plain, silu_mul
+from ostro.kernels.gpu.dot_linear import DotTiling, block_rows
+from ostro.kernels.gpu.mlp import gated, gated_plain
 from ostro.kernels.gpu.norm import add_rms_norm, add_rms_norm_plain
 from ostro.kernels.gpu.small_batch import Tiling, default_tiling, measured, small_linear, small_linear_plain
+from ostro.kernels.gpu.vector_linear import VectorTiling
 
 FAILURES = (TritonError, RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 BF16, GPU, EPS = torch.bfloat16, "cuda", 1e-6
@@ -62,6 +64,7 @@ class Shape:
 
 SHAPES = {
     "0.6B": Shape("0.6B", 1024, 3072, 28, 16, 8, 128, 151936, head_norm=True),
+    "4B": Shape("4B", 2560, 9728, 36, 32, 8, 128, 151936, head_norm=True),
     "8B": Shape("8B", 4096, 14336, 32, 32, 8, 128, 128256, head_norm=False),
 }
 NORMED = ("qkv", "gate_up", "head")
@@ -125,20 +128,24 @@ def tried(what: str, work: Callable[[], float]) -> float | None:
 
 def checks() -> Iterator[tuple[str, Callable[[], float]]]:
     """Name and relative error, which must stay under 1e-2 in bfloat16."""
-    vector, along = Tiling(4, 256, 4), Tiling(2, 1024, 4)
-    dot = Tiling(64, 128, 4, stages=3, held=2, weights_first=True, dot=True)
-    split = Tiling(64, 128, 4, stages=4, splits=4, held=2, weights_first=True, dot=True)
+    tilings: dict[str, Tiling] = {
+        "warp a row": VectorTiling(4, 256, 4),
+        "along": VectorTiling(2, 1024, 4),
+        "dot": DotTiling(64, 128, 4, stages=3),
+        "held": DotTiling(64, 128, 4, stages=3, held=1),
+        "split": DotTiling(64, 128, 4, stages=4, splits=4),
+    }
     for pdl in (False, True):
-        for rows in (1, 2, 5, 16):
-            for name, tiling in (("warp a row", vector), ("along", along), ("dot", dot), ("split", split)):
-                if rows > 4 and not tiling.dot:
+        for rows in (1, 2, 5, 16, 100):
+            for name, tiling in tilings.items():
+                if rows > 4 and isinstance(tiling, VectorTiling):
                     continue
                 yield f"product {name} rows={rows} pdl={pdl}", partial(residual_error, rows, tiling, pdl)
-                if tiling.splits == 1:
+                if name != "split":
                     yield f"gated {name} rows={rows} pdl={pdl}", partial(gated_error, rows, tiling, pdl)
         for tokens in (1, 300, 5000):
             yield f"norm {tokens} pdl={pdl}", partial(norm_error, tokens, pdl)
-            yield f"silu_mul {tokens} pdl={pdl}", partial(silu_error, tokens, pdl)
+            yield f"gated {tokens} pdl={pdl}", partial(silu_error, tokens, pdl)
             yield f"rope_store {tokens} pdl={pdl}", partial(rope_error, tokens, pdl)
     yield "rotation_table at 131071, against float64", table_error
 
@@ -150,7 +157,8 @@ def residual_error(rows: int, tiling: Tiling, pdl: bool) -> float:
 
 
 def gated_error(rows: int, tiling: Tiling, pdl: bool) -> float:
-    x, weight, norm = drawn(rows, 1024), drawn(6144, 1024, scale=0.02), (drawn(1024), EPS)
+    x, weight = drawn(rows, 1024), drawn(6144, 1024, scale=0.02)
+    norm = (drawn(1024), EPS) if isinstance(tiling, VectorTiling) else None
     ours = small_linear(x, weight, norm=norm, activation="silu", tiling=tiling, pdl=pdl)
     return error_of(ours, small_linear_plain(x, weight, norm=norm, activation="silu", out_dtype=torch.float32))
 
@@ -166,7 +174,7 @@ def norm_error(tokens: int, pdl: bool) -> float:
 
 def silu_error(tokens: int, pdl: bool) -> float:
     gate_up = drawn(tokens, 6144)
-    return error_of(silu_mul(gate_up, pdl=pdl), gated_plain(gate_up.float(), "silu"))
+    return error_of(gated(gate_up, "silu", pdl=pdl), gated_plain(gate_up.float(), "silu"))
 
 
 def rope_inputs(
@@ -291,41 +299,28 @@ class Step:
 
 
 def candidates(name: str, rows: int, outs: int, ins: int) -> list[Tiling]:
-    """What may be fastest. (outputs, inputs at a time, warps, stages), each with and without weights held."""
-    joins = name != "gate_up" and name != "head"
-    if rows > 16:
-        cuts = [(64, 64, 8, 4), (64, 64, 4, 5), (64, 64, 8, 3), (128, 64, 8, 3)]
-        cuts += [(64, 128, 4, 3), (64, 128, 8, 3)] if rows <= 64 else []
-        parts = (1, 2, 4) if joins else (1,)
-        return [
-            Tiling(o, i, w, stages=s, splits=p, held=h, weights_first=True, dot=True)
-            for o, i, w, s in cuts
-            for p in parts
-            for h in (0, 1)
-            if ins % (i * p) == 0 and outs // o * p < 2048
-        ]
-    dots = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (128, 128, 4, 3)]
-    dot = [
-        Tiling(o, i, w, stages=s, splits=p, held=h, weights_first=True, dot=True)
-        for o, i, w, s in dots
-        for p in ((1, 4, 8) if joins else (1,))
-        for h in (0, 2)
-        if ins % (i * p) == 0
-    ]
-    if rows > 4:
-        return dot
-    own = [(2, 256, 2), (4, 256, 4), (8, 256, 8), (4, 256, 2), (8, 256, 4)]
-    along = [(1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (1, 2048, 8), (2, 2048, 8), (4, 2048, 8)]
-    along += [(2, 512, 2), (4, 512, 2)]
-    if rows > 1:
-        own, along = own[:2], along[1:2]
-    copies = 2 if name == "gate_up" else 1
-    vector = [
-        Tiling(o, i, w)
-        for o, i, w in own + along
-        if i <= ins and copies * o * ins // (64 * w) <= 72  # registers of weights a thread
-    ]
-    return vector if rows == 1 else dot + vector
+    """What may be fastest."""
+    joins, copies = name not in ("gate_up", "head"), 2 if name == "gate_up" else 1
+    if rows == 1:
+        own = [(2, 256, 2), (4, 256, 4), (8, 256, 8), (4, 256, 2), (8, 256, 4), (2, 512, 2), (4, 512, 2)]
+        along = [(1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (1, 2048, 8), (2, 2048, 8), (4, 2048, 8)]
+        # At most 72 registers of weights a thread.
+        return [VectorTiling(o, i, w) for o, i, w in own + along if i <= ins and copies * o * ins <= 72 * 64 * w]
+    found: list[Tiling] = [VectorTiling(4, 256, 4), VectorTiling(2, 1024, 4)] if rows <= 4 and ins <= 4096 else []
+    for o, i, w in ((64, 128, 4), (64, 64, 4), (128, 128, 4), (128, 64, 4), (128, 64, 8), (256, 64, 8)):
+        if copies * o * block_rows(rows) > 128 * 32 * w:  # registers of sums a thread
+            continue
+        for splits in (1, 2, 4, 8) if joins else (1,):
+            programs = triton.cdiv(outs // copies, o) * splits
+            few_inputs = ins % (i * splits) or ins < 2 * i * splits
+            if few_inputs or programs > 2000 or (programs < 64 and o > 64):
+                continue
+            for memory in (104, 208):
+                stages = min(10, (memory << 10) // (2 * i * (o * copies + block_rows(rows))))
+                for held in (0, 1, 2) if rows <= 16 and name != "head" else (0,):
+                    if stages >= 2 and (memory == 104 or programs <= 132):
+                        found.append(DotTiling(o, i, w, stages=stages, splits=splits, held=held))
+    return list(dict.fromkeys(found))
 
 
 def compile_all(jobs: Iterable[Callable[[], None]]) -> None:
@@ -342,28 +337,31 @@ def compile_all(jobs: Iterable[Callable[[], None]]) -> None:
     torch.cuda.synchronize()
 
 
+def in_use(shape: Shape, rows: int) -> dict[str, Tiling]:
+    return {
+        name: measured(rows, *size) or default_tiling(rows, *size, gated=name == "gate_up")
+        for name, size in shape.matrices().items()
+    }
+
+
 def sweep(step: Step, deadline: Deadline) -> dict[str, Tiling]:
     """The best tiling of each matrix, found one matrix after the other inside the whole step, launched ahead."""
     shape, rows = step.weights.shape, step.rows
-    best = {
-        name: measured(rows, *size)
-        or default_tiling(rows, *size, gated=name == "gate_up", normed=rows == 1 and name in NORMED)
-        for name, size in shape.matrices().items()
-    }
+    best = in_use(shape, rows)
     choices = {name: candidates(name, rows, *size) for name, size in shape.matrices().items()}
     started = time.monotonic()
     compile_all(
         partial(step.one, name, tiling, pdl=True)
         for name in choices
         for tiling in choices[name]
-        if deadline.left() > 30
+        if deadline.left() > 20
     )
     print(f"  compiled in {time.monotonic() - started:.0f} s", flush=True)
     replays = 15 if shape.name == "0.6B" else 7
     fastest = tried("defaults", partial(timed, partial(step.ours, best, pdl=True), replays)) or 1e9
     for name, tilings in choices.items():
         for tiling in tilings:
-            if deadline.left() < 12:
+            if deadline.left() < 0:
                 return best
             trial = {**best, name: tiling}
             took = tried(f"{name} {tiling}", partial(timed, partial(step.ours, trial, pdl=True), replays))
@@ -375,18 +373,17 @@ def sweep(step: Step, deadline: Deadline) -> dict[str, Tiling]:
 
 
 def told(tiling: Tiling) -> str:
-    text = f"Tiling({tiling.outs}, {tiling.ins}, {tiling.warps}"
-    if tiling.dot:
-        text += f", stages={tiling.stages}" + (f", splits={tiling.splits}" if tiling.splits > 1 else "")
-        text += f", held={tiling.held}" if tiling.held else ""
-        text += (", weights_first=True" if tiling.weights_first else "") + ", dot=True"
-    return text + ")"
+    if isinstance(tiling, VectorTiling):
+        return f"VectorTiling({tiling.outs}, {tiling.ins}, {tiling.warps})"
+    text = f"DotTiling({tiling.outs}, {tiling.ins}, {tiling.warps}, stages={tiling.stages}"
+    text += f", splits={tiling.splits}" if tiling.splits > 1 else ""
+    return text + (f", held={tiling.held}" if tiling.held else "") + ")"
 
 
-def time_step(weights: Weights, rows: int, deadline: Deadline) -> tuple[list[str], str]:
+def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[list[str], str]:
     """Lines for the table of tilings, and a line for the summary."""
     shape, step = weights.shape, Step(weights, rows)
-    best = sweep(step, deadline)
+    best = sweep(step, deadline) if deadline else in_use(shape, rows)
     cublas = captured(step.cublas)
     plain, ahead = captured(lambda: step.ours(best, pdl=False)), captured(lambda: step.ours(best, pdl=True))
     whole = captured(lambda: step.ours(best, pdl=True, with_rope=True))
@@ -415,12 +412,12 @@ def time_small_kernels(shape: Shape) -> None:
         x, delta, weight = drawn(tokens, shape.hidden), drawn(tokens, shape.hidden), drawn(shape.hidden)
         gate_up = drawn(tokens, 2 * shape.inner)
         qkv, table, slots, keys, values, norm = rope_inputs(tokens, shape)
-        moved = {"norm": 4 * x.nbytes, "silu_mul": gate_up.nbytes * 3 // 2, "rope_store": 2 * qkv.nbytes + table.nbytes}
+        moved = {"norm": 4 * x.nbytes, "gated": gate_up.nbytes * 3 // 2, "rope_store": 2 * qkv.nbytes + table.nbytes}
         rotate = partial(rope.rope_store, qkv, table, slots, keys, values, norm=norm)
         for pdl in (False, True):
             works: dict[str, Callable[[], object]] = {
                 "norm": partial(add_rms_norm, x, delta, weight, EPS, pdl=pdl),
-                "silu_mul": partial(silu_mul, gate_up, pdl=pdl),
+                "gated": partial(gated, gate_up, "silu", pdl=pdl),
                 "rope_store": partial(rotate, pdl=pdl),
             }
             for name, work in works.items():
@@ -451,16 +448,16 @@ def repeated(work: Callable[[], object], times: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=140)
+    parser.add_argument("--seconds", type=float, default=60, help="for the sweep of one model at one batch size")
     parser.add_argument("--models", default="0.6B,8B")
     parser.add_argument("--batches", default="1,2,4,8,16")
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--no-sweep", action="store_true", help="time the tilings in use")
     options = parser.parse_args()
-    deadline = Deadline(options.seconds)
+    whole = Deadline(0)
     torch.manual_seed(time.time_ns())
     if not options.no_checks:
         run_checks()
-        print(f"  checks took {deadline.seconds - deadline.left():.0f} s", flush=True)
 
     lines: list[str] = []
     summaries: list[str] = []
@@ -470,10 +467,8 @@ def main() -> None:
     weights = {shape.name: Weights(shape) for shape in models}
     for rows in (int(batch) for batch in options.batches.split(",")):
         for shape in models:
-            if deadline.left() < 15:
-                print(f"  no time left for {shape.name} rows={rows}", flush=True)
-                continue
             try:
+                deadline = None if options.no_sweep else Deadline(options.seconds)
                 new_lines, summary = time_step(weights[shape.name], rows, deadline)
             except FAILURES as failure:
                 print(f"FAILED {shape.name} rows={rows}: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
@@ -482,7 +477,7 @@ def main() -> None:
             summaries.append(summary)
             print(summary, flush=True)
     print("\nTILINGS = {", *lines, "}", "", *summaries, sep="\n")
-    print(f"  {deadline.seconds - deadline.left():.0f} s in all", flush=True)
+    print(f"  {-whole.left():.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

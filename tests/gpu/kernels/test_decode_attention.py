@@ -74,19 +74,16 @@ def a_scratch(
     case: Case,
     *,
     windows: Sequence[int | None] = (None,),
-    fixed_split: int | None = None,
     tuning: DecodeTuning | None = None,
 ) -> DecodeScratch:
     return DecodeScratch(
         case.q.shape[0] + 1,
-        case.tables.numel(),
         case.q.shape[1],
         case.keys.shape[1],
         case.q.shape[2],
         case.keys.shape[2],
         case.q.device,
         windows=windows,
-        fixed_split=fixed_split,
         tuning=tuning,
     )
 
@@ -183,31 +180,15 @@ def test_any_number_of_programs_gives_the_same_result(programs_per_sm: int, devi
     assert torch.equal(attend(case, few, spec), attend(case, a_scratch(case), spec))
 
 
-def test_a_fixed_split_makes_the_result_independent_of_the_neighbours(device: torch.device) -> None:
-    together = a_case([500, 70, 320, 1], device)
-    spec = spec_for(together)
-    scratch = a_scratch(together, fixed_split=128)
-    whole = attend(together, scratch, spec)
-    for row in range(4):
-        alone = replace(
-            together,
-            q=together.q[row : row + 1],
-            tables=together.tables[row : row + 1],
-            lens=together.lens[row : row + 1],
-        )
-        assert torch.equal(attend(alone, scratch, spec), whole[row : row + 1])
-
-
 def work_list(lens: Sequence[int], scratch: DecodeScratch, device: torch.device) -> list[list[int]]:
     """The planned (row, first key, end, part, parts, first slot), in order."""
     plan_decode(torch.tensor(lens, dtype=torch.int32, device=device), scratch)
     return scratch.items[None][: int(scratch.counts[None])].tolist()
 
 
-def a_planner(rows: int, device: torch.device, *, target: int, fixed_split: int | None = None) -> DecodeScratch:
-    scratch = DecodeScratch(rows, rows * 64, 2, 2, 32, 64, device, fixed_split=fixed_split)
-    if fixed_split is None:
-        scratch.target = target
+def a_planner(rows: int, device: torch.device, *, target: int) -> DecodeScratch:
+    scratch = DecodeScratch(rows, 2, 2, 32, 64, device)
+    scratch.target = target
     return scratch
 
 
@@ -236,10 +217,3 @@ def test_parts_cover_each_row_once_and_long_parts_come_first_then_first_parts(de
         assert [item[3] for item in own] == list(range(own[0][4]))
         assert [item[1] for item in own] == [0, *(item[2] for item in own[:-1])]
         assert own[-1][2] == length
-
-
-def test_a_fixed_split_cuts_a_row_by_its_own_length(device: torch.device) -> None:
-    scratch = a_planner(9, device, target=0, fixed_split=256)
-    for neighbours in (0, 8):
-        planned = work_list([1000] + [600] * neighbours, scratch, device)
-        assert [item[1:3] for item in planned if item[0] == 0] == [[0, 256], [256, 512], [512, 768], [768, 1000]]

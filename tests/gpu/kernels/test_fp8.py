@@ -7,13 +7,15 @@ from triton_device import DEVICE
 from triton_fp8 import round_as_gpus_do
 
 from ostro.kernels.gpu import fp8
+from ostro.kernels.gpu.dot_linear import DotTiling
 from ostro.kernels.gpu.mlp import PLAIN
 from ostro.kernels.gpu.small_batch import Tiling
+from ostro.kernels.gpu.vector_linear import VectorTiling
 
 ON_GPU = DEVICE.type == "cuda"
-ONE = Tiling(outs=4, ins=64, warps=4)
-DOT = Tiling(outs=16, ins=32, warps=4, stages=2, dot=True)
-SPLIT = Tiling(outs=16, ins=32, warps=4, stages=2, splits=3, dot=True)
+ONE = VectorTiling(outs=4, ins=64, warps=4)
+DOT = DotTiling(outs=16, ins=32, warps=4, stages=2)
+SPLIT = DotTiling(outs=16, ins=32, warps=4, stages=2, splits=3)
 FEW = pytest.mark.parametrize(
     ("rows", "tiling"), [(1, ONE), (1, DOT), (3, DOT), (16, DOT)], ids=["vector", "dot of one", "dot", "dot of all"]
 )
@@ -141,7 +143,9 @@ def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling
 def test_weights_beyond_the_registers_are_read_in_a_loop(device: torch.device) -> None:
     torch.manual_seed(0)
     x, norm, (weight, scale) = drawn(device, 1, 8192), (drawn(device, 8192), 1e-6), weights(device, 16, 8192)
-    ours = fp8.fp8_small_linear(x, weight, scale, norm=norm, activation="silu", tiling=Tiling(outs=4, ins=512, warps=1))
+    ours = fp8.fp8_small_linear(
+        x, weight, scale, norm=norm, activation="silu", tiling=VectorTiling(outs=4, ins=512, warps=1)
+    )
     plain = fp8.fp8_small_linear_plain(x, weight, scale, norm=norm, activation="silu")
     torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
 
@@ -195,15 +199,3 @@ def test_real_shapes_in_bfloat16_and_in_a_graph(
     else:
         plain = fp8.fp8_small_linear_plain(x.float(), weight, scale, activation=gate)
     assert (out.float() - plain).norm() < 5e-3 * plain.norm()
-
-
-def test_tilings_are_powers_of_two_and_splits_stand_alone() -> None:
-    shapes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (28672, 4096), (4096, 14336), (64, 48)]
-    for rows in (1, 2, 16):
-        for outs, ins in shapes:
-            for gated in (False, True):
-                tiling = fp8.default_tiling(rows, outs, ins, gated=gated)
-                for number in (tiling.outs, tiling.ins, tiling.warps, tiling.splits):
-                    assert number & (number - 1) == 0
-                assert tiling.dot == (rows > 1)
-                assert tiling.splits == 1 or (tiling.dot and not gated)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.models.base import AttentionSpec
 
@@ -55,17 +56,11 @@ class DecodeTuning:
 
 
 class DecodeScratch:
-    """Work lists, partial results and counters for up to `max_rows` rows, for all layers of a model in turn.
-
-    `max_pages_in_all` is what the rows of one call can name together, shared pages counted each time. `fixed_split`
-    cuts each sequence by its own length alone, into parts of at most so many keys, so that its result does not depend
-    on its neighbours; room for the partial results then grows with the cache, not with the device.
-    """
+    """Work lists, partial results and counters for up to `max_rows` rows, for all layers of a model in turn."""
 
     def __init__(
         self,
         max_rows: int,
-        max_pages_in_all: int,
         heads: int,
         kv_heads: int,
         head_dim: int,
@@ -73,7 +68,6 @@ class DecodeScratch:
         device: torch.device,
         *,
         windows: Sequence[int | None] = (None,),
-        fixed_split: int | None = None,
         tuning: DecodeTuning | None = None,
     ) -> None:
         self.max_rows = max_rows
@@ -84,15 +78,7 @@ class DecodeScratch:
         self.tuning = tuning or DecodeTuning()
         self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
         self.processors = _processors(device)
-        block = self.tuning.block
-        if fixed_split is None:
-            self.min_split = 1
-            self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
-        else:
-            self.min_split = max(1, fixed_split // block)
-            # Blocks at most: a row's pages hold a whole number of blocks, or lie in one.
-            blocks = triton.cdiv(max_pages_in_all * page_size, block) + max_rows
-            self.target = max(1, triton.cdiv(blocks, self.min_split))
+        self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
         # Cutting into parts of total / target or more gives each row at most one part beyond its share.
         capacity = max_rows + self.target
         self.items = {w: torch.zeros(capacity, _FIELDS.value, dtype=torch.int32, device=device) for w in windows}
@@ -120,7 +106,6 @@ def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None)
         scratch.row_parts[window],
         rows,
         scratch.target,
-        scratch.min_split,
         window or 0,
         rows_padded=triton.next_power_of_2(rows),
         block=scratch.tuning.block,
@@ -138,10 +123,13 @@ def decode_attention(
     scratch: DecodeScratch,
     out: Tensor,
     spec: AttentionSpec,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """Attends the one query of each row to its sequence, as planned for `spec.window`; fills and returns `out`.
 
-    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim].
+    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. On `pdl` see
+    `small_batch`.
     """
     rows, heads, head_dim = q.shape
     group = heads // keys.shape[1]
@@ -189,7 +177,9 @@ def decode_attention(
         joins=tuning.joins_in_place,
         # Of two loads in turn, the page's number and its keys, each gets half of the stages.
         stages=2 * buffers + 1,
+        pdl=pdl,
         num_warps=tuning.warps,
+        launch_pdl=pdl,
     )
     if not tuning.joins_in_place:
         _join_kernel[(rows, scratch.tiles)](
@@ -232,7 +222,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-@triton.jit(do_not_specialize=["lens", "rows", "target", "min_split", "window"])
+@triton.jit(do_not_specialize=["lens", "rows", "target", "window"])
 def _plan_kernel(
     lens,
     items,
@@ -240,7 +230,6 @@ def _plan_kernel(
     row_parts,
     rows,
     target,
-    min_split,
     window,
     rows_padded: tl.constexpr,
     block: tl.constexpr,
@@ -259,7 +248,7 @@ def _plan_kernel(
         low = tl.maximum(length - window, 0)
     first_block = low // block
     row_blocks = tl.cdiv(length, block) - first_block
-    split = tl.maximum(tl.cdiv(tl.sum(blocks), target), min_split)
+    split = tl.maximum(tl.cdiv(tl.sum(blocks), target), 1)
     parts = tl.where(every < rows, tl.maximum(tl.cdiv(blocks, split), 1), 0)
     num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
     before = (every < row).to(tl.int32)
@@ -324,7 +313,11 @@ def _decode_kernel(
     capped: tl.constexpr,
     joins: tl.constexpr,
     stages: tl.constexpr,
+    pdl: tl.constexpr,
 ):
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
     tiles_a_head: tl.constexpr = (group + tile - 1) // tile
     tiles: tl.constexpr = kv_heads * tiles_a_head
     total = tl.load(count) * tiles

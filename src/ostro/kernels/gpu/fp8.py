@@ -4,8 +4,8 @@
 
 Of many rows of inputs, each is rounded to 8 bits too, with a scale of its own, and the product is the library's. Of few
 rows the bytes of the weights are all that costs time: there the inputs stay as they are, and the weights are widened
-after they were read, one row of inputs in the vector kernel, more in the dot kernel, as in `small_batch`, whose words
-on programmatic dependent launch hold here too.
+after they were read: of one row in the vector kernel below, of more in `dot_linear`. What `small_batch` says of
+programmatic dependent launch holds here too.
 
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """
@@ -16,8 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.mlp import activate
-from ostro.kernels.gpu.small_batch import MOST_TILES, Tiling, arrival_counters, small_linear_plain
+from ostro.kernels.gpu import dot_linear as dot
+from ostro.kernels.gpu.dot_linear import dot_linear
+from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.small_batch import Tiling, small_linear_plain
+from ostro.kernels.gpu.vector_linear import VectorTiling
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -80,9 +83,9 @@ def quantize_rows(x: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
 def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     most = wide.abs().amax(1, keepdim=True).clamp_min(SMALLEST_ROW)
-    # A number divided by a tensor would be rounded twice: torch takes the reciprocal first.
-    factor = torch.full_like(most, LARGEST) / most
-    return (wide * factor).clamp(-LARGEST, LARGEST).to(FP8), most / LARGEST
+    # Divided by or into a plain number, torch takes a reciprocal first and rounds twice.
+    largest = torch.full_like(most, LARGEST)
+    return (wide * (largest / most)).clamp(-LARGEST, LARGEST).to(FP8), most / largest
 
 
 @triton.jit
@@ -168,19 +171,11 @@ def default_tiling(rows: int, out_features: int, in_features: int, *, gated: boo
     width = triton.next_power_of_2(in_features)
     if rows == 1:
         if in_features > 4096:
-            return Tiling(outs=1, ins=2048, warps=4)
+            return VectorTiling(outs=1, ins=2048, warps=4)
         # A warp has rows of weights to itself, two of them where they are short.
-        return Tiling(outs=8 if in_features <= 1024 and not gated else 4, ins=min(width, 512), warps=4)
-    outs, ins = 64, min(max(width, 32), 128)
-    programs = out_features // (outs * (2 if gated else 1))
-    splits = 1
-    if gated and programs < 96:
-        outs = 32
-    elif not gated:
-        # So many that every multiprocessor has programs to run, but each with a few blocks of inputs to read.
-        while programs * splits < 256 and in_features % (ins * splits * 2) == 0 and in_features >= ins * splits * 4:
-            splits *= 2
-    return Tiling(outs=outs, ins=ins, warps=4, stages=4, splits=splits, weights_first=True, dot=True)
+        return VectorTiling(outs=8 if in_features <= 1024 and not gated else 4, ins=min(width, 512), warps=4)
+    # The inputs, and what the weights are widened to, are of 2 bytes at most.
+    return dot.default_tiling(rows, out_features // (2 if gated else 1), in_features, gated=gated)
 
 
 def fp8_small_linear(
@@ -215,12 +210,13 @@ def fp8_small_linear(
     out = residual
     if out is None:
         out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
-    if tiling.dot:
-        assert norm is None
-        _run_dot(x, weight, scale, bias, out, outs, residual is not None, activation, tiling, pdl)
-    else:
+    adds = residual is not None
+    if isinstance(tiling, VectorTiling):
         assert rows == 1
-        _run_vector(x, weight, scale, bias, norm, out, outs, residual is not None, activation, tiling, pdl)
+        _run_vector(x, weight, scale, bias, norm, out, outs, adds, activation, tiling, pdl)
+    else:
+        assert norm is None
+        dot_linear(x, weight, bias, out, tiling, scale=scale, adds=adds, activation=activation, pdl=pdl)
     return out
 
 
@@ -247,7 +243,7 @@ def _run_vector(
     outs: int,
     adds: bool,
     activation: str | None,
-    tiling: Tiling,
+    tiling: VectorTiling,
     pdl: bool,
 ) -> None:
     in_words = x.shape[1] // 4
@@ -285,56 +281,6 @@ def _run_vector(
 def _quads(row: Tensor) -> Tensor:
     """Four bfloat16 in a word, as the weights are: one read instead of four."""
     return row.view(torch.int64) if row.dtype == torch.bfloat16 else row
-
-
-def _run_dot(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    outs: int,
-    adds: bool,
-    activation: str | None,
-    tiling: Tiling,
-    pdl: bool,
-) -> None:
-    rows, in_features = x.shape
-    tiles, splits = triton.cdiv(outs, tiling.outs), tiling.splits
-    assert splits == 1 or activation is None
-    assert tiles <= MOST_TILES
-    partials, counters = scale, scale
-    if splits > 1:
-        partials = torch.empty(splits, MOST_FEW, outs, dtype=torch.float32, device=x.device)
-        counters = arrival_counters(x.device)
-    ins_a_split = triton.cdiv(in_features, splits * tiling.ins) * tiling.ins
-    _dot_kernel[(tiles, splits)](
-        x,
-        weight,
-        scale,
-        scale if bias is None else bias,
-        out,
-        partials,
-        counters,
-        rows,
-        outs,
-        x.stride(0),
-        out.stride(0),
-        in_features=in_features,
-        ins_a_split=ins_a_split,
-        block_rows=MOST_FEW,
-        block_out=tiling.outs,
-        block_in=tiling.ins,
-        splits=splits,
-        even_out=outs % tiling.outs == 0,
-        has_bias=bias is not None,
-        adds=adds,
-        activation=activation or "",
-        pdl=pdl,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
-        launch_pdl=pdl,
-    )
 
 
 @triton.jit
@@ -379,7 +325,7 @@ def _vector_kernel(
     if pdl:
         gdc_wait()
 
-    previous = _previous(out + n, inside, adds)
+    before = previous(out + n, inside, adds)
     main = tl.zeros([block_out, block_words], tl.float32)
     up = tl.zeros([block_out, block_words], tl.float32)
     squares = tl.zeros([block_out, block_words], tl.float32)
@@ -401,7 +347,7 @@ def _vector_kernel(
         factor = tl.rsqrt(tl.sum(squares, 1) / (4 * in_words) + eps)
         y *= factor
         y_up *= factor
-    _finish(y, y_up, previous, scale, bias, out, n, inside, outs, has_bias, adds, activation)
+    finish(y, y_up, before, scale, bias, out, n, inside, outs, True, has_bias, adds, activation)
 
 
 @triton.jit
@@ -483,117 +429,3 @@ def _weights(
         return tl.load(at + start, eviction_policy="evict_first")
     mask = inside[:, None] & (start + tl.arange(0, at.shape[1]) < width)[None, :]
     return tl.load(at + start, mask=mask, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _dot_kernel(
-    x: tl.tensor,
-    weight: tl.tensor,
-    scale: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    partials: tl.tensor,
-    counters: tl.tensor,
-    rows: tl.tensor,
-    outs: tl.tensor,
-    x_stride: tl.tensor,
-    out_stride: tl.tensor,
-    in_features: tl.constexpr,
-    ins_a_split: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_out: tl.constexpr,
-    block_in: tl.constexpr,
-    splits: tl.constexpr,
-    even_out: tl.constexpr,
-    has_bias: tl.constexpr,
-    adds: tl.constexpr,
-    activation: tl.constexpr,
-    pdl: tl.constexpr,
-) -> None:
-    if pdl:
-        gdc_launch_dependents()
-    even_in: tl.constexpr = in_features % (splits * block_in) == 0
-    split = tl.program_id(1)
-    m = tl.arange(0, block_rows)
-    n = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    k = split * ins_a_split + tl.arange(0, block_in)
-    inside = n < outs
-    present = m < rows
-    main_at = weight + n.to(tl.int64)[:, None] * in_features + split * ins_a_split + tl.arange(0, block_in)[None, :]
-    up_at = main_at + outs.to(tl.int64) * in_features
-    width = in_features - split * ins_a_split
-    if pdl:
-        gdc_wait()
-
-    source = x + m[:, None] * x_stride + k[None, :]
-    target = out + m[:, None] * out_stride
-    keep = present[:, None] & inside[None, :]
-    previous = _previous(target + n[None, :], keep, adds)
-    main = tl.zeros([block_out, block_rows], tl.float32)
-    up = main
-    # A last split may lie partly or wholly beyond the inputs: it adds zeros.
-    for start in range(0, ins_a_split, block_in):
-        if even_in:
-            value = tl.load(source + start, mask=present[:, None], other=0.0)
-        else:
-            value = tl.load(source + start, mask=present[:, None] & (k + start < in_features)[None, :], other=0.0)
-        weights = _weights(main_at, inside, start, width, even_out, even_in)
-        # 8 bits fit 16 exactly. Weights come first: the matrix units take 64 rows of what comes first at a time.
-        main = tl.dot(weights.to(value.dtype), value.T, main, input_precision="ieee")
-        if activation != "":
-            weights = _weights(up_at, inside, start, width, even_out, even_in)
-            up = tl.dot(weights.to(value.dtype), value.T, up, input_precision="ieee")
-    main = main.T
-    up = up.T
-
-    column = n[None, :]
-    if splits == 1:
-        _finish(main, up, previous, scale, bias, target, column, keep, outs, has_bias, adds, activation)
-    else:
-        # The last program to arrive adds all parts up, its own too, always in the same order.
-        part = partials + m[:, None] * outs + column
-        tl.store(part + split.to(tl.int64) * block_rows * outs, main, mask=keep)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
-        if arrived == splits - 1:
-            total = tl.zeros([block_rows, block_out], tl.float32)
-            for other in tl.static_range(splits):
-                total += tl.load(part + other * block_rows * outs, mask=keep, other=0.0, cache_modifier=".cg")
-            tl.store(counters + tl.program_id(0), 0)
-            _finish(total, total, previous, scale, bias, target, column, keep, outs, has_bias, adds, activation)
-
-
-@triton.jit
-def _previous(at: tl.tensor, mask: tl.tensor, adds: tl.constexpr) -> tl.tensor:
-    if adds:
-        return tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    return tl.zeros(at.shape, tl.float32)
-
-
-@triton.jit
-def _finish(
-    y: tl.tensor,
-    y_up: tl.tensor,
-    previous: tl.tensor,
-    scale: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    mask: tl.tensor,
-    outs: tl.tensor,
-    has_bias: tl.constexpr,
-    adds: tl.constexpr,
-    activation: tl.constexpr,
-) -> None:
-    inside = n < outs
-    y *= tl.load(scale + n, mask=inside, other=0.0)
-    if has_bias:
-        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    if activation != "":
-        y_up *= tl.load(scale + outs + n, mask=inside, other=0.0)
-        if has_bias:
-            y_up += tl.load(bias + outs + n, mask=inside, other=0.0).to(tl.float32)
-        y = activate(y, activation) * y_up
-    if adds:
-        y += previous
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=mask)

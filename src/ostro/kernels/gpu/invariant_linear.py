@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.small_batch import MOST_TILES, arrival_counters
+from ostro.kernels.gpu.dot_linear import MOST_TILES, arrival_counters
 
 
 @dataclass(frozen=True, slots=True)

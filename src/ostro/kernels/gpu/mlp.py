@@ -22,10 +22,6 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 """The activations that kernels know, by the names they have there."""
 
 
-def silu_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
-    return gated(gate_up, "silu", pdl=pdl)
-
-
 def gated(gate_up: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
     """gate_up [tokens, 2 * inner] -> act(gate) * up, [tokens, inner]. `activation` is a name in PLAIN."""
     assert activation in PLAIN, activation

@@ -67,8 +67,11 @@ class StepAttention(ABC):
         return self.attend_stored(layer, q, spec)
 
     @abstractmethod
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """For keys and values that are stored already: [tokens, heads, head_dim] -> [tokens, heads * head_dim]."""
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
+        """For keys and values that are stored already: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
+
+        `pdl` lets the kernel be launched ahead, where it can be.
+        """
 
 
 class PlannedAttention(StepAttention):
@@ -93,12 +96,13 @@ class PlannedAttention(StepAttention):
             for window in scratch.items:
                 plan_decode(lens, scratch, window)
 
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
         keys, values = self.pages.layers[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         single = self._num_single
         if single:
-            decode_attention(q[:single], keys, values, self._tables[:single], self._scratch, out[:single], spec)
+            tables, scratch = self._tables[:single], self._scratch
+            decode_attention(q[:single], keys, values, tables, scratch, out[:single], spec, pdl=pdl)
         if self._tiles is not None:
             prefill_attention(q, keys, values, self._tables, self._tiles, out, spec)
         return out.flatten(1)
@@ -112,7 +116,7 @@ class InvariantAttention(StepAttention):
         self._tuning = tuning
         self._tiles = tiles
 
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
         keys, values = self.pages.layers[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning)

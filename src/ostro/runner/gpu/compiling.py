@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode
+from ostro.kernels.gpu.dot_linear import arrival_counters
 from ostro.kernels.gpu.mlp import gated
 from ostro.kernels.gpu.norm import add_rms_norm
 from ostro.kernels.gpu.prefill_attention import prefill_attention
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
-from ostro.kernels.gpu.small_batch import ROWS, arrival_counters, small_linear
+from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
 from ostro.models.decoder import CausalLM, PreNormLayer
 from ostro.models.layers import HeadNorm
@@ -27,6 +28,8 @@ from ostro.runner.gpu.projections import small_product
 _THREADS = 16
 # A kernel is cut another way for a single token, for a batch of them, and for prompts.
 _TOKENS = (1, 256, 2048, 4096)
+# Each of these is another kernel to a product of few rows.
+_ROWS = (1, 2, 4, 16, 32, 64, 128)
 # As is the sampler for a few rows and for many.
 _SAMPLED = (1, 32)
 
@@ -34,13 +37,20 @@ Jobs = Iterator[Callable[[], object]]
 
 
 def compile_kernels(
-    model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, *, overlaps: bool, few: int, activation: str
+    model: CausalLM,
+    layer: PreNormLayer,
+    scratch: DecodeScratch,
+    *,
+    overlaps: bool,
+    attends_ahead: bool,
+    few: int,
+    activation: str,
 ) -> None:
     """For a model whose layers are like `layer`, and whose products of up to `few` rows are our own."""
     like = layer.input_layernorm.weight
     # The slowest first.
     jobs = [
-        *_attention(model, layer, scratch, like),
+        *_attention(model, layer, scratch, like, attends_ahead),
         *_sampler(model, like),
         *_products(model, layer, like, overlaps, few, activation),
         *_between(model, layer, scratch, like, overlaps, activation),
@@ -51,8 +61,10 @@ def compile_kernels(
         for done in [threads.submit(_on_a_stream, job) for job in jobs]:
             done.result()
     torch.cuda.synchronize()
-    # Products that are joined share counters: run side by side, as never again, they may have left some.
-    arrival_counters(like.device).zero_()
+    # What is joined is counted: run side by side, as never again, kernels may have left some counts.
+    with torch.inference_mode():
+        arrival_counters(like.device).zero_()
+        scratch.arrived.zero_()
 
 
 def _on_a_stream(job: Callable[[], object]) -> None:
@@ -60,15 +72,16 @@ def _on_a_stream(job: Callable[[], object]) -> None:
         job()
 
 
-def _attention(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, like: Tensor) -> Jobs:
+def _attention(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
     shape, spec = model.shape, layer.self_attn.spec
-    heads, dim = shape.num_heads, shape.head_dim
+    # As many rows as any of the plans below, which are made at the same time, may speak of.
+    rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
     keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, dim)
-    tables = _integers(like, 1, -(-shape.max_seq_len // scratch.page_size))
-    q = like.new_zeros(1, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
+    tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
+    q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec)
-    yield partial(decode_attention, q, keys, values, tables, scratch, out, spec)
+    yield partial(decode_attention, q, keys, values, tables, scratch, out, spec, pdl=pdl)
     rows = 1
     while rows <= scratch.max_rows:
         yield partial(plan_decode, _integers(like, rows), scratch, spec.window)
@@ -88,7 +101,7 @@ def _sampler(model: CausalLM, like: Tensor) -> Jobs:
 
 def _products(model: CausalLM, layer: PreNormLayer, like: Tensor, pdl: bool, few: int, activation: str) -> Jobs:
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.input_layernorm
-    for rows in (most for most in ROWS if most <= few):
+    for rows in (most for most in _ROWS if most <= few):
         folded = (norm.weight, norm.eps) if rows == 1 else None
         x = like.new_zeros(rows, len(like))
         attended, inner = (like.new_zeros(rows, each.weight.shape[1]) for each in (attention.o_proj, mlp.down_proj))

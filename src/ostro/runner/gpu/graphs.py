@@ -1,7 +1,9 @@
 """Whole steps as CUDA graphs, for a ladder of batch sizes; each is captured when it is first needed. Knows no model."""
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -54,7 +56,19 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Graphs run one after the other, so they may use the same memory.
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _garbage_left_alone(), torch.cuda.graph(graph, pool=self._pool):
             self._step(size, kind)
         self._pool = graph.pool()
         return graph.replay
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """What is collected during a capture may give back memory of the device, which spoils the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

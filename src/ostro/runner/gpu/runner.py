@@ -92,7 +92,6 @@ class GpuRunner:
         self._tile = tokens_in_tile(heads, kv_heads, self._tuning)
         self._scratch = DecodeScratch(
             max_batch_seqs,
-            num_pages,
             heads,
             kv_heads,
             shape.head_dim,

@@ -1,0 +1,219 @@
+"""Products of up to 256 rows with a weight, by the matrix units, all rows in one tile: for steps that are bound by the
+reading of weights.
+
+    x ─> · weightᵀ ──(· scale)──(+ bias)──┬──────────────────> out
+                                          ├─(+ residual)─────> residual, in place
+                                          └─ act(gate) * up ─> out, where the weight holds gate above up
+
+Weights come first in the product: then the matrix units read them from shared memory, 64 outputs at a time, where the
+copy engine has put them. A row's result never depends on the rows beside it. Weights of 8 bits are widened on the way.
+
+On programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ostro.kernels.gpu.epilogue import finish, previous
+
+MOST_ROWS = 256
+MOST_TILES = 65536
+_ALIGNMENT = 16
+_SHARED_MEMORY = 220 << 10
+_MOST_STAGES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DotTiling:
+    """How a product is cut into programs. Powers of two, but for the stages."""
+
+    outs: int
+    """Outputs of a program; where it holds gate and up, of each."""
+    ins: int
+    """Inputs read at a time."""
+    warps: int
+    stages: int
+    """Blocks of inputs and weights under way at a time."""
+    splits: int = 1
+    """Programs that share the inputs of one output, where nothing is gated. Their sums are joined in order."""
+    held: int = 0
+    """Blocks of weights that are asked for before the wait for the kernel before. They are kept in registers."""
+
+
+def default_tiling(
+    rows: int, outs: int, in_features: int, *, gated: bool, element_size: int = 2, multiprocessors: int = 132
+) -> DotTiling:
+    """Where nothing was measured: so many programs that every multiprocessor has one, and what is under way fills its
+    shared memory. `outs` counts results: where gate and up meet, half the weight's rows. `element_size` is in bytes.
+    """
+    ins = min(128 if rows <= 64 else 64, triton.next_power_of_2(max(in_features, 32)))
+    programs = triton.cdiv(outs, 64)
+    splits = 1
+    while not gated and splits < 8 and programs * splits < 0.7 * multiprocessors and in_features >= 4 * ins * splits:
+        splits *= 2
+    block = element_size * ins * (64 * (2 if gated else 1) + block_rows(rows))
+    memory = _SHARED_MEMORY if programs * splits <= multiprocessors else _SHARED_MEMORY // 2
+    return DotTiling(64, ins, 4, stages=max(2, min(_MOST_STAGES, memory // block)), splits=splits)
+
+
+def block_rows(rows: int) -> int:
+    return max(16, triton.next_power_of_2(rows))
+
+
+def dot_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tiling: DotTiling,
+    *,
+    scale: Tensor | None = None,
+    adds: bool = False,
+    activation: str | None = None,
+    pdl: bool = False,
+) -> None:
+    """Writes out [rows, outs], or adds to it. The first call on a device must not be inside a graph capture: it makes
+    the counters of split products.
+    """
+    rows, in_features = x.shape
+    outs = weight.shape[0] // (2 if activation else 1)
+    tiles, splits = triton.cdiv(outs, tiling.outs), tiling.splits
+    assert rows <= MOST_ROWS
+    assert tiles <= MOST_TILES
+    assert splits == 1 or activation is None
+    for each in (x, weight):
+        assert each.stride(0) * each.element_size() % _ALIGNMENT == 0, "the copy engine reads whole 16 bytes"
+    partials, counters = x, x
+    if splits > 1:
+        partials = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
+        counters = arrival_counters(x.device)
+    ins_a_split = triton.cdiv(in_features, splits * tiling.ins) * tiling.ins
+    nothing = x
+    _dot_kernel[(tiles, splits)](
+        TensorDescriptor.from_tensor(x, [block_rows(rows), tiling.ins]),
+        TensorDescriptor.from_tensor(weight, [tiling.outs, tiling.ins]),
+        weight,
+        nothing if scale is None else scale,
+        nothing if bias is None else bias,
+        out,
+        partials,
+        counters,
+        rows,
+        outs,
+        out.stride(0),
+        in_features=in_features,
+        ins_a_split=ins_a_split,
+        block_rows=block_rows(rows),
+        block_out=tiling.outs,
+        block_in=tiling.ins,
+        splits=splits,
+        held=min(tiling.held, ins_a_split // tiling.ins),
+        has_scale=scale is not None,
+        has_bias=bias is not None,
+        adds=adds,
+        activation=activation or "",
+        pdl=pdl,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        launch_pdl=pdl,
+    )
+
+
+@cache
+def arrival_counters(device: torch.device) -> Tensor:
+    """How many programs of a tile have arrived: zero between kernels. Shared, as kernels of a stream run in turn."""
+    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _dot_kernel(
+    x_blocks: tl.tensor,
+    weight_blocks: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    partials: tl.tensor,
+    counters: tl.tensor,
+    rows: tl.tensor,
+    outs: tl.tensor,
+    out_stride: tl.tensor,
+    in_features: tl.constexpr,
+    ins_a_split: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_out: tl.constexpr,
+    block_in: tl.constexpr,
+    splits: tl.constexpr,
+    held: tl.constexpr,
+    has_scale: tl.constexpr,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    if pdl:
+        gdc_launch_dependents()
+    split = tl.program_id(1)
+    first, begin = tl.program_id(0) * block_out, split * ins_a_split
+    n = first + tl.arange(0, block_out)
+    inside = n < outs
+    main_held = ()  # type: tuple[tl.tensor, ...]
+    up_held = ()  # type: tuple[tl.tensor, ...]
+    for block in tl.static_range(held):
+        k = begin + block * block_in + tl.arange(0, block_in)
+        at = weight + n.to(tl.int64)[:, None] * in_features + k[None, :]
+        there = inside[:, None] & (k < in_features)[None, :]
+        main_held += (tl.load(at, mask=there, other=0.0, eviction_policy="evict_first"),)
+        if activation != "":
+            at += outs.to(tl.int64) * in_features
+            up_held += (tl.load(at, mask=there, other=0.0, eviction_policy="evict_first"),)
+    if pdl:
+        gdc_wait()
+
+    m = tl.arange(0, block_rows)
+    target = out + m[None, :] * out_stride
+    keep = inside[:, None] & (m < rows)[None, :]
+    before = previous(target + n[:, None], keep, adds)
+    main = tl.zeros([block_out, block_rows], tl.float32)
+    up = main
+    # Beyond the inputs, where a last split may lie, the copy engine gives zeros.
+    for block in tl.static_range(held):
+        value = x_blocks.load([0, begin + block * block_in])
+        main = _add_dot(main, main_held[block], value)
+        if activation != "":
+            up = _add_dot(up, up_held[block], value)
+    for start in range(begin + held * block_in, begin + ins_a_split, block_in):
+        value = x_blocks.load([0, start])
+        main = _add_dot(main, weight_blocks.load([first, start]), value)
+        if activation != "":
+            up = _add_dot(up, weight_blocks.load([outs + first, start]), value)
+
+    column = n[:, None]
+    if splits == 1:
+        finish(main, up, before, scale, bias, target, column, keep, outs, has_scale, has_bias, adds, activation)
+    else:
+        # The last program to arrive adds all parts up, its own too, always in the same order.
+        part = partials + m[None, :] * outs + column
+        part_size = rows.to(tl.int64) * outs
+        tl.store(part + split * part_size, main, mask=keep)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
+        if arrived == splits - 1:
+            total = tl.zeros([block_out, block_rows], tl.float32)
+            for other in tl.static_range(splits):
+                total += tl.load(part + other * part_size, mask=keep, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tl.program_id(0), 0)
+            finish(total, total, before, scale, bias, target, column, keep, outs, has_scale, has_bias, adds, activation)
+
+
+@triton.jit
+def _add_dot(total: tl.tensor, weights: tl.tensor, rows: tl.tensor) -> tl.tensor:
+    # 8 bits fit 16 exactly.
+    return tl.dot(weights.to(rows.dtype), rows.T, total, input_precision="ieee")

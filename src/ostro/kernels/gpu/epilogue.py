@@ -1,0 +1,50 @@
+"""What may follow a product before it is stored: scales of outputs, a bias, gating, the sum with what is there.
+
+Knows numbers that are summed up already; knows nothing of how they came about.
+"""
+
+import triton
+import triton.language as tl
+
+from ostro.kernels.gpu.mlp import activate
+
+
+@triton.jit
+def previous(at: tl.tensor, mask: tl.tensor, adds: tl.constexpr) -> tl.tensor:
+    """What the result is to be added to. Read early, it does not hold up the store."""
+    if adds:
+        return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return tl.zeros(at.shape, tl.float32)
+
+
+@triton.jit
+def finish(
+    y: tl.tensor,
+    y_up: tl.tensor,
+    before: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    mask: tl.tensor,
+    outs: tl.tensor,
+    has_scale: tl.constexpr,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+) -> None:
+    """Stores outputs n of a row or of rows. With an activation, y is the gate and `y_up` what it lets through."""
+    inside = n < outs
+    if has_scale:
+        y *= tl.load(scale + n, mask=inside, other=0.0)
+    if has_bias:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    if activation != "":
+        if has_scale:
+            y_up *= tl.load(scale + outs + n, mask=inside, other=0.0)
+        if has_bias:
+            y_up += tl.load(bias + outs + n, mask=inside, other=0.0).to(tl.float32)
+        y = activate(y, activation) * y_up
+    if adds:
+        y += before
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=mask)
