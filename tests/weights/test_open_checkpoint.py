@@ -35,7 +35,7 @@ def test_a_missing_path_object_is_never_taken_for_a_hub_id(tmp_path: Path, monke
         "-org/name",
         "org/name@",
         "org/name@../x",
-        "s3://b/k",
+        "az://b/k",
         "x" * 5000,
     ],
 )

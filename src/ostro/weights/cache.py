@@ -1,5 +1,6 @@
 """Where downloaded models are kept, and how a file gets there whole or not at all. Knows no sources and no formats.
 
+ROOT/objects/                    models of object stores: see ostro.sources.store
 ROOT/pypi/NAME-VERSION.lock      held while one process fetches; the others wait and then find the file
 ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on any failure, and by the next one that holds the lock
 ROOT/pypi/NAME-VERSION/FILE      appears by rename, complete and on the disk
@@ -18,8 +19,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def cache_root() -> Path:
-    """`OSTRO_CACHE`, else `ostro` in the user's cache directory."""
-    if own := os.environ.get("OSTRO_CACHE"):
+    """`OSTRO_CACHE` or `LOCAL_MODEL_CACHE`, else `ostro` in the user's cache directory."""
+    if own := os.environ.get("OSTRO_CACHE") or os.environ.get("LOCAL_MODEL_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ostro"
 
@@ -45,11 +46,16 @@ def work_directory(target: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise disk_full(target.parent) from error
-        raise DownloadFailed(
-            f"Cannot write to {target.parent} ({error.strerror or error}). Set OSTRO_CACHE to a directory that you own."
-        ) from error
+        raise file_error(error, target.parent) from error
+
+
+def file_error(error: OSError, directory: Path) -> DiskFull | DownloadFailed:
+    """What the file system said while a model was stored there, as one of ours."""
+    if error.errno in _NO_ROOM:
+        return disk_full(directory)
+    return DownloadFailed(
+        f"Cannot write to {directory} ({error.strerror or error}). Set OSTRO_CACHE to a directory that you own."
+    )
 
 
 def check_room(directory: Path, needed: int) -> None:
@@ -64,14 +70,17 @@ def disk_full(directory: Path, detail: str = "the disk is full") -> DiskFull:
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Moves a finished file of the work directory to its place, so that no crash can show half of it."""
+    """Moves a finished file of the work directory to its place, so that no crash can show half of it.
+
+    It may be a directory, if all in it was synced.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sync(finished)
+    sync(finished)
     finished.replace(target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

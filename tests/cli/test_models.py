@@ -1,0 +1,118 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from model_directory import write_model
+from object_stores import BUCKET, ObjectStore, running_store
+
+from ostro.cli import main
+from ostro.sources.store import ModelStore
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A bucket with one model under two names."""
+    directory = write_model(tmp_path_factory.mktemp("model"))
+    with running_store("gs") as store:
+        for path in directory.iterdir():
+            for prefix in ("models/acme/tiny", "other/acme/tiny"):
+                store.put(f"{prefix}/{path.name}", path.read_bytes())
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+REFERENCE = f"gs://{BUCKET}/models/acme/tiny"
+
+
+def models(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    status = main(["models", *args])
+    return status, *capsys.readouterr()
+
+
+def test_a_model_is_pulled_listed_verified_and_removed(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+    status, out, _ = models(capsys, "pull", REFERENCE)
+    assert status == 0
+    path = Path(out.strip())
+    assert (path / "model.safetensors").is_file()
+    status, out, _ = models(capsys, "list")
+    header, row = out.splitlines()
+    assert (status, header.split()) == (0, ["NAME", "SIZE", "LAST", "USE", "IN", "USE", "SOURCE"])
+    assert row.startswith("acme/tiny  ")
+    assert row.endswith(f"no      {REFERENCE}")
+    assert models(capsys, "verify") == (0, f"{REFERENCE}: good\n", "")
+    status, out, _ = models(capsys, "rm", "acme/tiny")
+    assert (status, out.startswith(f"removed {REFERENCE}, ")) == (0, True)
+    assert ModelStore().entries() == []
+
+
+def test_a_damaged_model_is_told_with_its_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(models(capsys, "pull", REFERENCE)[1].strip()) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    status, out, _ = models(capsys, "verify", REFERENCE)
+    assert status == 1
+    assert "model.safetensors is damaged" in out
+    assert "'ostro models rm acme/tiny', then pull it again" in out
+    assert models(capsys, "rm", "acme/tiny")[0] == 0
+    assert models(capsys, "pull", REFERENCE)[0] == 0
+    assert models(capsys, "verify")[0] == 0
+
+
+def test_a_model_in_use_is_shown_and_not_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(models(capsys, "pull", REFERENCE)[1].strip())
+    with ModelStore().hold(path):
+        assert " yes     gs://" in models(capsys, "list")[1]
+        status, _, err = models(capsys, "rm", "acme/tiny")
+        assert (status, "is in use. Stop what serves it" in err) == (1, True)
+    assert path.exists()
+
+
+def test_one_name_of_two_models_is_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    other = f"gs://{BUCKET}/other/acme/tiny"
+    for reference in (REFERENCE, other):
+        models(capsys, "pull", reference)
+    status, _, err = models(capsys, "rm", "acme/tiny", "none")
+    assert status == 1
+    assert f"Several models are called 'acme/tiny'. Give one of their sources: {REFERENCE}, {other}." in err
+    assert "There is no model 'none' in the cache." in err
+    assert models(capsys, "rm", other)[0] == 0
+    assert [entry.reference for entry in ModelStore().entries()] == [REFERENCE]
+
+
+def test_a_wheels_model_is_listed_and_said_to_be_unchecked(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+    (cache / "pypi" / "llm-tiny-1.0").mkdir(parents=True)
+    (cache / "pypi" / "llm-tiny-1.0" / "tiny.gguf").write_bytes(bytes(5000))
+    assert "pypi:llm-tiny==1.0" in models(capsys, "list")[1]
+    status, out, _ = models(capsys, "verify", "llm-tiny")
+    assert (status, "not checked" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (f"gs://{BUCKET}/models/acme/none", "There is nothing at gs://"),
+        ("gs://models/../x", "is no model reference"),
+        (os.curdir, "is on this machine already"),
+        ("one-word", "cannot be pulled. Give gs://"),
+    ],
+)
+def test_what_cannot_be_pulled_is_one_clear_line(
+    reference: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = models(capsys, "pull", reference)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+
+
+def test_help_says_that_the_hubs_cache_is_the_hubs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["models", "--help"])
+    assert "the Hub's own cache" in " ".join(capsys.readouterr().out.split())

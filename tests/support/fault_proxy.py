@@ -1,0 +1,189 @@
+"""A proxy before an object store that breaks what it is told to break, and counts what it passes on.
+
+client ──> FaultProxy ──> store        one request a connection; only reads of ranges are broken and counted
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from urllib.parse import parse_qs, urlsplit
+
+_HEAD_END = b"\r\n\r\n"
+
+
+class Fault(Enum):
+    TRUNCATED = "half of the body, then the end"
+    STALLED = "half of the body, then nothing"
+    RESET = "no answer, the connection is cut"
+    STATUS_503 = "503"
+    STATUS_429 = "429"
+    STATUS_403 = "403"
+    FLIPPED = "one bit is another"
+
+
+class FaultProxy:
+    """Listens on the loopback, in a thread of its own, until it is closed. From then on connections are refused."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = urlsplit(upstream)
+        self._loop = asyncio.new_event_loop()
+        self._plan: list[tuple[Fault, str]] = []
+        self._always: Fault | None = None
+        self.reads: list[str] = []
+        """The paths of all reads, in order; those that were broken too."""
+        self._num_open = 0
+        self.targets: list[str] = []
+        """Of all requests, in order."""
+        self.num_bytes = 0
+        """Of bodies that were read and passed on."""
+        self.before_read: Callable[[int], None] | None = None
+        """Called with the number of the read, from 1."""
+        self.seconds_a_read = 0.0
+        self.keeps_preconditions = True
+        """Whether a read of another generation than the current is refused, as GCS does and its emulator does not."""
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        started.wait(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def fail(self, fault: Fault, *, times: int = 1, path: str = "") -> None:
+        """Breaks the next reads of this path."""
+        self._plan += [(fault, path)] * times
+
+    @property
+    def faults_left(self) -> int:
+        return len(self._plan)
+
+    def always_fail(self, fault: Fault | None) -> None:
+        self._always = fault
+
+    def forget_counts(self) -> None:
+        self.reads.clear()
+        self.targets.clear()
+        self.num_bytes = 0
+
+    def settle(self) -> None:
+        """Waits until no request is under way: those of a client that was killed go on for a while."""
+        while self._num_open:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(10)
+
+    def _run(self, started: threading.Event) -> None:
+        self._loop.run_until_complete(self._serve(started))
+        self._loop.close()
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._stopping = asyncio.Event()
+        self._turns = asyncio.Semaphore(4)
+        server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
+        self._port = server.sockets[0].getsockname()[1]
+        started.set()
+        await self._stopping.wait()
+        server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_open += 1
+        try:
+            await self._answer(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._num_open -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(_HEAD_END)
+        body = await reader.readexactly(int(_header(head, "content-length") or 0))
+        target = head.split(b" ", 2)[1].decode()
+        self.targets.append(target)
+        is_read = head.startswith(b"GET ") and _header(head, "range") is not None
+        fault = None
+        if is_read:
+            self.reads.append(urlsplit(target).path)
+            if self.before_read is not None:
+                await asyncio.to_thread(self.before_read, len(self.reads))
+            await asyncio.sleep(self.seconds_a_read)
+            fault = self._next_fault(target)
+            if self.keeps_preconditions and await self._is_another_generation(target):
+                await _send(writer, b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n")
+                return
+        answer = await self._ask(_closing(head) + body)
+        await self._pass_on(writer, answer, fault, is_read)
+
+    async def _pass_on(self, writer: asyncio.StreamWriter, answer: bytes, fault: Fault | None, is_read: bool) -> None:
+        head, _, body = answer.partition(_HEAD_END)
+        if fault is Fault.RESET:
+            writer.transport.abort()
+            return
+        if fault in (Fault.STATUS_503, Fault.STATUS_429, Fault.STATUS_403):
+            await _send(writer, f"HTTP/1.1 {fault.value} Broken\r\nContent-Length: 0\r\n".encode())
+            return
+        if fault is Fault.FLIPPED:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        if fault in (Fault.TRUNCATED, Fault.STALLED):
+            body = body[: len(body) // 2]
+        await _send(writer, _closing(head + _HEAD_END)[:-2], body)
+        self.num_bytes += len(body) if is_read else 0
+        if fault is Fault.STALLED:
+            await asyncio.sleep(60)
+
+    def _next_fault(self, target: str) -> Fault | None:
+        for each in self._plan:
+            if each[1] in target:
+                self._plan.remove(each)
+                return each[0]
+        return self._always
+
+    async def _is_another_generation(self, target: str) -> bool:
+        parts = urlsplit(target)
+        wanted = parse_qs(parts.query).get("ifGenerationMatch")
+        if wanted is None:
+            return False
+        path = parts.path.removeprefix("/download")
+        answer = await self._ask(f"GET {path} HTTP/1.1\r\nHost: store\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = answer.partition(_HEAD_END)
+        return b" 200 " in head.split(b"\r\n")[0] and json.loads(body)["generation"] != wanted[0]
+
+    async def _ask(self, request: bytes) -> bytes:
+        # The emulator answers one at a time and lets five wait; a sixth would come again after a second.
+        async with self._turns:
+            reader, writer = await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
+            try:
+                writer.write(request)
+                return await reader.read()
+            finally:
+                writer.close()
+
+
+async def _send(writer: asyncio.StreamWriter, head: bytes, body: bytes = b"") -> None:
+    writer.write(head + (b"" if b"onnection: close" in head else b"Connection: close\r\n") + b"\r\n" + body)
+    await writer.drain()
+
+
+def _closing(head: bytes) -> bytes:
+    """The same head, for a connection that ends after it."""
+    lines = [line for line in head[: -len(_HEAD_END)].split(b"\r\n") if not line.lower().startswith(b"connection:")]
+    return b"\r\n".join([*lines, b"Connection: close"]) + _HEAD_END
+
+
+def _header(head: bytes, name: str) -> str | None:
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.decode().lower() == name:
+            return value.strip().decode()
+    return None
