@@ -1,0 +1,175 @@
+"""One model's place in the pool: its service while it has one, who uses it, who waits for it, what it takes. Keeps the
+record; decides nothing.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from ostro.engine.handle import State
+from ostro.engine.messages import ModelInfo
+from ostro.errors import OstroError
+from ostro.pool.catalog import ModelSpec
+from ostro.pool.room import Footprint, Room
+
+
+class Service(Protocol):
+    """What the pool must know of a loaded model. `ModelService` is one."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def failure(self) -> OstroError | None: ...
+
+    @property
+    def info(self) -> ModelInfo | None: ...
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=Service)
+
+
+class PoolState(StrEnum):
+    AVAILABLE = "available"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Waiter(Generic[S]):
+    """A request that waits for its model: it gets the service, lease included, or an error."""
+
+    name: str | None
+    """What the model was asked for as; None for the pool itself, which loads some at the start."""
+    since: float
+    told: "asyncio.Future[S | OstroError]"
+
+
+class Entry(Generic[S]):
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.pinned = spec.pinned
+        self.state = PoolState.AVAILABLE
+        self.service: S | None = None
+        self.leases: Counter[str | None] = Counter()
+        # Oldest first.
+        self.waiters: dict[Waiter[S], None] = {}
+        self.promise: tuple[float, float] | None = None
+        """Since when somebody had waited who was told to come back, and until when that place in line is kept, or the
+        model, if it is ready by then.
+        """
+        self.asked_to_go = False
+        """It is unloaded when nobody uses it any more, whether others wait for room or not."""
+
+        # At most one task brings its service up, and one ends it.
+        self.coming: asyncio.Task[None] | None = None
+        self.going: asyncio.Task[None] | None = None
+        self.gone = asyncio.Event()
+        self.gone.set()
+
+        self.footprint: Footprint | None = None
+        """As measured when it was loaded last; before that as expected; None if nobody knows."""
+        self.expecting: asyncio.Task[None] | None = None
+        self.expected = False
+        """Whether it was tried to foresee the footprint."""
+
+        self.failure: OstroError | None = None
+        self.num_failures = 0
+        self.retry_at = 0.0
+
+        self.began_at = 0.0
+        self.ready_at: float | None = None
+        """None until the service was ready once."""
+        self.used_at: float | None = None
+        self.load_seconds: float | None = None
+        self.num_loads = 0
+        self.num_evictions = 0
+        self.evicted_at = 0.0
+        """Those for whom it made room come first: who waits for it stands in line from then."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def in_use(self) -> int:
+        return self.leases.total()
+
+    @property
+    def resident(self) -> bool:
+        """Whether it takes room: from before its service starts until after that has ended."""
+        return self.service is not None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its room will be free once its last request has ended, whatever else happens."""
+        return self.resident and (self.going is not None or self.asked_to_go)
+
+    @property
+    def room(self) -> Room:
+        footprint = self.footprint or Footprint()
+        return Room(1, footprint.bytes, footprint.device_bytes)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would miss it now. While its engine starts again, those who wait for it would."""
+        return not self.in_use and (self.state is not PoolState.LOADING or not self.waiters)
+
+    def waiting_since(self, now: float) -> float | None:
+        """When the oldest of those who wait for it came; None if nobody waits. Its place in line."""
+        times = [waiter.since for waiter in self.waiters][:1]
+        if self.promise is not None and self.promise[1] > now:
+            times.append(self.promise[0])
+        return max(min(times), self.evicted_at) if times else None
+
+    def last_use(self) -> float:
+        """When it was in use last, for an order by that. One that was never used counts from when it was ready."""
+        return max(self.used_at or 0.0, self.ready_at or 0.0)
+
+    def revive(self) -> None:
+        """It has failed, and may be tried again."""
+        self.state = PoolState.DRAINING if self.resident else PoolState.AVAILABLE
+        self.failure = None
+
+    def lease(self, name: str | None, now: float) -> S:
+        assert self.service is not None, "only a loaded model can be used"
+        self.leases[name] += 1
+        self.used_at = now
+        self.promise = None
+        return self.service
+
+    def leave(self, name: str | None, now: float) -> None:
+        self.leases[name] -= 1
+        assert self.leases[name] >= 0, "a lease was given back twice"
+        self.used_at = now
+
+    def admit(self, now: float) -> None:
+        """Lets in all who wait."""
+        for waiter in self._dismissed():
+            waiter.told.set_result(self.lease(waiter.name, now))
+
+    def refuse(self, error: OstroError) -> None:
+        """Sends away all who wait."""
+        self.promise = None
+        for waiter in self._dismissed():
+            waiter.told.set_result(error)
+
+    def _dismissed(self) -> list[Waiter[S]]:
+        waiters, self.waiters = list(self.waiters), {}
+        return waiters

@@ -1,0 +1,37 @@
+"""What a model may be called, and which model a name means. Knows text only."""
+
+import re
+from collections.abc import Collection
+
+from ostro.errors import ModelNotFound
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})?")
+
+
+def is_name(name: str) -> bool:
+    """Whether it is fit to be a model's name, and so to be part of a path: `model` or `org/model`."""
+    return ".." not in name and _NAME.fullmatch(name) is not None
+
+
+def resolve(name: str, known: Collection[str]) -> str | None:
+    """The known name that is meant: itself, else the one that differs only in "/" for "-"; None if there is none.
+
+    Raises ModelNotFound if it could be either of two.
+    """
+    if name in known:
+        return name
+    if not is_name(name):
+        return None
+    matches = [other for other in _spellings(name) if other in known]
+    if len(matches) > 1:
+        raise ModelNotFound(
+            f"{name!r} could be {' or '.join(map(repr, matches))}. Ask for one of them by its own name."
+        )
+    return matches[0] if matches else None
+
+
+def _spellings(name: str) -> list[str]:
+    if "/" in name:
+        return [name.replace("/", "-")]
+    return [f"{name[:at]}/{name[at + 1 :]}" for at, letter in enumerate(name) if letter == "-"]

@@ -1,0 +1,168 @@
+"""Who is loaded next and who must go for it. Looks at the entries and changes nothing, so it can be asked at any time.
+
+Models that somebody waits for stand in line by their oldest waiter. For each in turn:
+
+    there is room ────────────────────> load
+    idle models make room ────────────> evict them, least recently used first
+    only with busy ones is it enough ─> after some patience drain them, least recently loaded first; then evict
+    pinned ones leave no room ────────> refuse
+
+What the first in line will get is set aside for it: those behind may have only what is left. A model that is drained
+without need, because those for whom it should make room went away or found room elsewhere, may stay.
+
+Two rules keep models from taking turns faster than they load. A busy model is not drained before it has been ready for
+as long as its load took: so at least half of the time goes into work. And until then a model counts as busy for a
+moment after its last request, too: a client that sends one request after the other leaves short gaps.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from ostro.errors import ModelError, OstroError, Unavailable
+from ostro.pool.entry import Entry, PoolState, S
+from ostro.pool.room import PoolLimits, Room, together
+
+# A gap between requests, as a share of the time that a swap would take.
+_GAP = 0.1
+_RETRY_PINNED = 30
+
+
+@dataclass(slots=True)
+class Plan(Generic[S]):
+    expect: list[Entry[S]] = field(default_factory=list)
+    """What they take should be foreseen first."""
+    load: list[Entry[S]] = field(default_factory=list)
+    evict: list[Entry[S]] = field(default_factory=list)
+    drain: list[Entry[S]] = field(default_factory=list)
+    """All that should be draining for others now: those that drain already, too."""
+    refuse: list[tuple[Entry[S], OstroError]] = field(default_factory=list)
+    again_at: float = math.inf
+    """When to ask again, if nothing happens before."""
+
+
+def make_plan(entries: Iterable[Entry[S]], limits: PoolLimits, *, patience: float, now: float) -> Plan[S]:
+    plan: Plan[S] = Plan()
+    residents = [entry for entry in entries if entry.resident]
+    staying = [entry for entry in residents if not entry.leaving]
+    pinned = together(entry.room for entry in staying if entry.pinned)
+    movable = [entry for entry in staying if not entry.pinned and entry.ready_at is not None]
+    taken = together(entry.room for entry in residents)
+    promised = together(entry.room for entry in staying)
+    guessing = any(entry.footprint is None for entry in residents)
+    for entry, since in _line(entries, now):
+        if limits.by_memory and entry.footprint is None and not entry.expected:
+            plan.expect.append(entry)
+            continue
+        if (error := too_large(entry, limits) or _pinned_out(entry, pinned, limits)) is not None:
+            plan.refuse.append((entry, error))
+            continue
+        chosen = _choose(movable, promised + entry.room, limits, now)
+        if chosen is None:
+            # Models that load now must settle first.
+            break
+        promised = promised + entry.room - together(other.room for other in chosen)
+        movable = [other for other in movable if other not in chosen]
+        if chosen:
+            _clear(chosen, plan, since=since, patience=patience, now=now)
+        elif (taken + entry.room).within(limits) and not (limits.by_memory and guessing and entry.footprint is None):
+            # Of models whose size nobody knows, one is loaded at a time: the limit may be passed by one only.
+            plan.load.append(entry)
+            taken = taken + entry.room
+            guessing = guessing or entry.footprint is None
+    return plan
+
+
+def too_large(entry: Entry[S], limits: PoolLimits) -> ModelError | None:
+    """Why it cannot be loaded even if it were the only one."""
+    beyond = entry.room.beyond(limits)
+    if beyond is None:
+        return None
+    return ModelError(f"{entry.name} needs {beyond}. Raise --memory-budget or serve a smaller model.")
+
+
+def idle_for(entry: Entry[S], entries: Sequence[Entry[S]], limits: PoolLimits) -> list[Entry[S]] | None:
+    """Idle models that must go now that `entry`, which is loaded, turned out larger than thought; None if they are too
+    few.
+    """
+    staying = [other for other in entries if other.resident and not other.leaving]
+    idle = [other for other in staying if other is not entry and _movable(other) and other.idle]
+    return _fewest(_by_use(idle), together(other.room for other in staying), limits)
+
+
+def _line(entries: Iterable[Entry[S]], now: float) -> list[tuple[Entry[S], float]]:
+    waited_for = [
+        (entry, since)
+        for entry in entries
+        if entry.state is PoolState.AVAILABLE and not entry.resident and (since := entry.waiting_since(now)) is not None
+    ]
+    return sorted(waited_for, key=lambda place: place[1])
+
+
+def _pinned_out(entry: Entry[S], pinned: Room, limits: PoolLimits) -> Unavailable | None:
+    beyond = (pinned + entry.room).beyond(limits)
+    if beyond is None:
+        return None
+    return Unavailable(
+        f"There is no room for {entry.name} beside the pinned models: together they need {beyond}. "
+        "Raise --memory-budget or MAX_CACHED_MODELS, or unpin a model.",
+        retry_after=_RETRY_PINNED,
+    )
+
+
+def _movable(entry: Entry[S]) -> bool:
+    return not entry.pinned and entry.ready_at is not None
+
+
+def _choose(movable: Sequence[Entry[S]], total: Room, limits: PoolLimits, now: float) -> list[Entry[S]] | None:
+    """Who must go so that `total` is within the limits; None if all of them are not enough."""
+    idle = _by_use(entry for entry in movable if entry.idle)
+    busy = sorted(
+        (entry for entry in movable if not entry.idle),
+        key=lambda entry: (entry.state is not PoolState.DRAINING, max(0.0, _ripe_at(entry) - now), entry.ready_at),
+    )
+    return _fewest([*idle, *busy], total, limits)
+
+
+def _by_use(idle: Iterable[Entry[S]]) -> list[Entry[S]]:
+    """Least recently used first; before them those that were drained for this."""
+    return sorted(idle, key=lambda entry: (entry.state is not PoolState.DRAINING, entry.last_use()))
+
+
+def _fewest(order: Iterable[Entry[S]], total: Room, limits: PoolLimits) -> list[Entry[S]] | None:
+    chosen: list[Entry[S]] = []
+    for entry in order:
+        if total.within(limits):
+            break
+        chosen.append(entry)
+        total = total - entry.room
+    return chosen if total.within(limits) else None
+
+
+def _clear(chosen: Sequence[Entry[S]], plan: Plan[S], *, since: float, patience: float, now: float) -> None:
+    """Plans the way out of those chosen to make room for a model that is waited for."""
+    times = [_quiet_at(entry, patience) if entry.idle else max(since + patience, _ripe_at(entry)) for entry in chosen]
+    if all(entry.idle for entry in chosen) and max(times) <= now:
+        plan.evict.extend(chosen)
+        return
+    for entry, time in zip(chosen, times, strict=True):
+        if entry.state is PoolState.DRAINING or (time <= now and not entry.idle):
+            plan.drain.append(entry)
+        elif time > now:
+            plan.again_at = min(plan.again_at, time)
+
+
+def _ripe_at(entry: Entry[S]) -> float:
+    """When it has been ready for as long as its load took."""
+    assert entry.ready_at is not None
+    return entry.ready_at + (entry.load_seconds or 0.0)
+
+
+def _quiet_at(entry: Entry[S], patience: float) -> float:
+    """When an idle model is no longer held to be between two requests."""
+    if entry.state is PoolState.DRAINING:
+        return -math.inf
+    gap = min(patience, _GAP * (entry.load_seconds or 0.0))
+    quiet_at = min(entry.last_use() + gap, _ripe_at(entry))
+    return quiet_at if entry.promise is None else max(quiet_at, entry.promise[1])

@@ -1,0 +1,551 @@
+"""The loaded models: one load however many ask, room made before it, nobody cut off. Carries out what `plan` decides;
+knows services by their protocol; knows no HTTP, no tokens, no files.
+
+    async with pool.use("org/model") as (spec, service): ...     # waits until it is ready; in use until left
+
+    available ──> loading ──> ready ──> draining ──> available       a draining model takes no new requests; when the
+        ▲          │   ▲        │           │                        last one has ended, its service is stopped, and
+        │          │   └────────┘           └──> ready               only then the next one starts
+        │          ▼   its engine died       nobody needs its room any more
+        └─────── failed   told to all who ask, until it is time for another try
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Generic
+
+from ostro.engine.handle import State
+from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable
+from ostro.pool.catalog import Catalog, ModelSpec
+from ostro.pool.entry import Entry, PoolState, S, Service, Waiter
+from ostro.pool.names import resolve
+from ostro.pool.plan import idle_for, make_plan, too_large
+from ostro.pool.room import Footprint, PoolLimits
+
+__all__ = ["Footprint", "ModelPool", "ModelView", "PoolCounters", "PoolLimits", "PoolState", "Service"]
+
+_LOOK_SECONDS = 0.5
+# An estimate that takes longer is worth less than the time.
+_EXPECT_SECONDS = 10.0
+_SOONEST = 0.001
+_LONGEST_RETRY_PAUSE = 600.0
+_LONGEST_RETRY_AFTER = 60
+# Before any load was measured.
+_LOAD_GUESS = 5.0
+_EVICTED_KEPT = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView(Generic[S]):
+    """One model as it stands. An adapter shows the state of its base, and its own requests."""
+
+    name: str
+    state: PoolState
+    """LOADING also while it waits in line for that."""
+    pinned: bool
+    in_use: int
+    """Requests under this name that have the model now."""
+    waiting: int
+    bytes: int
+    """Host memory that it takes now; 0 for an adapter, which is counted with its base."""
+    device_bytes: int
+    load_seconds: float | None
+    """How long the last load took."""
+    loads: int
+    evictions: int
+    last_used: float | None
+    """Seconds ago."""
+    failure: str | None
+    spec: ModelSpec
+    service: S | None
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    loads: int = 0
+    """Loads that succeeded."""
+    evictions: int = 0
+    """Models that went because another needed their room."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By the class of the error."""
+    evicted: deque[str] = field(default_factory=lambda: deque(maxlen=_EVICTED_KEPT))
+    """The latest evictions, oldest first."""
+
+
+class ModelPool(Generic[S]):
+    """Use within one event loop. A name of an adapter stands for its base wherever a model is loaded or unloaded."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        make: Callable[[ModelSpec], S],
+        limits: PoolLimits,
+        *,
+        expected: Callable[[ModelSpec], Awaitable[Footprint | None]] | None = None,
+        patience: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make` gives a service that is not started; `expected` what a model will take, before its first load.
+        `patience` is how long a request waits before models in use are drained for it.
+        """
+        self.catalog = catalog
+        self.limits = limits
+        self.counters = PoolCounters()
+        self._make = make
+        self._expected = expected
+        self._patience = patience
+        self._clock = clock
+        self._entries: dict[str, Entry[S]] = {}
+        # Whose entry a name stands for: its own, or its base's.
+        self._bases: dict[str, str] = {}
+        self._stopped = False
+        self._chores: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Begins to load the pinned models and the default one; returns at once."""
+        self._chores = [
+            asyncio.create_task(self._load_first_models(), name="first models"),
+            asyncio.create_task(self._look_after_models(), name="pool"),
+        ]
+
+    async def stop(self) -> None:
+        """Ends all services, also those that load. Who waits gets Unavailable."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        ending = list(self._chores)
+        for entry in self._entries.values():
+            entry.refuse(_shutting_down())
+            if entry.expecting is not None:
+                ending.append(entry.expecting)
+        for task in ending:
+            task.cancel()
+        ending += [self._retire(entry) for entry in self._entries.values() if entry.resident]
+        if ending:
+            await asyncio.wait(ending)
+
+    def use(self, name: str) -> AbstractAsyncContextManager[tuple[ModelSpec, S]]:
+        """The model, once it is ready; it stays loaded until the block is left, which another task may do.
+
+        Raises ModelNotFound, what keeps the model from being loaded, or Unavailable when that takes too long.
+        """
+        return self._use(name)
+
+    async def load(self, name: str) -> None:
+        """Waits until it is loaded, as `use` does. The load goes on if nobody waits any more."""
+        async with self._use(name):
+            pass
+
+    async def unload(self, name: str, *, wait: bool = True) -> bool:
+        """Unloads it once its running requests have ended; with `wait`, returns then. New ones wait, and load it again.
+
+        Whether it was loaded, or about to be. A pinned one goes too; a failed one may be tried again at once.
+        """
+        _, entry = await self._find(name)
+        failed = entry.state is PoolState.FAILED
+        if failed:
+            entry.revive()
+            entry.num_failures = 0
+        if not entry.resident:
+            return False
+        if entry.ready_at is None:
+            entry.refuse(Unavailable(f"{entry.name} was unloaded while it loaded. Ask again to load it."))
+        self._ask_to_go(entry)
+        if wait:
+            await entry.gone.wait()
+        return not failed
+
+    async def pin(self, name: str, pinned: bool) -> None:
+        """Whether it may be evicted from now on. Loads nothing."""
+        _, entry = await self._find(name)
+        entry.pinned = pinned
+        self._plan()
+
+    def views(self) -> list[ModelView[S]]:
+        """All models of the catalog in its order, then those that are loaded but no longer in it."""
+        specs = self.catalog.specs()
+        known = {spec.name for spec in specs}
+        return [
+            *map(self._view, specs),
+            *(self._view(entry.spec) for entry in self._entries.values() if entry.resident and entry.name not in known),
+        ]
+
+    @asynccontextmanager
+    async def _use(self, name: str) -> AsyncIterator[tuple[ModelSpec, S]]:
+        spec, entry = await self._find(name)
+        service = await self._enter(entry, spec.name, self.limits.wait_seconds)
+        try:
+            yield spec, service
+        finally:
+            self._leave(entry, spec.name)
+
+    async def _find(self, name: str) -> tuple[ModelSpec, Entry[S]]:
+        try:
+            spec = await self.catalog.find(name)
+        except ModelNotFound:
+            # Gone from where it was found; what is loaded is served on.
+            loaded = resolve(name, [entry.name for entry in self._entries.values() if entry.resident])
+            if loaded is None:
+                raise
+            spec = self._entries[loaded].spec
+        base = spec if spec.base is None else await self.catalog.find(spec.base)
+        if base.base is not None:
+            raise ModelError(
+                f"{spec.name} sits on {base.name}, which is an adapter too. Name a whole model as its base."
+            )
+        self._bases[spec.name] = base.name
+        entry = self._entries.get(base.name)
+        if entry is None:
+            entry = self._entries[base.name] = Entry(base)
+        elif not entry.resident:
+            entry.spec = base
+        return spec, entry
+
+    async def _enter(self, entry: Entry[S], name: str | None, seconds: float | None) -> S:
+        """Waits for a lease; `_leave` gives it back."""
+        if self._stopped:
+            raise _shutting_down()
+        now = self._clock()
+        self._look(entry)
+        if entry.state is PoolState.READY:
+            return entry.lease(name, now)
+        if entry.state is PoolState.FAILED:
+            if now < entry.retry_at:
+                assert entry.failure is not None
+                raise entry.failure.with_traceback(None)
+            entry.revive()
+        waiter: Waiter[S] = Waiter(name, now, asyncio.get_running_loop().create_future())
+        entry.waiters[waiter] = None
+        self._plan()
+        try:
+            await asyncio.wait([waiter.told], timeout=seconds)
+        except asyncio.CancelledError:
+            self._withdraw(entry, waiter)
+            raise
+        if not waiter.told.done():
+            error = self._keep_place(entry, waiter)
+            self._withdraw(entry, waiter)
+            raise error
+        outcome = waiter.told.result()
+        if isinstance(outcome, OstroError):
+            # One error is raised many times: it must not collect the traceback of each.
+            raise outcome.with_traceback(None)
+        return outcome
+
+    def _leave(self, entry: Entry[S], name: str | None) -> None:
+        entry.leave(name, self._clock())
+        if not entry.in_use:
+            self._plan()
+
+    def _withdraw(self, entry: Entry[S], waiter: Waiter[S]) -> None:
+        if waiter in entry.waiters:
+            del entry.waiters[waiter]
+            self._plan()
+        elif not isinstance(waiter.told.result(), OstroError):
+            # The lease came in the same moment as the end.
+            self._leave(entry, waiter.name)
+
+    def _keep_place(self, entry: Entry[S], waiter: Waiter[S]) -> Unavailable:
+        """Tells a request when to come back, and keeps its place until then: else one that others never make room for
+        within its time would begin at the end of the line again and again.
+        """
+        now = self._clock()
+        retry_after = self._retry_after(entry, now)
+        since = min(waiter.since, entry.waiting_since(now) or waiter.since)
+        entry.promise = (since, now + retry_after + max(1.0, self._patience))
+        waited = f"{now - waiter.since:.0f} s"
+        if entry.state is PoolState.LOADING:
+            message = f"{entry.name} is still loading after a wait of {waited}. Try again in {retry_after} s."
+        else:
+            message = f"{entry.name} waits for room: in {waited} no other model could go. Try again in {retry_after} s."
+        return Unavailable(message, retry_after=retry_after)
+
+    def _retry_after(self, entry: Entry[S], now: float) -> int:
+        """Seconds until it is probably ready, by what loads took."""
+        measured = [other.load_seconds for other in self._entries.values() if other.load_seconds is not None]
+        usual = sum(measured) / len(measured) if measured else _LOAD_GUESS
+        left = usual if entry.load_seconds is None else entry.load_seconds
+        if entry.state is PoolState.LOADING:
+            spent = now - entry.began_at
+            # One that takes longer than ever may well take as long again.
+            left = left - spent if spent < left else spent
+        return min(max(1, math.ceil(left)), _LONGEST_RETRY_AFTER)
+
+    def _plan(self) -> None:
+        """Does what can be done now, and sees to it that the rest is looked at in time. Never waits."""
+        if self._stopped:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._clock()
+        for entry in self._entries.values():
+            if entry.leaving and not entry.in_use:
+                self._retire(entry)
+        plan = make_plan(self._entries.values(), self.limits, patience=self._patience, now=now)
+        for entry in plan.expect:
+            self._expect(entry)
+        for entry, error in plan.refuse:
+            if isinstance(error, ModelError):
+                self._fail(entry, error)
+            else:
+                entry.refuse(error)
+        for entry in plan.evict:
+            self._evict(entry)
+        for entry in plan.load:
+            self._load(entry)
+        self._drain(plan.drain)
+        self._plan_in(plan.again_at - now)
+
+    def _plan_in(self, seconds: float) -> None:
+        """Or sooner, if that is due already."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(_SOONEST, seconds)
+        if when < (math.inf if self._timer is None else self._timer.when()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(when, self._plan)
+
+    def _drain(self, wanted: list[Entry[S]]) -> None:
+        for entry in wanted:
+            if entry.state is not PoolState.DRAINING:
+                _log.info("%s takes no new requests: others wait for its room.", entry.name)
+                entry.state = PoolState.DRAINING
+                if not entry.in_use:
+                    self._plan_in(0)
+        for entry in self._entries.values():
+            if entry.state is PoolState.DRAINING and not entry.leaving and entry not in wanted:
+                entry.state = PoolState.READY
+                self._look(entry)
+                self._admit_if_ready(entry)
+
+    def _admit_if_ready(self, entry: Entry[S]) -> None:
+        if entry.state is PoolState.READY:
+            entry.admit(self._clock())
+
+    def _expect(self, entry: Entry[S]) -> None:
+        if entry.expecting is None:
+            entry.expecting = asyncio.create_task(self._foresee(entry), name=f"expect {entry.name}")
+
+    async def _foresee(self, entry: Entry[S]) -> None:
+        [outcome] = await asyncio.gather(self._estimate(entry.spec), return_exceptions=True)
+        if isinstance(outcome, BaseException):
+            # What is wrong with the model, if anything, the load tells better.
+            _log.info("What %s will take is not known: %r", entry.name, outcome)
+        else:
+            entry.footprint = outcome
+        entry.expected, entry.expecting = True, None
+        self._plan()
+
+    async def _estimate(self, spec: ModelSpec) -> Footprint | None:
+        if self._expected is None:
+            return None
+        async with asyncio.timeout(_EXPECT_SECONDS):
+            return await self._expected(spec)
+
+    def _load(self, entry: Entry[S]) -> None:
+        entry.failure = None
+        entry.began_at = self._clock()
+        try:
+            entry.service = self._make(entry.spec)
+        except OstroError as error:
+            self._fail(entry, error)
+            return
+        entry.state = PoolState.LOADING
+        entry.gone.clear()
+        entry.coming = asyncio.create_task(self._bring_up(entry, entry.service), name=f"load {entry.name}")
+
+    async def _bring_up(self, entry: Entry[S], service: S) -> None:
+        """To a service that is ready: one that is new, or one that starts its engine again by itself."""
+        first = entry.ready_at is None
+        error = await _settled(service, start=first)
+        if error is None:
+            entry.footprint = _measured(service)
+            error = too_large(entry, self.limits)
+        if error is not None:
+            entry.coming = None
+            self._fail(entry, error)
+            return
+        idle = idle_for(entry, list(self._entries.values()), self.limits)
+        if idle:
+            await asyncio.wait([self._evict(other) for other in idle])
+        entry.coming = None
+        now = self._clock()
+        if first:
+            self.counters.loads += 1
+            entry.num_loads += 1
+            entry.load_seconds = now - entry.began_at
+            entry.ready_at = now
+            _log.info("%s was loaded in %.2f s.", entry.name, entry.load_seconds)
+        entry.num_failures = 0
+        if idle is None:
+            # Larger than thought, and the others are in use. What it takes is known now: it waits in line for that.
+            _log.warning("%s does not fit beside the models in use and was unloaded again.", entry.name)
+            self._retire(entry)
+        elif entry.state is PoolState.LOADING:
+            entry.state = PoolState.READY
+            self._look(entry)
+            self._admit_if_ready(entry)
+        self._plan()
+
+    def _look(self, entry: Entry[S]) -> None:
+        """Notices a service that was ready and is not any more."""
+        if entry.state is not PoolState.READY or entry.service is None:
+            return
+        match entry.service.state:
+            case State.READY:
+                pass
+            case State.LOADING:
+                entry.state = PoolState.LOADING
+                if entry.coming is None:
+                    entry.began_at = self._clock()
+                    entry.coming = asyncio.create_task(
+                        self._bring_up(entry, entry.service), name=f"reload {entry.name}"
+                    )
+            case State.FAILED | State.STOPPED:
+                failure = entry.service.failure or Unavailable(f"The engine of {entry.name} has stopped. Try again.")
+                self._fail(entry, failure)
+
+    def _fail(self, entry: Entry[S], error: OstroError) -> None:
+        longest = max(_LONGEST_RETRY_PAUSE, self.limits.retry_seconds)
+        pause = min(self.limits.retry_seconds * 2.0 ** min(entry.num_failures, 32), longest)
+        entry.state = PoolState.FAILED
+        entry.asked_to_go = entry.resident
+        entry.failure = error
+        entry.num_failures += 1
+        entry.retry_at = self._clock() + pause
+        self.counters.failures[type(error).__name__] += 1
+        entry.refuse(error)
+        # Not at once: this may be part of a plan that is being carried out.
+        self._plan_in(0)
+
+    def _ask_to_go(self, entry: Entry[S]) -> None:
+        entry.asked_to_go = True
+        entry.state = PoolState.DRAINING
+        self._plan()
+
+    def _evict(self, entry: Entry[S]) -> asyncio.Task[None]:
+        self.counters.evictions += 1
+        self.counters.evicted.append(entry.name)
+        entry.num_evictions += 1
+        entry.evicted_at = self._clock()
+        _log.info("%s is unloaded to make room.", entry.name)
+        return self._retire(entry)
+
+    def _retire(self, entry: Entry[S]) -> asyncio.Task[None]:
+        """Ends its service."""
+        if entry.going is None:
+            if entry.state is not PoolState.FAILED:
+                entry.state = PoolState.DRAINING
+            entry.going = asyncio.create_task(self._end(entry), name=f"unload {entry.name}")
+        return entry.going
+
+    async def _end(self, entry: Entry[S]) -> None:
+        if entry.coming is not None:
+            entry.coming.cancel()
+            await asyncio.wait([entry.coming])
+            entry.coming = None
+        assert entry.service is not None
+        [outcome] = await asyncio.gather(entry.service.stop(), return_exceptions=True)
+        if outcome is not None:
+            _log.error("The service of %s did not end in order: %r", entry.name, outcome)
+        entry.service = entry.going = entry.ready_at = None
+        entry.asked_to_go = entry.expected = False
+        if entry.state is not PoolState.FAILED:
+            entry.state = PoolState.AVAILABLE
+        entry.gone.set()
+        self._plan()
+
+    async def _load_first_models(self) -> None:
+        """The pinned ones first: they must have their room. Those under roots are known only after a look."""
+        first = [spec for spec in self.catalog.specs() if spec.pinned]
+        if self.catalog.default is not None and self.catalog.default not in first:
+            first.append(self.catalog.default)
+        async with asyncio.TaskGroup() as loads:
+            for spec in first:
+                loads.create_task(self._load_first(spec.name))
+            await self.catalog.refresh()
+            for spec in self.catalog.specs():
+                if spec.pinned and spec not in first:
+                    loads.create_task(self._load_first(spec.name))
+
+    async def _load_first(self, name: str) -> None:
+        try:
+            _, entry = await self._find(name)
+            await self._enter(entry, None, None)
+        except OstroError:
+            # Its view has the reason.
+            pass
+        else:
+            self._leave(entry, None)
+
+    async def _look_after_models(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for entry in list(self._entries.values()):
+                self._look(entry)
+                if self._unused(entry):
+                    _log.info("%s was not used for a while and is unloaded.", entry.name)
+                    self._ask_to_go(entry)
+            # A place in line may have lapsed.
+            self._plan()
+
+    def _unused(self, entry: Entry[S]) -> bool:
+        longest = self.limits.idle_seconds
+        if longest is None or entry.state is not PoolState.READY or entry.pinned or entry.in_use:
+            return False
+        return self._clock() - entry.last_use() >= longest
+
+    def _view(self, spec: ModelSpec) -> ModelView[S]:
+        entry = self._entries.get(self._bases.get(spec.name, spec.base or spec.name)) or Entry(spec)
+        whole = entry.resident and spec.base is None
+        in_line = entry.state is PoolState.AVAILABLE and bool(entry.waiters)
+        return ModelView(
+            name=spec.name,
+            state=PoolState.LOADING if in_line else entry.state,
+            pinned=entry.pinned,
+            in_use=entry.leases[spec.name],
+            waiting=sum(waiter.name == spec.name for waiter in entry.waiters),
+            bytes=entry.room.bytes if whole else 0,
+            device_bytes=entry.room.device_bytes if whole else 0,
+            load_seconds=entry.load_seconds,
+            loads=entry.num_loads,
+            evictions=entry.num_evictions,
+            last_used=None if entry.used_at is None else self._clock() - entry.used_at,
+            failure=None if entry.failure is None else entry.failure.message,
+            spec=spec,
+            service=entry.service,
+        )
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("The server is shutting down.", retry_after=5)
+
+
+async def _settled(service: Service, *, start: bool) -> OstroError | None:
+    """Waits until it is ready; what kept it from that."""
+
+    async def settle() -> None:
+        if start:
+            await service.start()
+        await service.settled()
+
+    [outcome] = await asyncio.gather(settle(), return_exceptions=True)
+    if outcome is None or isinstance(outcome, OstroError):
+        return outcome
+    return ModelError(f"The model cannot be loaded ({outcome!r}). See the server's messages.")
+
+
+def _measured(service: Service) -> Footprint:
+    info = service.info
+    assert info is not None, "a service that is ready knows its model"
+    return Footprint(bytes=info.resident_bytes + info.pages_bytes, device_bytes=info.device_bytes)
