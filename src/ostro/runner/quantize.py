@@ -1,0 +1,173 @@
+"""Brings a model's matrices down to 8 or 4 bits for a CPU, each as soon as it is loaded: the whole model is never there
+in float32. Norms and biases stay as they are.
+
+In 4 bits are the projections of the layers, which are most of a model. Embedding and head keep 8: they tell one token
+from the next. So do matrices whose rows do not divide into groups.
+"""
+
+import mmap
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ostro.errors import BadCheckpoint
+from ostro.kernels.packed_linear import (
+    GROUP,
+    Int4Weight,
+    Int8Weight,
+    packed_linear,
+    packed_rows,
+    quantize_int4,
+    quantize_int8,
+)
+from ostro.models.base import Model
+from ostro.models.gemma import ScaledEmbedding
+from ostro.models.layers import Embedding, FusedLinear, Linear, Matrix
+
+Bits = Literal["int8", "int4"]
+Store = Int8Weight | Int4Weight
+
+
+class PackedLinear(Linear):
+    def __init__(self, plain: Linear, store: Store) -> None:
+        with torch.device("meta"):
+            super().__init__(1, 1)
+        self.bias = plain.bias
+        self.store = store
+        _replace_weight(self, store)
+
+    def pack(self) -> None:
+        """There is one layout."""
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return packed_linear(x, self.store, bias)
+
+
+class PackedFusedLinear(FusedLinear):
+    def __init__(self, plain: FusedLinear, store: Store) -> None:
+        with torch.device("meta"):
+            super().__init__(1, plain.parts, stored_fused=plain.stored_fused)
+        self.bias = plain.bias
+        self.store = store
+        _replace_weight(self, store)
+
+    def pack(self) -> None:
+        """There is one layout."""
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return packed_linear(x, self.store, bias)
+
+
+class PackedEmbedding(Embedding):
+    def __init__(self, plain: Embedding, store: Int8Weight) -> None:
+        with torch.device("meta"):
+            super().__init__(1, 1)
+        self.scale = plain.scale if isinstance(plain, ScaledEmbedding) else None
+        self.store = store
+        _replace_weight(self, store)
+
+    def pack(self) -> None:
+        """There is one layout."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = packed_rows(self.store, ids)
+        return rows if self.scale is None else rows.mul_(self.scale)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return packed_linear(x, self.store, bias)
+
+
+_PACKED = (PackedLinear, PackedFusedLinear, PackedEmbedding)
+
+
+def quantized_on_the_way(
+    model: Model, tensors: Iterable[tuple[str, Tensor]], bits: Bits
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as they come, for `load_weights`: when it asks for the next one, what it has filled is packed."""
+    packer = _Packer(model, bits)
+    packer.stage()
+    return _watched(model, tensors, packer)
+
+
+def quantize_matrices(model: Model, bits: Bits) -> None:
+    """All that are not packed yet, of a model that is loaded."""
+    packer = _Packer(model, bits)
+    for path in packer.missing:
+        packer.pack(path)
+
+
+def _watched(model: Model, tensors: Iterable[tuple[str, Tensor]], packer: "_Packer") -> Iterator[tuple[str, Tensor]]:
+    for given, tensor in tensors:
+        name = given if given in packer.path_of else f"{model.backbone_name}.{given}"
+        if name in packer.filled:
+            raise BadCheckpoint(f"The checkpoint holds tensor {given!r} twice. Fetch the model again.")
+        yield given, tensor
+        packer.fill(name)
+
+
+class _Packer:
+    """Which matrices of a model are filled, and what becomes of them."""
+
+    def __init__(self, model: Model, bits: Bits) -> None:
+        self._bits = bits
+        self._matrices = {
+            path: module
+            for path, module in model.named_modules()
+            if isinstance(module, Matrix) and not isinstance(module, _PACKED)
+        }
+        # A tied head is the embedding under another name.
+        self._homes: dict[int, list[tuple[nn.Module, str]]] = {}
+        for parent in model.modules():
+            for name, child in parent.named_children():
+                self._homes.setdefault(id(child), []).append((parent, name))
+        self.missing = {
+            path: {name for name in module.places(path) if name.endswith(".weight")}
+            for path, module in self._matrices.items()
+        }
+        self.path_of = {name: path for path, names in self.missing.items() for name in names}
+        self.filled: set[str] = set()
+        self._stages: dict[str, mmap.mmap] = {}
+
+    def stage(self) -> None:
+        """Gives each matrix memory that can be had back at once, also from whoever holds a view of it.
+
+        torch's allocator would keep most of what is freed.
+        """
+        for path, matrix in self._matrices.items():
+            weight = matrix.weight
+            stage = mmap.mmap(-1, weight.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            weight.data = torch.frombuffer(stage, dtype=weight.dtype).view(weight.shape)
+            self._stages[path] = stage
+
+    def fill(self, name: str) -> None:
+        if (path := self.path_of.get(name)) is None:
+            return
+        self.filled.add(name)
+        self.missing[path].discard(name)
+        if not self.missing[path]:
+            self.pack(path)
+
+    def pack(self, path: str) -> None:
+        plain = self._matrices.pop(path)
+        packed = _packed(plain, self._bits if path != "lm_head" else "int8")
+        for parent, name in self._homes[id(plain)]:
+            setattr(parent, name, packed)
+        if path in self._stages:
+            self._stages[path].madvise(mmap.MADV_DONTNEED)
+
+
+def _packed(plain: Matrix, bits: Bits) -> Matrix:
+    weight = plain.weight.data
+    if isinstance(plain, Embedding):
+        return PackedEmbedding(plain, quantize_int8(weight))
+    assert isinstance(plain, Linear)
+    store = quantize_int4(weight) if bits == "int4" and weight.shape[1] % GROUP == 0 else quantize_int8(weight)
+    return PackedFusedLinear(plain, store) if isinstance(plain, FusedLinear) else PackedLinear(plain, store)
+
+
+def _replace_weight(module: Matrix, store: Store) -> None:
+    """A model's parameters tell what it computes in: whole numbers are none."""
+    del module.weight
+    module.register_buffer("weight", store.values, persistent=False)

@@ -1,0 +1,335 @@
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import tiny_configs
+import tiny_models
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from model_directory import write_model
+from safetensors.torch import load_file, save_file
+
+from ostro.config import EngineConfig, Quantization
+from ostro.engine.handle import EngineHandle
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, ModelNotFound, Unsupported, UnsupportedModel
+from ostro.kernels.packed_linear import Int4Weight, Int8Weight
+from ostro.models.base import Model
+from ostro.models.loading import places_of
+from ostro.models.registry import FAMILIES, Family, build_model
+from ostro.planning import KNOWN, plan, read_shape
+from ostro.runner.load import load_runner
+from ostro.runner.torch_runner import TorchRunner
+from ostro.sampling_params import SamplingParams
+from ostro.weights import GgufCheckpoint, open_checkpoint
+
+MIB, GIB = 1 << 20, 1 << 30
+LLAMA: Mapping[str, object] = {
+    **tiny_configs.LLAMA,
+    "vocab_size": 16000,
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+GPT2: Mapping[str, object] = {
+    **tiny_configs.GPT2,
+    "vocab_size": 20000,
+    "n_embd": 640,
+    "n_layer": 6,
+    "n_head": 10,
+    "n_positions": 1024,
+    "tie_word_embeddings": True,
+}
+GEMMA2: Mapping[str, object] = {
+    **tiny_models.GEMMA2,
+    "vocab_size": 64000,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+}
+SERVED = EngineConfig(device="cpu", kv_memory=16 * MIB, serving=True)
+
+
+def write_checkpoint(directory: Path, config: Mapping[str, object], dtype: torch.dtype) -> Path:
+    """Random weights, under the names that the family's checkpoints have."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shapes = {name: place.shape for name, place in places_of(build_model(config, dtype=torch.float32)).items()}
+    save_file(
+        {name: torch.randn(shape).mul_(0.02).to(dtype) for name, shape in shapes.items()},
+        directory / "model.safetensors",
+    )
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+# --- against engines ------------------------------------------------------------------------------------------------
+
+
+async def measured(config: EngineConfig, *, fill: int = 0) -> tuple[int, int]:
+    """Most bytes that an engine process was given until it was ready, and those that it holds after `fill` tokens."""
+    handle = EngineHandle(config)
+    handle.start()
+    try:
+        await handle.settled()
+        # Not the engine's own word: what `getrusage` calls the most begins with what this process holds.
+        peak = in_status(handle.pid, "VmHWM")
+        if fill:
+            prompt = Request(id=1, prompt_ids=tuple(range(fill)), params=SamplingParams(max_tokens=1), seed=0)
+            async for _ in handle.submit(prompt):
+                pass
+        return peak, in_status(handle.pid, "VmRSS")
+    finally:
+        await handle.stop()
+
+
+def in_status(pid: int | None, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def agree(planned: int, found: int) -> None:
+    assert planned == pytest.approx(found, rel=0.1), f"planned {planned / MIB:.0f} MiB, found {found / MIB:.0f}"
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [(LLAMA, torch.bfloat16), (GPT2, torch.float32), (GEMMA2, torch.float16)],
+    ids=["llama", "gpt2", "gemma2"],
+)
+def test_plan_agrees_with_what_an_engine_takes(
+    config: Mapping[str, object], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Bar 5: within a tenth, whatever the family, the number format and whether the head is tied."""
+    directory = write_checkpoint(tmp_path, config, dtype)
+    found = plan(directory, SERVED)
+    assert found.peak_bytes == found.total_bytes
+    # All pages in one sequence: what the plan promises includes them.
+    fill = found.num_pages * found.page_size - 1 if config is GPT2 else 0
+    peak, now = asyncio.run(measured(replace(SERVED, model=str(directory)), fill=fill))
+    agree(found.total_bytes, peak)
+    agree(found.total_bytes, now)
+
+
+def test_plan_agrees_for_the_default_model() -> None:
+    agree(plan(None, SERVED).total_bytes, asyncio.run(measured(SERVED))[0])
+
+
+def test_plan_agrees_for_weights_in_fewer_bits(tmp_path: Path) -> None:
+    """And they do take fewer: what is left over from loading in float32 would show."""
+    directory = write_checkpoint(tmp_path, LLAMA, torch.bfloat16)
+    config = replace(SERVED, model=str(directory), quantize="int8")
+    found, whole = plan(directory, config), plan(directory, SERVED)
+    peak, now = asyncio.run(measured(config, fill=200))
+    agree(found.peak_bytes, peak)
+    agree(found.total_bytes, now)
+    assert now < whole.total_bytes / 2
+
+
+# --- against the loader ---------------------------------------------------------------------------------------------
+
+ROPES: list[Mapping[str, object]] = [
+    {},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    {"rope_parameters": {"rope_type": "yarn", "factor": 0.5, "rope_theta": 1e4}},
+    {"rope_scaling": tiny_configs.LONGROPE},
+    {"rope_scaling": tiny_configs.LONGROPE, "original_max_position_embeddings": 16},
+]
+
+
+def tiny_config(model_type: str, rope: Mapping[str, object] = {}) -> dict[str, object]:
+    if model_type == "gpt2":
+        return dict(tiny_configs.GPT2)
+    return {**tiny_models.GEMMA2, "max_position_embeddings": 64, "head_dim": 4, **rope}
+
+
+def test_every_family_is_known_and_no_other() -> None:
+    known = {name for names in KNOWN.values() for name in names}
+    assert known == {name for family in FAMILIES for name in (family.model_type, family.architecture, family.bare)}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize("rope", ROPES, ids=str)
+@pytest.mark.parametrize("asked", [None, 8, 64, 100])
+def test_shape_is_the_models_own(family: Family, rope: Mapping[str, object], asked: int | None) -> None:
+    config = tiny_config(family.model_type, rope) | {"architectures": [family.architecture]}
+    try:
+        shape = build_model(config, max_seq_len=asked, dtype=torch.float32).shape
+    except BadRequest as error:
+        with pytest.raises(BadRequest, match=re.escape(str(error))):
+            read_shape(config, asked)
+        return
+    found = asdict(read_shape(config, asked))
+    del found["widest"]
+    assert found == asdict(shape)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_weights_are_counted_as_they_are_kept(quantize: Quantization, tmp_path: Path) -> None:
+    config = {**tiny_models.LLAMA, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
+    directory = write_checkpoint(tmp_path, config, torch.float16)
+    engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize)
+    model = make_model(directory, engine)
+    kept = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *stores(model))}
+    found = plan(directory, engine)
+    assert found.weights_bytes - found.second_layout_bytes == sum(kept.values())
+    assert found.parameters == sum(tensor.numel() for tensor in build_model(config, dtype=torch.float32).parameters())
+
+
+def make_model(directory: Path, config: EngineConfig) -> Model:
+    runner = load_runner(open_checkpoint(directory), config)
+    assert isinstance(runner, TorchRunner)
+    return runner.model
+
+
+def stores(model: Model) -> Iterator[torch.Tensor]:
+    for module in model.modules():
+        match getattr(module, "store", None):
+            case Int8Weight(values, scales):
+                yield from (values, scales)
+            case Int4Weight(values, scales, minima):
+                yield from (values, scales, minima)
+
+
+def test_gguf_is_counted_as_it_is_unpacked(tmp_path: Path) -> None:
+    found = plan(None, SERVED, memory=64 * GIB)
+    checkpoint = open_checkpoint(None)
+    assert isinstance(checkpoint, GgufCheckpoint)
+    values = sum(torch.Size(weight.info.shape).numel() for weight in checkpoint.weights)
+    assert (found.parameters, found.weights_bytes - found.second_layout_bytes) == (values, values * 4)
+
+
+def test_pickle_is_counted_by_its_size_and_the_configs_dtype(tmp_path: Path) -> None:
+    config = {**LLAMA, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
+    shapes = {name: place.shape for name, place in places_of(build_model(config, dtype=torch.float32)).items()}
+    torch.save({name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}, tmp_path / "m.pt")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    values = sum(shape.numel() for shape in shapes.values())
+    assert plan(tmp_path / "m.pt", SERVED).parameters == pytest.approx(values, rel=0.01)
+
+
+def test_tied_head_and_old_buffers_are_not_counted(tmp_path: Path) -> None:
+    config = {**tiny_models.LLAMA, "tie_word_embeddings": True}
+    directory = write_checkpoint(tmp_path, config, torch.float32)
+    before = plan(directory, SERVED).parameters
+    tensors = load_file(directory / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(tiny_models.VOCAB, 32)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    save_file(tensors, directory / "model.safetensors")
+    assert plan(directory, SERVED).parameters == before
+
+
+# --- what fits ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    memory=st.integers(1, 64 * GIB),
+    kv_memory=st.none() | st.integers(1 << 20, 8 * GIB),
+    page_size=st.sampled_from([1, 16, 64]),
+    seqs=st.integers(1, 300),
+)
+def test_what_is_said_to_fit_does(tiny: Path, memory: int, kv_memory: int | None, page_size: int, seqs: int) -> None:
+    config = EngineConfig(device="cpu", kv_memory=kv_memory, page_size=page_size, max_batch_seqs=seqs)
+    found = plan(tiny, config, memory=memory)
+    assert found.total_bytes == found.weights_bytes + found.kv_bytes + found.other_bytes <= found.peak_bytes
+    assert found.kv_bytes == found.num_pages * found.page_bytes
+    for fit in found.sequences:
+        assert fit.sequences <= seqs
+        assert fit.sequences * -(-fit.length // page_size) <= found.num_pages
+        assert fit.length <= found.max_seq_len
+    if kv_memory is None:
+        assert found.kv_bytes < 0.4 * memory + found.page_bytes
+    if found.fits:
+        assert found.sequences[-1].length == found.max_seq_len
+        assert found.sequences[-1].sequences > 0
+
+
+def test_more_memory_never_fits_less(tiny: Path) -> None:
+    pages = [plan(tiny, EngineConfig(device="cpu"), memory=mib * MIB).num_pages for mib in (100, 300, 310, 400, 8000)]
+    assert pages == sorted(pages)
+    assert (pages[0], pages[-1]) == (0, 64 * 256 // 16)
+
+
+def test_short_memory_takes_no_second_layout(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path, {**LLAMA, "num_hidden_layers": 1}, torch.float32)
+    ample, short = (plan(directory, SERVED, memory=memory) for memory in (16 * GIB, GIB // 2))
+    assert ample.second_layout_bytes > 0.9 * ample.weights_bytes / 2
+    assert short.second_layout_bytes == 0
+    # While it is loaded the mapped file counts too.
+    assert short.peak_bytes > short.total_bytes
+
+
+def test_gpu_that_is_not_here(tiny: Path) -> None:
+    config = EngineConfig(device="cuda")
+    found = plan(tiny, config, memory=141 * GIB)
+    assert (found.device, found.page_size, found.max_batch_seqs) == ("cuda", 64, 256)
+    assert found.weights_bytes == found.parameters * 2
+    assert 0.85 * 141 * GIB < found.total_bytes <= 0.9 * 141 * GIB
+    eight = plan(tiny, replace(config, kv_dtype="fp8", quantize="fp8"), memory=141 * GIB)
+    assert eight.page_bytes * 2 == found.page_bytes
+    assert eight.weights_bytes < found.weights_bytes
+    assert not plan(tiny, config, memory=GIB).fits
+    assert plan(tiny, replace(config, kv_memory=64 * MIB), memory=80 * GIB).kv_bytes <= 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EngineConfig(device="cuda"), "there is no GPU here"),
+        (EngineConfig(device="cpu", dtype="bfloat16"), "runs on GPUs only"),
+        (EngineConfig(device="cpu", quantize="fp8"), "needs a GPU"),
+        (EngineConfig(device="cpu", kv_dtype="fp8"), "needs a GPU"),
+        (EngineConfig(device="cpu", kv_memory=1), "at least one page"),
+        (EngineConfig(device="cpu", max_seq_len=300), "knows only 256 positions"),
+    ],
+)
+def test_what_loading_would_refuse_is_refused(
+    tiny: Path, config: EngineConfig, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BadRequest, match=message):
+        plan(tiny, config)
+
+
+def test_int8_on_a_gpu_is_refused_by_name(tiny: Path) -> None:
+    with pytest.raises(Unsupported, match=r"quantize int8 runs on CPUs only.*use fp8"):
+        plan(tiny, EngineConfig(device="cuda", quantize="int8"), memory=GIB)
+
+
+def test_models_that_cannot_be_served_are_not_planned(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        plan(tmp_path / "nowhere", SERVED)
+    write_checkpoint(tmp_path, tiny_models.LLAMA, torch.float32)
+    (tmp_path / "config.json").write_text(json.dumps({**tiny_models.LLAMA, "architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(UnsupportedModel, match="MambaForCausalLM"):
+        plan(tmp_path, SERVED)
+
+
+def test_no_torch_is_imported(tiny: Path) -> None:
+    """The API process plans, and must stay small and quick."""
+    code = (
+        "import sys; from ostro.planning import plan; from ostro.config import EngineConfig;"
+        f"plan({str(tiny)!r}, EngineConfig(device='cpu')); print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
