@@ -1,15 +1,18 @@
 """Settings of an engine: frozen, validated once. Where they come from is the business of the command line."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8"]
-Quantization = Literal["none", "fp8"]
+Quantization = Literal["none", "fp8", "int8", "int4"]
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 # Beyond these a setting is a slip of the pen, and what it would do is worse than an error.
 _MOST = {
@@ -30,6 +33,8 @@ class EngineConfig:
     """A directory with tokenizer.json, or a GGUF file; None takes the model's own."""
     chat_template: str | None = None
     """A built-in chat template's name or a .jinja file; None takes the model's own."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """LoRA adapters to load beside the model: the names that requests give them, and their directories."""
     max_seq_len: int | None = None
     """Longest sequence, prompt and output together; None is what the model was made for."""
     device: Device = "auto"
@@ -37,7 +42,8 @@ class EngineConfig:
     dtype: DType = "auto"
     """Number format of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
     quantize: Quantization = "none"
-    """On a GPU: fp8 keeps the weights of projections in 8 bits, which halves what a step reads of them."""
+    """Weights in fewer bits: fp8 on a GPU, where a step reads half as much; int8 or int4 on a CPU, where that saves
+    memory and costs speed."""
     kv_dtype: KVDType = "auto"
     """On a GPU: fp8 keeps keys and values in 8 bits, which doubles how many fit; auto is the model's own format."""
     page_size: int | None = None
@@ -71,11 +77,37 @@ class EngineConfig:
         for name, kind in (("device", Device), ("dtype", DType), ("quantize", Quantization), ("kv_dtype", KVDType)):
             if getattr(self, name) not in (known := get_args(kind)):
                 raise BadRequest(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.", param=name)
+        for name in self.adapter_names:
+            if not _NAME.fullmatch(name):
+                raise BadRequest(
+                    f"An adapter's name is letters, digits, '.', '_', '-' and at most one '/', got {name!r}.",
+                    param="adapters",
+                )
+        if len(set(self.adapter_names)) < len(self.adapters):
+            raise BadRequest("Two adapters have the same name; give each its own.", param="adapters")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise BadRequest(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",
                 param="gpu_memory_utilization",
             )
+
+    def check_device(self, device: str) -> None:
+        """Raises BadRequest for number formats that a kind of device, "cpu" or "cuda", cannot run."""
+        if device == "cuda" and self.quantize in ("int8", "int4"):
+            raise Unsupported(
+                f"quantize {self.quantize} runs on CPUs only for now; on a GPU use fp8.", param="quantize"
+            )
+        if device == "cpu":
+            if self.dtype not in ("auto", "float32"):
+                raise BadRequest(f"dtype {self.dtype} runs on GPUs only; on a CPU use float32.", param="dtype")
+            if self.quantize == "fp8":
+                raise BadRequest("quantize fp8 needs a GPU; on a CPU use int8 or int4.", param="quantize")
+            if self.kv_dtype != "auto":
+                raise BadRequest(f"kv_dtype {self.kv_dtype} needs a GPU; leave it out on a CPU.", param="kv_dtype")
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.adapters)
 
     def suited_to(self, device: str) -> "EngineConfig":
         """What was left open filled in for a kind of device, "cpu" or "cuda"."""

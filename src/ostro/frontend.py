@@ -30,8 +30,8 @@ class Frontend:
         # Counted without a gap between reading and writing: requests may be made in several threads.
         self._ids = itertools.count(1)
 
-    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """For a continuation of the prompt."""
+    def request(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
+        """For a continuation of the prompt, by the model with the adapter."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(
             id=next(self._ids),
@@ -41,15 +41,16 @@ class Frontend:
             eos_ids=self.tokenizer.eos_ids,
             bad_word_ids=self.tokenizer.bad_word_ids(params.bad_words),
             prompt_logprobs_from=None if params.prompt_logprobs is None else 1,
+            adapter=adapter,
         )
 
-    def scoring_request(self, prompt: Prompt, continuation: Prompt) -> Request:
+    def scoring_request(self, prompt: Prompt, continuation: Prompt, *, adapter: str | None = None) -> Request:
         """For the log-probabilities of a continuation after its prompt."""
         context, rest = self._encode_pair(prompt, continuation)
-        request = self.request(context + rest, SamplingParams(max_tokens=0, prompt_logprobs=0))
+        request = self.request(context + rest, SamplingParams(max_tokens=0, prompt_logprobs=0), adapter=adapter)
         return replace(request, prompt_logprobs_from=len(context))
 
-    def embedding_request(self, text: Prompt) -> Request:
+    def embedding_request(self, text: Prompt, *, adapter: str | None = None) -> Request:
         """For a text's vector; raises Unsupported for a model that gives none."""
         if self.pooling is None:
             raise Unsupported(
@@ -57,7 +58,7 @@ class Frontend:
                 "Load one that has, such as a sentence-transformers checkpoint.",
                 param="model",
             )
-        return replace(self.request(text, SamplingParams(max_tokens=0)), task=Task.EMBED)
+        return replace(self.request(text, SamplingParams(max_tokens=0), adapter=adapter), task=Task.EMBED)
 
     def collector(self, request: Request) -> "Collector":
         return Collector(self.tokenizer, request, normalize=self.pooling is not None and self.pooling.normalize)

@@ -4,7 +4,7 @@ Text becomes token ids here, and ids become text again; the engine below knows i
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +19,44 @@ from ostro.sampling_params import SamplingParams
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 
+Adapter = str | Sequence[str | None] | None
+
 _Inbox = deque[tuple[Collector, Delta]]
 
 
 class LLM:
-    """A loaded model: `LLM()` is the embedded default one, `LLM("path or Hub id")` any other. For one thread."""
+    """A loaded model: `LLM()` is the embedded default one, `LLM("path or Hub id")` any other. For one thread.
 
-    def __init__(self, model: str | Path | None = None, config: EngineConfig | None = None) -> None:
+    `adapters` are LoRA adapters by the names that calls give them: PEFT's directories. A call's `adapter` is one name
+    for all, or one for each prompt, where None is the model as it is.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        config: EngineConfig | None = None,
+        *,
+        adapters: Mapping[str, str | Path] | None = None,
+    ) -> None:
         # torch takes seconds to import, and nothing else of the package needs it before a model is loaded.
         from ostro.runner.load import load_runner
 
-        config = config or EngineConfig()
-        self.config = config if model is None else replace(config, model=str(model))
+        self.config = config or EngineConfig()
+        if model is not None:
+            self.config = replace(self.config, model=str(model))
+        if adapters is not None:
+            self.config = replace(self.config, adapters=tuple((name, str(path)) for name, path in adapters.items()))
         checkpoint = open_checkpoint(self.config.model)
         self.name = checkpoint.name
         self.tokenizer = Tokenizer.load(
             Path(self.config.tokenizer) if self.config.tokenizer else checkpoint.tokenizer_path,
             chat_template=self.config.chat_template,
         )
-        self.core = EngineCore(load_runner(checkpoint, self.config), prefix_caching=self.config.prefix_caching)
+        self.core = EngineCore(
+            load_runner(checkpoint, self.config),
+            prefix_caching=self.config.prefix_caching,
+            adapters=self.config.adapter_names,
+        )
         self._frontend = Frontend(self.name, self.tokenizer, checkpoint.pooling)
         # Requests under way: who gathers their progress, and for whom.
         self._under_way: dict[int, tuple[Collector, _Inbox]] = {}
@@ -47,6 +66,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: Adapter = None,
         progress: bool = False,
     ) -> list[Completion]:
         """Completes the prompts, texts or token ids, batched continuously; one result for each, in order.
@@ -57,44 +77,57 @@ class LLM:
         each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else params
         if len(each) != len(batch):
             raise BadRequest(f"{len(batch)} prompts need as many sampling params, got {len(each)}.", param="params")
-        requests = [self.prepare(prompt, p) for prompt, p in zip(batch, each, strict=True)]
+        chosen = _for_each(adapter, len(batch))
+        requests = [self.prepare(prompt, p, adapter=name) for prompt, p, name in zip(batch, each, chosen, strict=True)]
         return self._finish(requests, progress=progress)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Iterator[Delta]:
         """Completes one prompt, text as it comes. Closing the iterator ends the generation."""
-        return self._deltas(self.prepare(prompt, params or SamplingParams()))
+        return self._deltas(self.prepare(prompt, params or SamplingParams(), adapter=adapter))
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Completion:
         """Answers a conversation of {"role", "content"} messages by the model's chat template."""
-        return self.generate([self.chat_prompt(messages)], params or SamplingParams(max_tokens=None))[0]
+        params = params or SamplingParams(max_tokens=None)
+        return self.generate([self.chat_prompt(messages)], params, adapter=adapter)[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """The token ids that ask the model for the next message."""
         return self.tokenizer.encode_chat(messages)
 
-    def score(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[Score]:
+    def score(
+        self, prompts: Sequence[Prompt], continuations: Sequence[Prompt], *, adapter: Adapter = None
+    ) -> list[Score]:
         """Log-probability of each continuation after its prompt, and whether greedy decoding would give it."""
         if len(prompts) != len(continuations):
             raise BadRequest(
                 f"prompts and continuations must be equally many, got {len(prompts)} and {len(continuations)}.",
                 param="continuations",
             )
-        pairs = zip(prompts, continuations, strict=True)
-        requests = [self._checked(self._frontend.scoring_request(*pair)) for pair in pairs]
+        triples = zip(prompts, continuations, _for_each(adapter, len(prompts)), strict=True)
+        requests = [
+            self._checked(self._frontend.scoring_request(prompt, continuation, adapter=name))
+            for prompt, continuation, name in triples
+        ]
         return [_score(completion) for completion in self._finish(requests)]
 
-    def embed(self, texts: Prompt | Sequence[Prompt]) -> list[list[float]]:
+    def embed(self, texts: Prompt | Sequence[Prompt], *, adapter: Adapter = None) -> list[list[float]]:
         """One vector for each text, pooled as the model's own configuration says."""
-        requests = [self.prepare_embedding(text) for text in _as_list(texts)]
+        batch = _as_list(texts)
+        chosen = _for_each(adapter, len(batch))
+        requests = [self.prepare_embedding(text, adapter=name) for text, name in zip(batch, chosen, strict=True)]
         return [completion.embedding or [] for completion in self._finish(requests)]
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
-        return self._checked(self._frontend.request(prompt, params))
+        return self._checked(self._frontend.request(prompt, params, adapter=adapter))
 
-    def prepare_embedding(self, text: Prompt) -> Request:
+    def prepare_embedding(self, text: Prompt, *, adapter: str | None = None) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
-        return self._checked(self._frontend.embedding_request(text))
+        return self._checked(self._frontend.embedding_request(text, adapter=adapter))
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
         """Runs prepared requests together; (request id, completion) of each as it finishes."""
@@ -167,6 +200,15 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _for_each(adapter: Adapter, count: int) -> Sequence[str | None]:
+    """One adapter for all as one for each."""
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * count
+    if len(adapter) != count:
+        raise BadRequest(f"{count} prompts need as many adapters, or one name, got {len(adapter)}.", param="adapter")
+    return adapter
 
 
 def _score(completion: Completion) -> Score:

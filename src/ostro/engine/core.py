@@ -7,7 +7,7 @@ A device that is fed one step ahead never waits for the host:
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ostro.engine.batch import Batch
 from ostro.engine.request import Request
@@ -16,11 +16,19 @@ from ostro.runner.base import ModelRunner, StepOutput
 
 
 class EngineCore:
-    def __init__(self, runner: ModelRunner, limits: Limits | None = None, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: Limits | None = None,
+        *,
+        prefix_caching: bool = True,
+        adapters: Collection[str] = (),
+    ) -> None:
+        """`adapters` are those that the runner has loaded, by name."""
         self.runner = runner
         spec = runner.spec
         limits = limits or Limits(max_batch_tokens=spec.max_batch_tokens, max_batch_seqs=spec.max_batch_seqs)
-        self.scheduler = Scheduler(spec, limits, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(spec, limits, prefix_caching=prefix_caching, adapters=adapters)
         # Steps that were begun, and how to get their results.
         self._under_way: deque[tuple[Batch, Callable[[], StepOutput]]] = deque()
 

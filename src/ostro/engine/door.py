@@ -18,6 +18,7 @@ class Door:
     """Longest sequence that can run, prompt and output together."""
     vocab_size: int
     generates: bool = True
+    adapters: Collection[str] = ()
 
     def check(self, request: Request, *, prompt: str = "prompt") -> None:
         """Raises BadRequest for a request that could never run. `prompt` is the caller's name for the prompt."""
@@ -26,6 +27,9 @@ class Door:
             raise Unsupported(
                 "This model was saved without a language-model head: it embeds text, and cannot write it."
             )
+        if request.adapter is not None and request.adapter not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise BadRequest(f"There is no adapter {request.adapter!r} here; loaded: {known}.", param="adapter")
         self.longest(request, prompt=prompt)
         # Ids that the model does not have would index beyond its tables.
         self._check_ids(prompt, request.prompt_ids)

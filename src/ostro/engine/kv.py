@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ostro.engine.pages import PageAllocator
-from ostro.engine.radix import Node, PageKey, RadixCache
+from ostro.engine.radix import Node, PageKey, RadixCache, Salt
 from ostro.engine.sequence import Sequence
 
 # Most pages of room asked for beyond those needed now: a max_tokens of 100,000 should not claim the pool.
 _MOST_ROOM = 64
 
-PageName = tuple[str, int, PageKey]
+PageName = tuple[Salt, int, PageKey]
 """A page that is not computed yet: its salt, the page it follows (-1 if none), and the tokens it will hold."""
 
 
@@ -208,6 +208,10 @@ class KVCache:
             self._allocator.release(self._tree.evict(short))
         seq.pages += self._allocator.allocate(count, after=after, room=room)
 
-    def _salt(self, seq: Sequence) -> str:
+    def _salt(self, seq: Sequence) -> Salt:
+        request = seq.request
         # Without prefix caching a request still shares pages among its own choices, so it gets a salt of its own.
-        return seq.request.cache_salt if self.prefix_caching else f"\0request {seq.request.id}"
+        if not self.prefix_caching:
+            return f"\0request {request.id}"
+        # With an adapter the same tokens have other keys and values. A pair, which no salt that a caller makes up is.
+        return request.cache_salt if request.adapter is None else (request.adapter, request.cache_salt)

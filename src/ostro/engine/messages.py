@@ -54,6 +54,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
     load_seconds: float
     warm_up_seconds: float
     resident_bytes: int
+    """Memory of the host that its process takes, without pages that have yet to be filled."""
+    pages_bytes: int = 0
+    """What those will take there."""
+    device_bytes: int = 0
+    """Memory of the GPU, pages included."""
+    adapters: tuple[str, ...] = ()
+    """What a request may name beside the model itself."""
 
 
 class Located(Message, frozen=True):

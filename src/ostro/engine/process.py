@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -45,6 +46,7 @@ from ostro.errors import BadRequest, OstroError
 from ostro.runner.base import ModelRunner
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
+from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint, open_checkpoint
 
 PULSE_SECONDS = 0.5
@@ -179,7 +181,9 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
     """A warm engine: its model is loaded and has generated tokens."""
     started = time.monotonic()
     faults.before_load()
-    core = EngineCore(build_runner(checkpoint, config, faults), prefix_caching=config.prefix_caching)
+    core = EngineCore(
+        build_runner(checkpoint, config, faults), prefix_caching=config.prefix_caching, adapters=config.adapter_names
+    )
     loaded = time.monotonic()
     warm_up(core)
     # What is loaded stays: the collector need not look at it again and again while tokens come.
@@ -195,8 +199,20 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         num_pages=spec.num_pages,
         load_seconds=loaded - started,
         warm_up_seconds=time.monotonic() - loaded,
-        resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        resident_bytes=_resident_bytes(),
+        pages_bytes=spec.pages_bytes,
+        device_bytes=spec.device_bytes,
+        adapters=config.adapter_names,
     )
+
+
+def _resident_bytes() -> int:
+    """Of this process now; where the system does not tell, the most that it was."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
 
 
 def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> ModelRunner:
@@ -254,13 +270,16 @@ def main() -> int:
     faults = Faults.from_environment()
     try:
         checkpoint = open_checkpoint(boot.config.model)
+        # Until this process ends nobody may delete its files.
+        held = ModelStore().hold(checkpoint.path)
         channel.send(Located(checkpoint.name, str(checkpoint.path)))
         core, info = load(checkpoint, boot.config, faults)
     except OstroError as error:
         channel.send(LoadFailed(type(error).__name__, error.message))
         return 1
     channel.send(Ready(info))
-    EngineLoop(core, inbox, channel, faults).run()
+    with held:
+        EngineLoop(core, inbox, channel, faults).run()
     return 0
 
 

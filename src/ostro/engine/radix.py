@@ -11,12 +11,14 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 PageKey = tuple[int, ...]
+Salt = str | tuple[str, str]
+"""Prefixes are shared below one salt, never between two."""
 
 
 class Node:
     __slots__ = ("children", "depth", "key", "last_used", "locks", "page", "parent", "salt")
 
-    def __init__(self, parent: "Node | None", key: PageKey, page: int, salt: str) -> None:
+    def __init__(self, parent: "Node | None", key: PageKey, page: int, salt: Salt) -> None:
         self.parent = parent
         self.key = key
         self.page = page
@@ -41,13 +43,13 @@ class RadixCache:
         self.num_pages = 0
         self.num_evictable = 0
         """Pages of unlocked nodes. Each can be evicted in time, for none has a locked node below it."""
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[Salt, Node] = {}
         self._clock = 0
         # (last used, tie, node) of unlocked leaves; an entry is stale once its node was used again.
         self._oldest: list[tuple[int, int, Node]] = []
         self._pushes = 0
 
-    def match(self, token_ids: Sequence[int], *, limit: int, salt: str = "") -> Node:
+    def match(self, token_ids: Sequence[int], *, limit: int, salt: Salt = "") -> Node:
         """The deepest node whose path spells a prefix of `token_ids`, at most `limit` tokens of it.
 
         Does not change the tree: lock the node before you use its pages.

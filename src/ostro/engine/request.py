@@ -25,6 +25,8 @@ class Request:
     """First prompt position whose log-probability is wanted; earlier ones may come from the prefix cache."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    adapter: str | None = None
+    """Whose low-rank terms are added to the model's weights; None is the model as it is."""
     priority: int = 0
     """Lower runs first."""
     turn: int = 0

@@ -19,6 +19,7 @@ one step at a time: there is budget left for a newcomer only when every running 
 """
 
 from bisect import insort
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ostro.engine.batch import Batch, Chunk
@@ -77,12 +78,14 @@ class Counters:
 
 
 class Scheduler:
-    def __init__(self, spec: RunnerSpec, limits: Limits, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, spec: RunnerSpec, limits: Limits, *, prefix_caching: bool = True, adapters: Collection[str] = ()
+    ) -> None:
         self.limits = limits
         self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
         self.counters = Counters()
         self.max_len = min(spec.max_seq_len, spec.num_pages * spec.page_size)
-        self._door = Door(max_len=self.max_len, vocab_size=spec.vocab_size, generates=spec.generates)
+        self._door = Door(max_len=self.max_len, vocab_size=spec.vocab_size, generates=spec.generates, adapters=adapters)
         # Both sorted by rank.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []

@@ -58,14 +58,19 @@ class Matrix(Weighted):
 
 
 class Linear(Matrix):
-    """y = x Wᵀ + b, with W stored [out, in]."""
+    """y = x Wᵀ + b, with W stored [out, in], and what adapters add to it."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(in_features, out_features)
         self.bias = parameter(out_features) if bias else None
+        self.adapt: Callable[[Tensor, Tensor], None] | None = None
+        """Adds to y what adapters give for the rows of x; see `models.lora`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.bias)
+        y = self.product(x, self.bias)
+        if self.adapt is not None:
+            self.adapt(x, y)
+        return y
 
 
 class FusedLinear(Linear):

@@ -22,6 +22,10 @@ class RunnerSpec:
     """How many steps to begin before the results of the one before them are asked for."""
     generates: bool = True
     """Whether the model has logits: one saved without its head only embeds."""
+    pages_bytes: int = 0
+    """Memory of the host that pages take as they are filled, and not before."""
+    device_bytes: int = 0
+    """Memory of the GPU, weights and pages, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

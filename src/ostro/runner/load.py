@@ -3,31 +3,42 @@
 import torch
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest
 from ostro.models.base import Model
+from ostro.models.lora import Adapters
 from ostro.models.registry import build_model, load_weights
 from ostro.runner.base import ModelRunner
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.memory import num_pages
+from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.torch_runner import TorchRunner
 from ostro.weights import Checkpoint, Pooling
+from ostro.weights.adapter import read_adapter
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
+    config.check_device(device.type)
     model = build_model(
         checkpoint.config, max_seq_len=config.max_seq_len, dtype=pick_dtype(config.dtype, device), device=device
     )
-    load_weights(model, checkpoint.tensors())
+    tensors = checkpoint.tensors()
+    # Adapters look at the projections first: then the whole model is loaded before it is brought to fewer bits.
+    if not config.adapters and (config.quantize == "int8" or config.quantize == "int4"):
+        tensors = quantized_on_the_way(model, tensors, config.quantize)
+    load_weights(model, tensors)
     return make_runner(model, config, pooling=checkpoint.pooling)
 
 
 def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
     """A runner for a model that is loaded, on the model's device."""
     device = next(model.parameters()).device
+    config.check_device(device.type)
     config = config.suited_to(device.type)
+    # Before weights are brought to fewer bits, which takes the projections apart that a checkpoint names.
+    found = {name: read_adapter(path) for name, path in config.adapters}
+    adapters = Adapters(model, found) if found else None
     assert config.page_size is not None
     assert config.max_batch_tokens is not None
     assert config.max_batch_seqs is not None
@@ -38,10 +49,13 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
 
         if config.quantize == "fp8":
             quantize_fp8(model)
-        return GpuRunner.sized(model, config, pooling=pooling)
-    for name, asked in (("quantize", config.quantize != "none"), ("kv_dtype", config.kv_dtype != "auto")):
-        if asked:
-            raise BadRequest(f"{name} {getattr(config, name)} needs a GPU; leave it out on a CPU.", param=name)
+        if adapters is not None:
+            adapters.attach(model)
+        return GpuRunner.sized(model, config, pooling=pooling, adapters=adapters)
+    if config.quantize == "int8" or config.quantize == "int4":
+        quantize_matrices(model, config.quantize)
+    if adapters is not None:
+        adapters.attach(model)
     pages = num_pages(
         model.shape,
         page_size=config.page_size,
@@ -56,4 +70,5 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
         max_batch_tokens=config.max_batch_tokens,
         max_batch_seqs=config.max_batch_seqs,
         pooling=pooling,
+        adapters=adapters,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,16 +13,15 @@ from ostro.engine.request import Task
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.base import Model
 from ostro.models.layers import Matrix
+from ostro.models.lora import Adapters
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
-from ostro.runner.memory import free_memory
+from ostro.runner.memory import free_memory, page_bytes, second_layout_fits
 from ostro.runner.pooling import pooled_share
 from ostro.runner.sampler import position_logprobs, sample
 from ostro.weights import Pooling
 
 # Prompt log-probabilities are made a block of rows at a time: never a whole prompt times the vocabulary.
 _LOGITS_BLOCK_BYTES = 64 << 20
-# Of the free memory, for a second copy of the weights.
-_PACKING_SHARE = 0.25
 
 
 class TorchRunner:
@@ -36,11 +36,13 @@ class TorchRunner:
         max_batch_tokens: int = 512,
         max_batch_seqs: int = 64,
         pooling: Pooling | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         shape = model.shape
         parameter = next(model.parameters())
         self.model = model
         self.pooling = pooling
+        self.adapters = adapters
         self._packed = False
         self._all_finite = True
         self.device = parameter.device
@@ -52,6 +54,7 @@ class TorchRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
+            pages_bytes=page_bytes(shape, page_size, parameter.itemsize) * num_pages,
         )
         self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
 
@@ -67,6 +70,8 @@ class TorchRunner:
     def run(self, batch: Batch) -> StepOutput:
         if not self._packed and len(batch.sampled) > 1:
             self._pack_weights()
+        if self.adapters is not None:
+            batch = _by_adapter(batch, self.adapters)
         self._copy_pages(batch.page_copies)
         pieces = _pieces(batch.chunks)
         hidden = self._forward(batch, pieces)
@@ -101,7 +106,7 @@ class TorchRunner:
         self._packed = True
         matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
         size = sum(matrix.weight.nbytes for matrix in matrices)
-        if self.device.type == "cpu" and size < free_memory() * _PACKING_SHARE:
+        if self.device.type == "cpu" and second_layout_fits(size, free_memory()):
             for matrix in matrices:
                 matrix.pack()
 
@@ -140,6 +145,14 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if like.device.type == "cpu" and like.dtype == torch.float32:
         return torch.from_numpy(np.zeros(shape, np.float32))
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def _by_adapter(batch: Batch, adapters: Adapters) -> Batch:
+    """The same work in the order of the adapters, which are told whose rows come."""
+    slots = {chunk.seq.id: adapters.slot(chunk.seq.request.adapter) for chunk in batch.chunks}
+    chunks = sorted(batch.chunks, key=lambda chunk: slots[chunk.seq.id])
+    adapters.begin((slots[chunk.seq.id], chunk.length) for chunk in chunks)
+    return replace(batch, chunks=tuple(chunks))
 
 
 def _pieces(chunks: Seq[Chunk]) -> list[Piece]:

@@ -75,8 +75,10 @@ class FusedDecoder:
             activation=_activation(layer.mlp),
         )
 
-    def __call__(self, inputs: StepInputs, ctx: StepAttention) -> Tensor:
-        """Hidden states of all tokens of the step, after the final norm."""
+    def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
+        """Hidden states of all tokens of the step, after the final norm. `adapted` rows go the way of many: there is no
+        place between the folded products for what adapters add.
+        """
         x = self._embedding(inputs.tokens)
         rotations = [
             rotation_table(
@@ -89,7 +91,7 @@ class FusedDecoder:
         ]
         delta: Tensor | None = None
         for layer, rope in zip(self._layers, self._rope_of_layer, strict=True):
-            if len(x) <= self.few:
+            if len(x) <= self.few and not adapted:
                 self._few_rows(layer, x, rotations[rope], inputs.slots, ctx)
             else:
                 delta = self._many_rows(layer, x, delta, rotations[rope], inputs.slots, ctx)
@@ -148,7 +150,10 @@ class FusedDecoder:
     def _linear(self, layer: Linear, x: Tensor) -> Tensor:
         if self.invariant:
             return invariant_linear(x, layer.weight, layer.bias, pdl=self.overlaps)
-        return product(layer, x, pdl=self.overlaps)
+        y = product(layer, x, pdl=self.overlaps)
+        if layer.adapt is not None:
+            layer.adapt(x, y)
+        return y
 
     def _attend(
         self,

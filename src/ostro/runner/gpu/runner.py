@@ -1,11 +1,13 @@
 """Runs batches on a GPU: `launch` queues a step and returns, so that the next can be prepared while it runs.
 
 A step in which every sequence takes one token is replayed as a graph, sampling included; its inputs go to fixed places
-on the device beforehand. Any other step launches its kernels one by one: with prompts in it there is enough to do.
+on the device beforehand. Any other step launches its kernels one by one: with prompts in it there is enough to do, and
+with adapters its products depend on whose rows it has.
 """
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import accumulate
 from typing import Self
 
@@ -17,7 +19,7 @@ from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.sequence import PENDING, Sequence
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.gpu.decode_attention import DecodeScratch
 from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk as Piece
@@ -25,6 +27,7 @@ from ostro.kernels.gpu.prefill_attention import prefill_tiles, tokens_in_tile, t
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
 from ostro.models.base import AttentionSpec, Model
 from ostro.models.decoder import CausalLM
+from ostro.models.lora import Adapters
 from ostro.runner.base import RunnerSpec, StepOutput
 from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder, fusible
@@ -59,11 +62,12 @@ class GpuRunner:
         deterministic: bool = False,
         kv_dtype: torch.dtype | None = None,
         pooling: Pooling | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         if deterministic:
-            _check_deterministic(model)
+            _check_deterministic(model, adapters)
         shape, parameter = model.shape, next(model.parameters())
-        self.model, self.pooling = model, pooling
+        self.model, self.pooling, self._adapters = model, pooling, adapters
         self.device, self.dtype = parameter.device, parameter.dtype
         self._spec = RunnerSpec(
             page_size=page_size,
@@ -113,9 +117,13 @@ class GpuRunner:
         self._graphs = StepGraphs(
             self._decode_step, idle=self._idle, most=max_batch_seqs, captures=graphs and self.device.type == "cuda"
         )
+        if self.device.type == "cuda":
+            self._spec = replace(self._spec, device_bytes=torch.cuda.memory_reserved(self.device))
 
     @classmethod
-    def sized(cls, model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> Self:
+    def sized(
+        cls, model: Model, config: EngineConfig, *, pooling: Pooling | None = None, adapters: Adapters | None = None
+    ) -> Self:
         """With as many pages as the GPU's memory holds beside the model and one step's work."""
         assert config.page_size is not None
         assert config.max_batch_tokens is not None
@@ -140,6 +148,7 @@ class GpuRunner:
             deterministic=config.deterministic,
             kv_dtype=kv_dtype,
             pooling=pooling,
+            adapters=adapters,
         )
 
     @property
@@ -150,11 +159,17 @@ class GpuRunner:
     def launch(self, batch: Batch) -> Wait:
         self._pages.copy(batch.page_copies)
         # Single tokens first: attention treats them apart.
-        chunks = sorted(batch.chunks, key=lambda chunk: chunk.length > 1)
+        chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
+        adapted = self._adapters is not None and self._adapters.begin((self._slot(c), c.length) for c in chunks)
         tables = self._tables.update([chunk.seq.pages for chunk in chunks])
-        if all(chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks):
+        if not adapted and all(
+            chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks
+        ):
             return self._launch_decode([chunk.seq for chunk in chunks])
-        return self._launch_mixed(chunks, tables)
+        return self._launch_mixed(chunks, tables, adapted=adapted)
+
+    def _slot(self, chunk: Chunk) -> int:
+        return 0 if self._adapters is None else self._adapters.slot(chunk.seq.request.adapter)
 
     # ---- steps of one token a sequence
 
@@ -208,9 +223,9 @@ class GpuRunner:
         if isinstance(kind, SamplerKind):
             self._sampler.draw(logits, sent[SAMPLER], self._sampled, self._errors, kind)
 
-    # ---- steps with prompts in them
+    # ---- steps with prompts in them, or with adapters
 
-    def _launch_mixed(self, chunks: list[Chunk], tables: Tensor) -> Wait:
+    def _launch_mixed(self, chunks: list[Chunk], tables: Tensor, *, adapted: bool) -> Wait:
         num_single = 0 if self._deterministic else sum(chunk.length == 1 for chunk in chunks)
         sent = send(self._mixed_inputs(chunks), self.device)
         inputs = unpack(sent, self._sampled)
@@ -223,7 +238,7 @@ class GpuRunner:
             ctx = InvariantAttention(self._pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
         else:
             ctx = PlannedAttention(self._pages, self._scratch, tables=tables, slots=slots, lens=lens, tiles=tiles)
-        hidden = self._forward(inputs, ctx)
+        hidden = self._forward(inputs, ctx, adapted=adapted)
         ends = list(accumulate(chunk.length for chunk in chunks))
         waits = [step(chunks, hidden, ends) for step in (self._sample, self._score, self._pool)]
 
@@ -313,9 +328,9 @@ class GpuRunner:
 
     # ---- both
 
-    def _forward(self, inputs: StepInputs, ctx: StepAttention) -> Tensor:
+    def _forward(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
         if self._decoder is not None:
-            return self._decoder(inputs, ctx)
+            return self._decoder(inputs, ctx, adapted=adapted)
         return self.model(inputs.tokens, inputs.positions, ctx)
 
     def _head(self, hidden: Tensor) -> Tensor:
@@ -357,7 +372,12 @@ def _pieces(chunks: list[Chunk], num_single: int) -> list[Piece]:
     return pieces
 
 
-def _check_deterministic(model: Model) -> None:
+def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
+    if adapters is not None:
+        raise Unsupported(
+            "On a GPU the products of adapters depend on the batch: leave out deterministic, or the adapters.",
+            param="deterministic",
+        )
     if not fusible(model):
         raise BadRequest(
             "On a GPU this model's results depend on the batch: deterministic is for llama, mistral, phi3, qwen2 "

@@ -1,0 +1,226 @@
+"""LoRA: low-rank terms beside one copy of a model's weights, of the adapter that each row's sequence asks for.
+
+    y = x Wᵀ + (x Aᵀ)(scale · B)ᵀ
+
+A step's rows stand in the order of their adapters. Neighbours with equally many rows are multiplied at once, as a
+batch, by a view of their stacked matrices:
+
+    rows      - - - | a a | b b | c c c | d d d        - is the base alone
+    products          └─ one ──┘  └──── one ────┘
+
+Adapters of one shape, that is with the same ranks for the same projections, stand in one stack, so no rank is filled
+up. For a fused projection the As of its parts stand side by side, and each B in the columns of its part. The zeros cost
+less than a product for each part would:
+
+    A   [ Aq Ak Av ]ᵀ        B   [ Bq  0  0 ]
+                                 [  0 Bk  0 ]
+                                 [  0  0 Bv ]
+
+Knows projections and rows; knows no files and no requests.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ostro.errors import BadCheckpoint
+from ostro.models.base import Model
+from ostro.models.layers import FusedLinear, Linear
+
+
+class LowRank(Protocol):
+    """What an adapter adds to one matrix: scale · B A."""
+
+    @property
+    def a(self) -> Tensor:
+        """[rank, in]"""
+
+    @property
+    def b(self) -> Tensor:
+        """[out, rank]"""
+
+    @property
+    def scale(self) -> float: ...
+
+
+class Adapters:
+    """The adapters of one model, and whose the rows of the step under way are."""
+
+    def __init__(self, model: Model, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
+        """What each adapter adds, by the names of the projections in the base's checkpoint. Changes nothing yet."""
+        like = next(model.parameters())
+        places = _places(model)
+        terms = {name: _by_module(name, model, places, terms) for name, terms in adapters.items()}
+        by_shape: dict[frozenset[tuple[str, int, int]], list[str]] = {}
+        for name, modules in terms.items():
+            shape = frozenset(
+                (path, part.start, len(term.a)) for path, parts in modules.items() for part, term in parts
+            )
+            by_shape.setdefault(shape, []).append(name)
+        groups = list(by_shape.values())
+        self._seats = [(stack, index) for stack, names in enumerate(groups) for index in range(len(names))]
+        self._slots = {name: slot for slot, name in enumerate(name for names in groups for name in names)}
+        self._stacks: dict[str, list[_Stack | None]] = {}
+        for path in {path for modules in terms.values() for path in modules}:
+            size = len(model.get_submodule(path).get_parameter("weight"))
+            self._stacks[path] = [
+                _stacked([terms[name][path] for name in names], size, like) if path in terms[names[0]] else None
+                for names in groups
+            ]
+        self.begin(())
+
+    def attach(self, model: Model) -> None:
+        """From here on the model's projections add what the adapters give. A module that is replaced loses that."""
+        for path, stacks in self._stacks.items():
+            module = model.get_submodule(path)
+            assert isinstance(module, Linear)
+            module.adapt = _Correction(self, stacks)
+
+    @property
+    def nbytes(self) -> int:
+        """What the adapters take beside the model."""
+        stacks = [stack for stacks in self._stacks.values() for stack in stacks if stack is not None]
+        return sum(stack.a.nbytes + stack.b.nbytes for stack in stacks)
+
+    def slot(self, name: str | None) -> int:
+        """The adapter's place among all; -1 for none. Rows that stand in this order take the fewest products."""
+        return -1 if name is None else self._slots[name]
+
+    def begin(self, rows: Iterable[tuple[int, int]]) -> bool:
+        """Says whose the next step's rows are: slots and numbers of rows, in their order. Whether any is adapted."""
+        self.runs = _runs(rows, self._seats)
+        self.lengths = [run.rows for run in self.runs]
+        self.adapted = any(run.stack >= 0 for run in self.runs)
+        return self.adapted
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring rows, equally many for each of the `count` adapters from `first` on in a stack; -1 is the base."""
+
+    stack: int
+    first: int
+    count: int
+    rows: int
+
+    def extended(self, other: "Run") -> "Run | None":
+        """Both as one, if the other's adapter is the next in the stack and has as many rows."""
+        follows = (other.stack, other.first) == (self.stack, self.first + self.count) and self.stack >= 0
+        if not follows or self.rows != self.count * other.rows:
+            return None
+        return Run(self.stack, self.first, self.count + 1, self.rows + other.rows)
+
+
+def _runs(rows: Iterable[tuple[int, int]], seats: Sequence[tuple[int, int]]) -> list[Run]:
+    runs: list[Run] = []
+    for slot, own in groupby(rows, key=lambda each: each[0]):
+        stack, index = seats[slot] if slot >= 0 else (-1, 0)
+        run = Run(stack, index, 1, sum(count for _, count in own))
+        if runs and (joined := runs[-1].extended(run)):
+            runs[-1] = joined
+        else:
+            runs.append(run)
+    return runs
+
+
+class _Stack:
+    """The matrices of adapters of one shape for one projection, as products read them."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        """[adapters, in, rank] and [adapters, rank, out], the scale included."""
+        self.a, self.b = a, b
+        self.each = list(zip(a, b, strict=True))
+
+
+class _Correction:
+    """What all adapters add to one projection."""
+
+    def __init__(self, step: Adapters, stacks: Sequence[_Stack | None]) -> None:
+        self._step = step
+        # The last is the base's, which run.stack -1 finds.
+        self._stacks = [*stacks, None]
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        """Adds to y, in place. x is [rows, in], y [rows, out]."""
+        step = self._step
+        if not step.adapted:
+            return
+        for run, rows, own in zip(step.runs, x.split(step.lengths), y.split(step.lengths), strict=True):
+            stack = self._stacks[run.stack]
+            if stack is None:
+                continue
+            if run.count == 1:
+                a, b = stack.each[run.first]
+                own.addmm_(rows.mm(a), b)
+            else:
+                among = slice(run.first, run.first + run.count)
+                inner = torch.bmm(rows.reshape(run.count, -1, rows.shape[1]), stack.a[among])
+                own.view(run.count, -1, own.shape[1]).baddbmm_(inner, stack.b[among])
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A projection as checkpoints name it: these rows of the matrix of the module at `path`."""
+
+    path: str
+    rows: slice
+    shape: tuple[int, int]
+
+
+def _places(model: Model) -> dict[str, _Place]:
+    """Every projection of the layers by its name in a checkpoint."""
+    places: dict[str, _Place] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, Linear) or not path.startswith(f"{model.backbone_name}."):
+            continue
+        out_features, in_features = module.weight.shape
+        parts = {path: out_features}
+        if isinstance(module, FusedLinear) and not module.stored_fused:
+            parent = path.rpartition(".")[0]
+            parts = {f"{parent}.{part}": size for part, size in module.parts.items()}
+        first = 0
+        for name, size in parts.items():
+            places[name] = _Place(path, slice(first, first + size), (size, in_features))
+            first += size
+    return places
+
+
+_Part = tuple[slice, LowRank]
+"""Which rows of the matrix a term is for: a part of a fused projection, or all."""
+
+
+def _by_module(
+    adapter: str, model: Model, places: Mapping[str, _Place], terms: Mapping[str, LowRank]
+) -> dict[str, list[_Part]]:
+    """An adapter's terms by the modules that they go to. A term without a place, or misshapen, is an error."""
+    found: dict[str, list[_Part]] = {}
+    for name, term in terms.items():
+        place = places.get(name) or places.get(f"{model.backbone_name}.{name}")
+        if place is None:
+            raise BadCheckpoint(
+                f"Adapter {adapter!r} changes {name!r}, which this model does not have; it may be made for another."
+            )
+        shape = (term.b.shape[0], term.a.shape[1])
+        if shape != place.shape:
+            raise BadCheckpoint(
+                f"Adapter {adapter!r} changes {name!r} as a matrix of shape {shape}, but this model's has shape "
+                f"{place.shape}; it may be made for another."
+            )
+        found.setdefault(place.path, []).append((place.rows, term))
+    return {path: sorted(parts, key=lambda part: part[0].start) for path, parts in found.items()}
+
+
+def _stacked(adapters: Sequence[Sequence[_Part]], out_features: int, like: Tensor) -> _Stack:
+    """Of adapters of one shape."""
+    a = torch.stack([torch.cat([term.a.T for _, term in parts], 1) for parts in adapters]).to(like)
+    b = torch.zeros(len(adapters), a.shape[2], out_features).to(like)
+    for own, parts in zip(b, adapters, strict=True):
+        first = 0
+        for rows, term in parts:
+            own[first : first + len(term.a), rows] = term.b.T.float() * term.scale
+            first += len(term.a)
+    return _Stack(a.contiguous(), b)

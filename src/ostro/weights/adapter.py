@@ -1,0 +1,210 @@
+"""LoRA adapters as PEFT saves them: a directory with adapter_config.json and adapter_model.safetensors. Knows what the
+files hold and what of it can be served; knows no model. Imports torch only when the numbers are read.
+
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, in]
+    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [out, rank]
+                     └─── the projection that is changed ──┘            W + scale · B A
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.weights.json_file import read_json_object
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+
+# What is served as PEFT would, and what tells of the training alone or is told by the tensors as well. A field of any
+# other name asks for something else, unless it is empty or false.
+_UNDERSTOOD = frozenset(
+    {
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "bias",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_config",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    }
+)
+# Of the ways to begin the training, those that leave the base's weights as they are.
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+_TENSOR = re.compile(r"base_model\.model\.(?P<target>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+_VOCABULARY = ("embed_tokens", "lm_head", "wte", "wpe")
+_MERGE = "Merge the adapter into its base model and serve that."
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to one projection's matrix: scale · B A."""
+
+    a: "torch.Tensor"
+    """[rank, in], as stored: mapped from the file."""
+    b: "torch.Tensor"
+    """[out, rank]"""
+    scale: float
+
+
+def read_adapter(directory: str | Path) -> dict[str, LowRank]:
+    """What the adapter adds to which projection, by the projection's name in the base's checkpoint.
+
+    Raises ModelNotFound where files are missing, BadCheckpoint where they are damaged, and UnsupportedModel for an
+    adapter that is more than low-rank terms of projections.
+    """
+    path = Path(os.path.expanduser(directory))
+    if not path.is_dir():
+        raise ModelNotFound(f"There is no directory {path}, which should hold an adapter. Check its path.")
+    scaling = _Scaling.read(path / CONFIG)
+    if not (path / WEIGHTS).is_file():
+        if (path / PICKLE).is_file():
+            raise ModelNotFound(
+                f"{path} holds its weights only as pickle ({PICKLE}), which is not read. Convert it to {WEIGHTS}."
+            )
+        raise ModelNotFound(f"{path} holds no {WEIGHTS}. Download the adapter's weights into it.")
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in _tensors(path / WEIGHTS):
+        target, half = _target(path / WEIGHTS, name)
+        halves.setdefault(target, {})[half] = tensor
+    if not halves:
+        raise BadCheckpoint(f"{path / WEIGHTS} holds no tensors: the adapter changes nothing. Download it again.")
+    return {target: _low_rank(path / WEIGHTS, target, both, scaling) for target, both in halves.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """How much of each product is added. The ranks are the tensors' own, held to those that the config knows."""
+
+    ranks: frozenset[int]
+    alpha: float
+    alphas: Mapping[re.Pattern[str], float]
+    by_root: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "_Scaling":
+        config = read_json_object(path)
+        _check(path, config)
+        ranks = [config.get("r", 8), *_table(path, config, "rank_pattern").values()]
+        alphas = {}
+        for pattern, alpha in _table(path, config, "alpha_pattern").items():
+            try:
+                # A pattern stands for the end of a name, from one of its dots on.
+                alphas[re.compile(rf"(?:.*\.)?(?:{pattern})")] = _number(path, "alpha_pattern", alpha)
+            except re.error as error:
+                raise BadCheckpoint(f"{path}: 'alpha_pattern' holds {pattern!r}, which is no pattern.") from error
+        return cls(
+            ranks=frozenset(_rank(path, rank) for rank in ranks),
+            alpha=_number(path, "lora_alpha", config.get("lora_alpha", 8)),
+            alphas=alphas,
+            by_root=bool(config.get("use_rslora")),
+        )
+
+    def scale(self, target: str, rank: int) -> float:
+        alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.fullmatch(target)), self.alpha)
+        return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def _check(path: Path, config: Mapping[str, object]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise UnsupportedModel(f"{path}: peft_type is {config.get('peft_type')!r}, and Ostro serves LORA. {_MERGE}")
+    for name, value in config.items():
+        if value and name not in _UNDERSTOOD:
+            raise UnsupportedModel(f"{path}: {name} is set, and Ostro cannot serve such an adapter. {_MERGE}")
+    if config.get("bias", "none") != "none":
+        raise UnsupportedModel(f"{path}: bias is {config['bias']!r}, and Ostro serves adapters without. {_MERGE}")
+    if config.get("init_lora_weights") not in _PLAIN_STARTS:
+        raise UnsupportedModel(
+            f"{path}: init_lora_weights {config['init_lora_weights']!r} changes the base's own weights. {_MERGE}"
+        )
+
+
+def _table(path: Path, config: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise BadCheckpoint(f"{path}: {key!r} must be an object, got {value!r}.")
+    return value
+
+
+def _rank(path: Path, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadCheckpoint(f"{path}: 'r' and the ranks in 'rank_pattern' must be integers above 0, got {value!r}.")
+    return value
+
+
+def _number(path: Path, key: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise BadCheckpoint(f"{path}: {key!r} must hold finite numbers, got {value!r}.")
+    return float(value)
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.offset_keys():
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+
+
+def _target(path: Path, name: str) -> tuple[str, str]:
+    """The projection that a tensor belongs to, and which half of the product it is."""
+    match = _TENSOR.fullmatch(name)
+    target = match["target"] if match else name
+    if "lora_embedding_" in name or target.rpartition(".")[2] in _VOCABULARY:
+        raise UnsupportedModel(
+            f"{path} changes embeddings or the head ({name!r}); Ostro serves adapters of layers' projections. {_MERGE}"
+        )
+    if match is None:
+        raise UnsupportedModel(f"{path} holds a tensor {name!r}, which is no half of a low-rank product. {_MERGE}")
+    return target, match["half"]
+
+
+def _low_rank(path: Path, target: str, halves: Mapping[str, "torch.Tensor"], scaling: _Scaling) -> LowRank:
+    if halves.keys() != {"A", "B"}:
+        raise BadCheckpoint(f"{path} holds only lora_{min(halves)} of {target!r}. Download it again.")
+    a, b = halves["A"], halves["B"]
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or a.shape[0] not in scaling.ranks:
+        raise BadCheckpoint(
+            f"{path}: lora_A and lora_B of {target!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}, which do not "
+            f"join at a rank that {CONFIG} names. Download both files again."
+        )
+    for half in (a, b):
+        # Better said once, now, than by the failure of every request.
+        if not half.is_floating_point() or not bool(half.isfinite().all()):
+            raise BadCheckpoint(f"{path}: {target!r} holds something other than finite floating-point numbers.")
+    return LowRank(a, b, scaling.scale(target, a.shape[0]))
