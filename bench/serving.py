@@ -20,12 +20,17 @@ class Server:
     host: str
     port: int
     pid: int
-    engine_pid: int
+
+    @property
+    def engine_pid(self) -> int:
+        """Of a server that has one engine."""
+        [engine] = children_of(self.pid)
+        return engine
 
 
 @contextmanager
-def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Ready when it is entered."""
+def serving(*args: str, env: Mapping[str, str] | None = None, ready: bool = True) -> Iterator[Server]:
+    """Ready when it is entered; or, if need not be, listening."""
     command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", "--no-access-log", *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
         try:
@@ -38,9 +43,10 @@ def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Server
                     break
             else:
                 raise RuntimeError(f"the server did not start: {''.join(said[-20:])}")
-            _until_ready(url)
+            if ready:
+                _until_ready(url)
             host, _, port = url.removeprefix("http://").rpartition(":")
-            yield Server(host, int(port), process.pid, _child_of(process.pid))
+            yield Server(host, int(port), process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -57,10 +63,18 @@ def _until_ready(url: str) -> None:
             time.sleep(0.05)
 
 
-def _child_of(pid: int) -> int:
+def children_of(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        [child] = file.read().split()
-    return int(child)
+        return [int(child) for child in file.read().split()]
+
+
+def resident_bytes(pid: int) -> int:
+    """What the process holds in memory; 0 for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def cpu_seconds(pid: int) -> float:

@@ -29,7 +29,12 @@ LAYERS = {
     "ostro.errors": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
-    "ostro.weights": Layer(ours=("ostro.weights", "ostro.errors"), lazily=("torch",)),
+    "ostro.sources": Layer(
+        ours=("ostro.sources", "ostro.errors", "ostro.weights.cache"),
+        never=("torch",),
+        lazily=("google", "google_crc32c", "boto3", "botocore", "requests", "urllib3", "tqdm"),
+    ),
+    "ostro.weights": Layer(ours=("ostro.weights", "ostro.sources", "ostro.errors"), lazily=("torch",)),
     "ostro.text": Layer(
         ours=(
             "ostro.text",
@@ -74,8 +79,25 @@ LAYERS = {
     ),
     # The engine process: the one place that puts engine, runner and weights together.
     "ostro.engine.process": Layer(
-        ours=("ostro.engine", "ostro.runner", "ostro.weights", "ostro.errors", "ostro.sampling_params", "ostro.config"),
+        ours=(
+            "ostro.engine",
+            "ostro.runner",
+            "ostro.sources",
+            "ostro.weights",
+            "ostro.errors",
+            "ostro.sampling_params",
+            "ostro.config",
+        ),
         lazily=("torch",),
+    ),
+    # What loading will take, by files alone.
+    "ostro.planning": Layer(
+        ours=("ostro.models.config", "ostro.runner.memory", "ostro.weights", "ostro.errors", "ostro.config"),
+        never=("torch", "numpy"),
+    ),
+    "ostro.pool": Layer(
+        ours=("ostro.pool", "ostro.engine.handle", "ostro.engine.messages", "ostro.errors", "ostro.config"),
+        never=("torch", "numpy"),
     ),
     "ostro.outputs": Layer(ours=("ostro.runner.base",), never=("torch", "numpy")),
     "ostro.frontend": Layer(
@@ -109,13 +131,21 @@ LAYERS = {
     ),
     # The HTTP side: it answers while a model loads, so it can do without torch.
     "ostro.server": Layer(
-        ours=("ostro.server", "ostro.text", "ostro.runner.base", "ostro.engine.request", *_VALUES), never=("torch",)
+        ours=("ostro.server", "ostro.pool", "ostro.text", "ostro.runner.base", "ostro.engine.request", *_VALUES),
+        never=("torch",),
     ),
     # They show what the engine tells of itself.
     "ostro.server.metrics": Layer(
         ours=("ostro.server.auth", "ostro.server.logging", "ostro.engine.messages"), never=("torch",)
     ),
-    "ostro.server.lifecycle": Layer(ours=("ostro.server", "ostro.engine.messages", "ostro.errors"), never=("torch",)),
+    "ostro.server.lifecycle": Layer(
+        ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors"), never=("torch",)
+    ),
+    # From settings to a pool of models.
+    "ostro.server.fleet": Layer(
+        ours=("ostro.server", "ostro.pool", "ostro.planning", "ostro.sources", "ostro.weights", *_VALUES),
+        never=("torch",),
+    ),
     "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
     "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),
     "ostro": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),

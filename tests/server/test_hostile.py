@@ -105,7 +105,7 @@ def children(pid: int) -> list[int]:
 
 def page(client: httpx.Client) -> Page:
     lines = [line for line in client.get("/metrics").text.splitlines() if not line.startswith("#")]
-    values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    values = {line.partition(" ")[0].partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
     return Page(
         total=values["ostro_pages_total"],
         idle=values["ostro_pages_free"] + values["ostro_pages_cached"],

@@ -30,6 +30,11 @@ PATHS = [
     "/readyz",
     "/health",
     "/version",
+    "/admin/load/{model}",
+    "/admin/unload/{model}",
+    "/admin/pin/{model}",
+    "/admin/unpin/{model}",
+    "/admin/stats",
 ]
 
 

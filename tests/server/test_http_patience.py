@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from http_app import live_app
-from live_service import live_service, set_faults, until, until_idle
+from live_service import live_models, set_faults, until, until_idle
 
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
@@ -81,8 +81,8 @@ def test_client_that_stops_reading_is_dropped_and_its_pages_come_back(monkeypatc
     set_faults(monkeypatch)
 
     async def run() -> None:
-        async with live_service() as service:
-            app = build_app(service, options=HttpOptions(ping_seconds=0.2))
+        async with live_models() as (models, service):
+            app = build_app(models, options=HttpOptions(ping_seconds=0.2))
             config = uvicorn.Config(app, http=Impatient, lifespan="off", log_config=None, access_log=False)
             with socket.create_server(("127.0.0.1", 0)) as sock:
                 server = uvicorn.Server(config)

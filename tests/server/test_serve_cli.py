@@ -77,7 +77,8 @@ def taken_port() -> Iterator[int]:
 
 def test_server_is_alive_at_once_and_ready_only_once_the_model_is(tmp_path: Path) -> None:
     began = time.monotonic()
-    with live_server(tmp_path, faults="fake,load_seconds=3", ready=False) as server, server.client() as client:
+    args = ("--load-timeout", "0.2")
+    with live_server(tmp_path, *args, faults="fake,load_seconds=3", ready=False) as server, server.client() as client:
         assert client.get("/healthz").json() == {"status": "ok"}
         unready = client.get("/readyz")
         assert (unready.status_code, unready.json()["status"]) == (503, "loading")
@@ -86,6 +87,12 @@ def test_server_is_alive_at_once_and_ready_only_once_the_model_is(tmp_path: Path
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() - began < 30
             time.sleep(0.05)
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_a_request_waits_for_a_model_that_loads(tmp_path: Path) -> None:
+    with live_server(tmp_path, faults="fake,load_seconds=1", ready=False) as server, server.client() as client:
+        assert client.get("/readyz").status_code == 503
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
@@ -270,8 +277,8 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
     ("args", "status", "complaint"),
     [
         (("--port", "many"), 1, "port = 'many' (--port): Input should be a valid integer"),
-        (("--model-path", "a", "--hf-checkpoint", "b"), 2, "--hf-checkpoint says again what --model-path has said"),
-        (("a", "--model", "b"), 2, "says again what"),
+        (("--max-batch-size", "1", "--max-num-seqs", "2"), 2, "--max-num-seqs says again what --max-batch-size has"),
+        (("a", "--model", "a"), 1, "Two models are called 'a'"),
         (("--checkpoint-path", "x"), 1, "--checkpoint-path cannot be honoured: Levanter checkpoints"),
         (("--ui",), 1, "--ui cannot be honoured"),
         (("--device", "tpu"), 1, "'auto', 'cpu' or 'cuda'"),
@@ -292,7 +299,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 def test_switch_does_not_swallow_the_model(tmp_path: Path) -> None:
     ran = serve(tmp_path, "--no-prefix-caching", "./model", "--print-config")
-    assert 'model: "./model"' in ran.stdout
+    assert 'model: ["./model"]' in ran.stdout
     assert "prefix_caching: false" in ran.stdout
 
 

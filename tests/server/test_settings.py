@@ -5,6 +5,7 @@ import yaml
 
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
+from ostro.server.fleet import fixed_specs, roots
 from ostro.server.settings import ALIASES, PREFIX, REFUSED, Given, Merged, ServeSettings, read_settings
 
 
@@ -47,19 +48,25 @@ def test_command_line_beats_environment_beats_dotenv_beats_yaml_beats_defaults(
 def test_engine_settings_are_the_engines_but_for_the_step_that_others_wait_for(tmp_path: Path) -> None:
     assert read(tmp_path).settings.engine() == EngineConfig(serving=True)
     settings = read(tmp_path, yaml_text="kv_memory: 1.5GiB\nprefix-caching: false\nmodel: ./m").settings
-    assert settings.engine() == EngineConfig(model="./m", kv_memory=3 << 29, prefix_caching=False, serving=True)
+    assert settings.engine() == EngineConfig(kv_memory=3 << 29, prefix_caching=False, serving=True)
+    assert settings.model == ("./m",)
+
+
+_VALUES = {"device": "cpu", "local_dev": "true", "default_temperature": "0.5"}
 
 
 @pytest.mark.parametrize(
     ("variable", "field", "value"),
-    [(variable, field, "cpu" if field == "device" else "7") for field in ALIASES for variable in ALIASES[field].env],
+    [(variable, field, _VALUES.get(field, "7")) for field in ALIASES for variable in ALIASES[field].env],
 )
 def test_variables_of_other_servers_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, field: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
     merged = read(tmp_path)
-    assert merged.origins == {field: f"{variable} in the environment"}
+    assert merged.origins[field] == f"{variable} in the environment"
+    others = {origin for name, origin in merged.origins.items() if name != field}
+    assert others <= {f"implied by {variable} in the environment"}
     assert getattr(merged.settings, field) != ServeSettings.model_fields[field].default
 
 
@@ -191,3 +198,44 @@ def test_config_file_in_the_environment_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("OSTRO_CONFIG", "ostro.yaml")
     with pytest.raises(BadRequest, match="--config"):
         read(tmp_path)
+
+
+def test_what_a_setting_implies_gives_way_to_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCS_BUCKET", "my-models")
+    monkeypatch.setenv("MAX_CACHED_MODELS", "5")
+    merged = read(tmp_path)
+    assert (merged.settings.port, merged.settings.max_models) == (8080, 5)
+    assert merged.origins["port"] == "implied by GCS_BUCKET in the environment"
+    monkeypatch.setenv("LOCAL_DEV", "false")
+    assert read(tmp_path).settings.device == "auto"
+
+
+def test_models_come_from_references_names_and_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCS_BUCKET", "b")
+    text = "model: [org/one, tiny=./tiny]\nmodels: ./models\nmodel_settings: {tiny: {max_seq_len: 7, pinned: true}}"
+    settings = read(tmp_path, yaml_text=text).settings
+    one, tiny = fixed_specs(settings)
+    assert (one.name, one.config.model, one.pinned, one.named) == ("org/one", "org/one", False, False)
+    assert (tiny.name, tiny.config.model, tiny.config.max_seq_len, tiny.pinned) == ("tiny", "./tiny", 7, True)
+    assert roots(settings) == ("./models", "gs://b/models/")
+
+
+def test_a_server_of_one_model_keeps_it_and_one_of_roots_has_no_model_of_its_own(tmp_path: Path) -> None:
+    [only] = fixed_specs(read(tmp_path).settings)
+    assert (only.config.model, only.pinned) == (None, True)
+    assert fixed_specs(read(tmp_path, yaml_text="models: ./models").settings) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: [a=./x, a=./y]", "Two models are called 'a'"),
+        ("models: ./m\nlora: x=./y", "needs a model to sit on"),
+        ("lora: ./y", "NAME=DIRECTORY"),
+        ("model: a=./x\nmodel_settings: {a: {colour: 1}}", "colour is no setting of a model"),
+    ],
+)
+def test_models_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    settings = read(tmp_path, yaml_text=text).settings
+    with pytest.raises(BadRequest, match=words):
+        fixed_specs(settings)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from live_service import live_service
+from live_service import live_models
 
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
@@ -20,8 +20,8 @@ async def live_app(
 ) -> AsyncIterator[tuple[str, int, ModelService]]:
     """Its host, its port and the service below it, ready."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        async with live_service() as service:
-            app = build_app(service, gate=Gate(limits or GateLimits()), options=options)
+        async with live_models() as (models, service):
+            app = build_app(models, gate=Gate(limits or GateLimits()), options=options)
             server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             host, port = sock.getsockname()

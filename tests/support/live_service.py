@@ -9,7 +9,10 @@ import pytest
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
+from ostro.pool.catalog import Catalog, ModelSpec
+from ostro.pool.pool import ModelPool, PoolLimits
 from ostro.sampling_params import SamplingParams
+from ostro.server.models import Models
 from ostro.server.service import ModelService
 
 
@@ -30,6 +33,21 @@ async def live_service(
         yield service
     finally:
         await service.stop()
+
+
+@asynccontextmanager
+async def live_models(config: EngineConfig | None = None) -> AsyncIterator[tuple[Models, ModelService]]:
+    """A pool of one model, and its service, which is ready."""
+    spec = ModelSpec(name="default", config=config or EngineConfig(), pinned=True, named=False)
+    catalog = Catalog([spec], make=lambda name, reference: spec, list_models=lambda root: [])
+    pool = ModelPool(catalog, lambda spec: ModelService(spec.config), PoolLimits())
+    await pool.start()
+    try:
+        async with pool.use("default") as (_, service):
+            pass
+        yield Models(pool), service
+    finally:
+        await pool.stop()
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> float:

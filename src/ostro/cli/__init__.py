@@ -13,6 +13,8 @@ COMMANDS = {
     "serve": "serve a model over HTTP, as OpenAI's API",
     "generate": "complete a prompt or a file of prompts",
     "batch": "run a file of requests in OpenAI's batch format",
+    "models": "list, fetch, delete and check the models in the local cache",
+    "plan": "say how much memory a model needs and what fits, without loading it",
 }
 
 

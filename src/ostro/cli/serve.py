@@ -1,4 +1,4 @@
-"""ostro serve: the OpenAI API over one model. Its options are the fields of `server.settings`, one flag each."""
+"""ostro serve: the OpenAI API over models. Its options are the fields of `server.settings`, one flag each."""
 
 import argparse
 import asyncio
@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ostro.errors import BadRequest
-from ostro.server.settings import ALIASES, REFUSED, Given, Names, ServeSettings, read_settings
+from ostro.server.settings import (
+    ALIASES,
+    ONLY_IN_FILES,
+    REFUSED,
+    REPEATABLE,
+    Given,
+    Names,
+    ServeSettings,
+    read_settings,
+)
 
 
 class _Once(argparse.Action):
@@ -33,6 +42,27 @@ class _Once(argparse.Action):
         return values
 
 
+class _Many(argparse.Action):
+    """Gathers the values of a flag that may be given several times."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if values is None:
+            # What argparse does for a positional that was not given.
+            return
+        flag = option_string or "MODEL"
+        given: Given | None = getattr(namespace, self.dest, None)
+        before = given.value if given is not None and isinstance(given.value, tuple) else ()
+        # What is not named by a flag comes first, wherever it stands: it is the model that answers by default.
+        gathered = (values, *before) if option_string is None else (*before, values)
+        setattr(namespace, self.dest, Given(gathered, flag if given is None else f"{given.origin}, {flag}"))
+
+
 class _Switch(_Once):
     """--name and --no-name."""
 
@@ -52,12 +82,14 @@ class _Refused(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help="the same as --model")
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Many, help="the same as --model")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file of settings")
     parser.add_argument("--print-config", action="store_true", help="print the settings and their origins, and exit")
     parser.add_argument("--dry-run", action="store_true", help="load and warm up, report memory and limits, and exit")
     group = parser.add_argument_group("settings", "Also as OSTRO_… variables and as keys of the config file.")
     for name, field in ServeSettings.model_fields.items():
+        if name in ONLY_IN_FILES:
+            continue
         _add_setting(group, name, field.annotation is bool, f"{field.description}{_default(field.default)}")
     for name in REFUSED:
         parser.add_argument(_flag(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
@@ -91,7 +123,8 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, is_switch: bool, tex
         flags += [f"--no-{flag[2:]}" for flag in flags if not flag.startswith("--disable-")]
         group.add_argument(*flags, dest=name, nargs=0, action=_Switch, help=text)
     else:
-        group.add_argument(*flags, dest=name, action=_Once, metavar="X", help=text)
+        action = _Many if name in REPEATABLE else _Once
+        group.add_argument(*flags, dest=name, action=action, metavar="X", help=text)
 
 
 def _flag(name: str) -> str:

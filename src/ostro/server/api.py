@@ -1,18 +1,17 @@
-"""What every endpoint is given: the model, the gate before it, the limits; and how it answers."""
+"""What every endpoint is given: the models, the gate before them, the limits; and how it answers."""
 
-import reprlib
 import time
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.errors import ModelNotFound
+from ostro.sampling_params import SamplingParams
 from ostro.server.body import BodyLimits
 from ostro.server.limits import Gate
 from ostro.server.logging import RequestRecord
-from ostro.server.schemas import WireModel
-from ostro.server.service import ModelService
+from ostro.server.models import Models
+from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, WireModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,29 +19,28 @@ class HttpOptions:
     body: BodyLimits = field(default_factory=BodyLimits)
     ping_seconds: float = 15.0
     """After so long a silence a stream says that it is alive: proxies cut off what is silent for a minute."""
-    served_names: tuple[str, ...] = ()
-    """What clients may call the model, the first of them in answers; its own name if there is none."""
+    max_tokens: int | None = None
+    """For requests that do not say how many."""
+    temperature: float | None = None
+    """For requests that name none."""
+
+    def params(self, request: CompletionRequest | ChatCompletionRequest) -> SamplingParams:
+        """What a request asks for, with this server's defaults for what it leaves open."""
+        given, changes = request.model_fields_set, dict[str, object]()
+        if self.max_tokens is not None and not given & {"max_tokens", "max_completion_tokens"}:
+            changes["max_tokens"] = self.max_tokens
+        if self.temperature is not None and "temperature" not in given:
+            changes["temperature"] = self.temperature
+        params = request.sampling_params()
+        return params.with_changes(**changes) if changes else params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    service: ModelService
+    models: Models
     gate: Gate
     options: HttpOptions
     started: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def model(self) -> str:
-        """The model's name in answers."""
-        return self.options.served_names[0] if self.options.served_names else self.service.name
-
-    def check_model(self, name: str) -> None:
-        """Raises ModelNotFound unless the name is the model's."""
-        if name not in ("default", self.service.name, *self.options.served_names):
-            raise ModelNotFound(
-                f"The model {reprlib.repr(name)} is not served here. "
-                f"Leave model out, or give {self.model!r} or 'default'."
-            )
 
 
 def json_response(body: WireModel) -> Response:

@@ -11,25 +11,25 @@ from ostro.server.api import Api, HttpOptions
 from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, RequestRecord
-from ostro.server.routes import chat, completions, embeddings, health, models, tokenizer
-from ostro.server.service import ModelService
+from ostro.server.models import Models
+from ostro.server.routes import admin, chat, completions, embeddings, health, models, tokenizer
 
 
 def build_app(
-    service: ModelService,
+    served: Models,
     *,
     gate: Gate | None = None,
     options: HttpOptions | None = None,
     middlewares: Sequence[Middleware] | None = None,
     version: str | None = None,
 ) -> FastAPI:
-    """The app over a service that somebody else starts and stops. Make it within the event loop that will serve it.
+    """The app over models that somebody else starts and stops. Make it within the event loop that will serve it.
 
     `middlewares` are pure ASGI, outermost first, and one of them is RequestLog: it makes the record that endpoints
     write to. None is that one alone.
     """
     version = version or metadata.version("ostro")
-    api = Api(service=service, gate=gate or Gate(GateLimits()), options=options or HttpOptions())
+    api = Api(models=served, gate=gate or Gate(GateLimits()), options=options or HttpOptions())
     app = FastAPI(
         title="Ostro",
         version=version,
@@ -48,6 +48,7 @@ def build_app(
         embeddings.router(api),
         models.router(api),
         tokenizer.router(api),
+        admin.router(api),
         health.router(api, version),
     ):
         app.include_router(router)

@@ -1,15 +1,16 @@
 """From an HTTP request to its answer: through the gate, to the engine, back as one body or as a stream of events.
 
-read, parse ──> prepare ──> wait in line ──> engine ──┬──> one JSON body
-   4xx            4xx          429, 503               └──> first event in hand: 200, events, [DONE]
+read, parse ──> model ──> prepare ──> wait in line ──> engine ──┬──> one JSON body
+   4xx         404, 503     4xx          429, 503               └──> first event in hand: 200, events, [DONE]
 
-All of it from `prepare` on ends when the client goes. Knows jobs; knows no endpoint.
+All of it from the model on ends when the client goes. Knows jobs; knows no endpoint.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +24,7 @@ from ostro.server.chunks import Chunks
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.limits import Ticket
 from ostro.server.logging import RequestRecord
+from ostro.server.models import Model
 from ostro.server.schemas import WireModel
 from ostro.server.sse import EventStream
 
@@ -36,9 +38,11 @@ _MANY_LOGPROBS = 256
 class Job:
     """What one HTTP request asks of the engine, and how the outcome becomes its answer."""
 
-    prepare: Callable[[], Awaitable[list[EngineRequest]]]
-    respond: Callable[[list[Completion]], WireModel]
-    chunks: Callable[[list[Completion]], Chunks] | None = None
+    model: str
+    """What the client calls it."""
+    prepare: Callable[[Model], Awaitable[list[EngineRequest]]]
+    respond: Callable[[Model, list[Completion]], WireModel]
+    chunks: Callable[[Model, list[Completion]], Chunks] | None = None
     """For a stream: its events, given the completions that grow as it goes."""
 
 
@@ -52,22 +56,30 @@ class Answer(Response):
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
         try:
-            async with UntilDisconnect(receive), self._api.gate.admit(self._record) as ticket:
-                requests = await ticket.turn(await ticket.within(self._job.prepare()))
-                if self._job.chunks is not None:
-                    await self._stream(ticket, requests, self._job.chunks, send)
+            async with (
+                UntilDisconnect(receive),
+                self._api.gate.admit(self._record) as ticket,
+                AsyncExitStack() as held,
+            ):
+                # It may have to be loaded: that is part of the request's time.
+                model = await ticket.within(held.enter_async_context(self._api.models.use(job.model)))
+                self._record.model = model.name
+                requests = await ticket.turn(await ticket.within(job.prepare(model)))
+                if job.chunks is not None:
+                    await self._stream(ticket, model, requests, partial(job.chunks, model), send)
                     return
-                completions = await _all(ticket, self._api, requests)
-                response = await self._respond(completions)
+                completions = await _all(ticket, model, requests)
+                response = await self._respond(model, completions)
                 _note_cached(self._record, completions)
             await response(scope, receive, send)
         except ClientGone:
             self._record.error = "client_gone"
 
-    async def _respond(self, completions: list[Completion]) -> Response:
+    async def _respond(self, model: Model, completions: list[Completion]) -> Response:
         def respond() -> Response:
-            return json_response(self._job.respond(completions))
+            return json_response(self._job.respond(model, completions))
 
         # An evaluation's answer may hold a million of them, and take a second to write.
         many = sum(map(_num_logprobs, completions)) > _MANY_LOGPROBS
@@ -76,11 +88,12 @@ class Answer(Response):
     async def _stream(
         self,
         ticket: Ticket,
+        model: Model,
         requests: Sequence[EngineRequest],
         make_chunks: Callable[[list[Completion]], Chunks],
         send: Send,
     ) -> None:
-        generations = [self._api.service.stream(request) for request in requests]
+        generations = [model.service.stream(request) for request in requests]
         completions = [generation.completion for generation in generations]
         chunks = make_chunks(completions)
         streams = [ticket.watch(generation) for generation in generations]
@@ -112,13 +125,13 @@ async def each_in_turn(
     return requests
 
 
-async def _all(ticket: Ticket, api: Api, requests: Sequence[EngineRequest]) -> list[Completion]:
+async def _all(ticket: Ticket, model: Model, requests: Sequence[EngineRequest]) -> list[Completion]:
     """All of them; the first failure ends the others."""
     if len(requests) == 1:
-        return [await ticket.complete(api.service.complete(requests[0]))]
+        return [await ticket.complete(model.service.complete(requests[0]))]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ticket.complete(api.service.complete(request))) for request in requests]
+            tasks = [group.create_task(ticket.complete(model.service.complete(request))) for request in requests]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -22,14 +22,17 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ostro.engine.messages import ModelInfo
-from ostro.errors import BadRequest, OstroError
+from ostro.errors import BadRequest, ModelError
+from ostro.pool.pool import PoolState
 from ostro.server.app import build_app
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
+from ostro.server.fleet import build_models, fixed_specs
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, configure_logging
 from ostro.server.metrics import Metrics, MetricsEndpoint
+from ostro.server.models import Models
 from ostro.server.protocol import BoundedHttp
-from ostro.server.service import ModelService, State
+from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -134,28 +137,27 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        service = ModelService(self._settings.engine(), stall_seconds=self._settings.stall_timeout)
+        models = build_models(self._settings)
         gate = Gate(self._settings.gate())
-        http = self._http(service, gate)
-        await service.start()
+        http = self._http(models, gate)
+        await models.pool.start()
         serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")
         host, port = self._sock.getsockname()[:2]
-        self._log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", model=service.name)
-        ready = asyncio.create_task(self._report_ready(service), name="ready")
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._log.info("listening", url=url, model=models.first_name)
         try:
-            return await self._until_over(service, gate, serving)
+            return await self._until_over(models, gate, serving)
         finally:
-            ready.cancel()
-            await service.stop()
+            await models.pool.stop()
             http.should_exit = True
             await serving
 
-    def _http(self, service: ModelService, gate: Gate) -> HttpServer:
+    def _http(self, models: Models, gate: Gate) -> HttpServer:
         app = build_app(
-            service,
+            models,
             gate=gate,
             options=self._settings.http(),
-            middlewares=middlewares(self._settings, self._keyring, Metrics(service, gate)),
+            middlewares=middlewares(self._settings, self._keyring, Metrics(models, gate)),
         )
         return HttpServer(
             uvicorn.Config(
@@ -172,33 +174,17 @@ class Server:
             )
         )
 
-    async def _report_ready(self, service: ModelService) -> None:
-        with contextlib.suppress(OstroError):
-            await service.settled()
-            info = service.info
-            assert info is not None
-            self._log.info(
-                "ready",
-                model=service.name,
-                max_seq_len=info.max_len,
-                pages=info.num_pages,
-                load_seconds=round(info.load_seconds, 3),
-                warm_up_seconds=round(info.warm_up_seconds, 3),
-                engine_bytes=info.resident_bytes,
-            )
-
-    async def _until_over(self, service: ModelService, gate: Gate, serving: asyncio.Task[None]) -> int:
-        restarts = 0
+    async def _until_over(self, models: Models, gate: Gate, serving: asyncio.Task[None]) -> int:
+        news = News(models)
         while not self._signalled.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), _STATE_SECONDS)
-            if service.state is State.FAILED and service.failure is not None:
-                raise service.failure
+            news.tell(self._log)
+            # A server of many models goes on without one of them.
+            if (only := models.only) is not None and only.failure is not None:
+                raise ModelError(only.failure)
             if serving.done():
                 return 1
-            if service.restarts != restarts:
-                restarts = service.restarts
-                self._log.error("the engine ended and is started anew", restarts=restarts)
         return await self._drained(gate)
 
     async def _drained(self, gate: Gate) -> int:
@@ -222,9 +208,47 @@ class Server:
         os._exit(128 + number)
 
 
+class News:
+    """Tells of each model whether it became ready, failed or had to start anew since the last look."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._seen: dict[str, tuple[PoolState, int]] = {}
+
+    def tell(self, log: structlog.stdlib.BoundLogger) -> None:
+        for view in self._models.views():
+            if view.spec.base is not None:
+                continue
+            service = view.service
+            state, restarts = self._seen.get(view.name, (PoolState.AVAILABLE, 0))
+            now = 0 if service is None else service.restarts
+            self._seen[view.name] = view.state, now
+            if now > restarts:
+                log.error("the engine ended and is started anew", model=view.name, restarts=now)
+            became_ready = view.state is PoolState.READY and state is not PoolState.READY
+            if became_ready and service is not None and (info := service.info) is not None:
+                log.info("ready", **_facts(self._models.shown(view.spec, service), info))
+            if view.state is PoolState.FAILED and state is not PoolState.FAILED and self._models.only is None:
+                log.error("the model cannot be served", model=view.name, reason=view.failure)
+
+
+def _facts(name: str, info: ModelInfo) -> dict[str, object]:
+    return {
+        "model": name,
+        "max_seq_len": info.max_len,
+        "pages": info.num_pages,
+        "load_seconds": round(info.load_seconds, 3),
+        "warm_up_seconds": round(info.warm_up_seconds, 3),
+        "engine_bytes": info.resident_bytes,
+    }
+
+
 async def rehearse(settings: ServeSettings) -> str:
-    """Loads and warms up the model, and says what serving it would look like."""
-    service = ModelService(settings.engine())
+    """Loads and warms up the first model, and says what serving it would look like."""
+    specs = fixed_specs(settings)
+    if not specs:
+        raise BadRequest("--dry-run loads a model, and none was named. Give one with --model.", param="model")
+    service = ModelService(specs[0].config)
     await service.start()
     try:
         await service.settled()

@@ -147,7 +147,14 @@ class ModelService:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(
-        self, prompt: Prompt, params: SamplingParams, *, cache_salt: str = "", priority: int = 0, turn: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        turn: int = 0,
+        adapter: str | None = None,
     ) -> Request:
         """The engine's request for a prompt, text or token ids; raises BadRequest if it could never run."""
         frontend, door = self._ready()
@@ -155,7 +162,7 @@ class ModelService:
         def make() -> Request:
             _check_text(prompt, frontend.tokenizer, door, "prompt")
             request = frontend.request(prompt, params)
-            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
+            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter)
             door.check(request)
             return request
 
@@ -169,6 +176,7 @@ class ModelService:
         cache_salt: str = "",
         priority: int = 0,
         turn: int = 0,
+        adapter: str | None = None,
     ) -> Request:
         """The engine's request for a conversation's next message, by the model's chat template."""
         frontend, door = self._ready()
@@ -176,7 +184,7 @@ class ModelService:
         def make() -> Request:
             _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
             request = frontend.request(frontend.tokenizer.encode_chat(messages), params)
-            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
+            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter)
             door.check(request, prompt="messages")
             return request
 
@@ -247,7 +255,12 @@ class ModelService:
         if info is None or self._handle.state is not State.READY:
             raise self._handle.unavailable()
         if self._door is None:
-            self._door = Door(max_len=info.max_len, vocab_size=info.vocab_size, generates=info.generates)
+            self._door = Door(
+                max_len=info.max_len,
+                vocab_size=info.vocab_size,
+                generates=info.generates,
+                adapters=info.adapters,
+            )
         return frontend, self._door
 
     async def _run(self, make: Callable[[], Request], length: int) -> Request:

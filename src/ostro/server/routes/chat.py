@@ -12,6 +12,7 @@ from ostro.server.body import read_request
 from ostro.server.chunks import ChatChunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
+from ostro.server.models import Model
 from ostro.server.responses import chat_response
 from ostro.server.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse, WireModel
 
@@ -25,30 +26,41 @@ def router(api: Api) -> APIRouter:
     )
     async def create_chat_completion(http: Request) -> Response:
         """The next message of a conversation."""
-        request = await read_request(ChatCompletionRequest, http, api.options.body)
-        record = record_of(http)
-        record.model, record.stream = api.model, request.stream
-        return Answer(api, http, _job(api, request))
+        return await _answer(api, http)
+
+    @routes.post("/v1/{model:path}/chat/completions", include_in_schema=False)
+    async def create_chat_completion_of(http: Request, model: str) -> Response:
+        """The same of a model that the path names."""
+        return await _answer(api, http, model)
 
     return routes
 
 
-def _job(api: Api, request: ChatCompletionRequest) -> Job:
-    api.check_model(request.model)
-    params = request.sampling_params()
+async def _answer(api: Api, http: Request, model: str | None = None) -> Response:
+    request = await read_request(ChatCompletionRequest, http, api.options.body)
+    record_of(http).stream = request.stream
+    return Answer(api, http, _job(api, request, model or request.model))
+
+
+def _job(api: Api, request: ChatCompletionRequest, name: str) -> Job:
+    params = api.options.params(request)
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
 
-    async def prepare() -> list[EngineRequest]:
-        messages = request.template_messages()
-        return [
-            await api.service.prepare_chat(messages, params, cache_salt=request.cache_salt, priority=request.priority)
-        ]
+    async def prepare(model: Model) -> list[EngineRequest]:
+        chat = await model.service.prepare_chat(
+            request.template_messages(),
+            params,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            adapter=model.adapter,
+        )
+        return [chat]
 
-    def respond(completions: list[Completion]) -> WireModel:
-        return chat_response(request, completions[0], api.service.tokenizer, model=api.model)
+    def respond(model: Model, completions: list[Completion]) -> WireModel:
+        return chat_response(request, completions[0], model.service.tokenizer, model=model.name)
 
-    def chunks(completions: list[Completion]) -> ChatChunks:
-        return ChatChunks(request, completions[0], api.service.tokenizer, model=api.model)
+    def chunks(model: Model, completions: list[Completion]) -> ChatChunks:
+        return ChatChunks(request, completions[0], model.service.tokenizer, model=model.name)
 
-    return Job(prepare, respond, chunks if request.stream else None)
+    return Job(name, prepare, respond, chunks if request.stream else None)

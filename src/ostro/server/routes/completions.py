@@ -12,6 +12,7 @@ from ostro.server.body import read_request
 from ostro.server.chunks import CompletionChunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job, Prompt, each_in_turn
+from ostro.server.models import Model
 from ostro.server.responses import completion_response
 from ostro.server.schemas import CompletionChunk, CompletionRequest, CompletionResponse, WireModel
 
@@ -22,30 +23,39 @@ def router(api: Api) -> APIRouter:
     @routes.post("/v1/completions", **described(CompletionResponse, request=CompletionRequest, events=CompletionChunk))
     async def create_completion(http: Request) -> Response:
         """Continuations of one or several prompts."""
-        request = await read_request(CompletionRequest, http, api.options.body)
-        record = record_of(http)
-        record.model, record.stream = api.model, request.stream
-        return Answer(api, http, _job(api, request))
+        return await _answer(api, http)
+
+    @routes.post("/v1/{model:path}/completions", include_in_schema=False)
+    async def create_completion_of(http: Request, model: str) -> Response:
+        """The same of a model that the path names."""
+        return await _answer(api, http, model)
 
     return routes
 
 
-def _job(api: Api, request: CompletionRequest) -> Job:
-    api.check_model(request.model)
-    params = request.sampling_params()
+async def _answer(api: Api, http: Request, model: str | None = None) -> Response:
+    request = await read_request(CompletionRequest, http, api.options.body)
+    record_of(http).stream = request.stream
+    return Answer(api, http, _job(api, request, model or request.model))
+
+
+def _job(api: Api, request: CompletionRequest, name: str) -> Job:
+    params = api.options.params(request)
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
 
-    async def prepare_one(prompt: Prompt) -> EngineRequest:
-        return await api.service.prepare(prompt, params, cache_salt=request.cache_salt, priority=request.priority)
+    async def prepare(model: Model) -> list[EngineRequest]:
+        async def prepare_one(prompt: Prompt) -> EngineRequest:
+            return await model.service.prepare(
+                prompt, params, cache_salt=request.cache_salt, priority=request.priority, adapter=model.adapter
+            )
 
-    async def prepare() -> list[EngineRequest]:
         return await each_in_turn(prepare_one, request.prompt)
 
-    def respond(completions: list[Completion]) -> WireModel:
-        return completion_response(request, completions, api.service.tokenizer, model=api.model)
+    def respond(model: Model, completions: list[Completion]) -> WireModel:
+        return completion_response(request, completions, model.service.tokenizer, model=model.name)
 
-    def chunks(completions: list[Completion]) -> CompletionChunks:
-        return CompletionChunks(request, completions, api.service.tokenizer, model=api.model)
+    def chunks(model: Model, completions: list[Completion]) -> CompletionChunks:
+        return CompletionChunks(request, completions, model.service.tokenizer, model=model.name)
 
-    return Job(prepare, respond, chunks if request.stream else None)
+    return Job(name, prepare, respond, chunks if request.stream else None)

@@ -6,10 +6,11 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion
-from ostro.server.api import Api, record_of
+from ostro.server.api import Api
 from ostro.server.body import read_request
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job, each_in_turn
+from ostro.server.models import Model
 from ostro.server.responses import embedding_response, finish_reason
 from ostro.server.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
 
@@ -21,26 +22,23 @@ def router(api: Api) -> APIRouter:
     async def create_embedding(http: Request) -> Response:
         """A vector for each text, from a model that was made for it."""
         request = await read_request(EmbeddingRequest, http, api.options.body)
-        record_of(http).model = api.model
-        return Answer(api, http, _job(api, request))
+        return Answer(api, http, _job(request))
 
     return routes
 
 
-def _job(api: Api, request: EmbeddingRequest) -> Job:
-    api.check_model(request.model)
+def _job(request: EmbeddingRequest) -> Job:
+    async def prepare(model: Model) -> list[EngineRequest]:
+        return await each_in_turn(model.service.prepare_embedding, request.input)
 
-    async def prepare() -> list[EngineRequest]:
-        return await each_in_turn(api.service.prepare_embedding, request.input)
-
-    def respond(completions: list[Completion]) -> WireModel:
+    def respond(model: Model, completions: list[Completion]) -> WireModel:
         for completion in completions:
             finish_reason(completion.choices[0])
         return embedding_response(
             request,
             [completion.embedding or [] for completion in completions],
             num_tokens=sum(len(completion.prompt_ids) for completion in completions),
-            model=api.model,
+            model=model.name,
         )
 
-    return Job(prepare, respond)
+    return Job(request.model, prepare, respond)

@@ -6,19 +6,15 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ostro.pool.pool import PoolState
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
 from ostro.server.schemas import Alive, Health, Readiness, Version
-from ostro.server.service import State
 
 _RETRY_SECONDS = "2"
 
-_Hindrance = Literal["loading", "failed", "stopped", "draining"]
-_HINDRANCES: dict[State, _Hindrance] = {
-    State.LOADING: "loading",
-    State.FAILED: "failed",
-    State.STOPPED: "stopped",
-}
+_Hindrance = Literal["loading", "failed", "draining"]
+_HINDRANCES: dict[PoolState, _Hindrance] = {PoolState.LOADING: "loading", PoolState.FAILED: "failed"}
 
 
 def router(api: Api, version: str) -> APIRouter:
@@ -31,15 +27,20 @@ def router(api: Api, version: str) -> APIRouter:
 
     @routes.get("/readyz", **described(Readiness, unready=True))
     async def readyz() -> Response:
-        """The model is loaded and warm, and requests are taken."""
+        """What is to be loaded is loaded and warm, and requests are taken."""
         hindrance = _hindrance(api)
         return _judged(Readiness(status=hindrance or "ready"), hindrance)
 
     @routes.get("/health", **described(Health, unready=True))
     async def health() -> Response:
         """The same, with what people ask next."""
-        hindrance, service = _hindrance(api), api.service
-        state = Health(status=hindrance or "ok", requests=service.num_requests, restarts=service.restarts)
+        hindrance = _hindrance(api)
+        services = [view.service for view in api.models.views() if view.service is not None]
+        state = Health(
+            status=hindrance or "ok",
+            requests=sum(service.num_requests for service in services),
+            restarts=sum(service.restarts for service in services),
+        )
         return _judged(state, hindrance)
 
     @routes.get("/version", **described(Version))
@@ -51,7 +52,7 @@ def router(api: Api, version: str) -> APIRouter:
 
 def _hindrance(api: Api) -> _Hindrance | None:
     """What keeps requests from being served."""
-    return "draining" if api.gate.draining else _HINDRANCES.get(api.service.state)
+    return "draining" if api.gate.draining else _HINDRANCES.get(api.models.state)
 
 
 def _judged(body: Readiness | Health, hindrance: _Hindrance | None) -> Response:

@@ -3,9 +3,11 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ostro.pool.pool import ModelView
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
 from ostro.server.schemas import ModelCard, ModelList
+from ostro.server.service import ModelService
 
 
 def router(api: Api) -> APIRouter:
@@ -13,27 +15,28 @@ def router(api: Api) -> APIRouter:
 
     @routes.get("/v1/models", **described(ModelList))
     async def list_models() -> Response:
-        """What is served here, also while it loads."""
-        return json_response(ModelList(data=[_card(api)]))
+        """What is served here: loaded, loading, and what would be loaded if it were asked for."""
+        await api.models.pool.catalog.refresh_if_old()
+        return json_response(ModelList(data=[_card(api, view) for view in api.models.views()]))
 
     # An id may have slashes.
     @routes.get("/v1/models/{id:path}", **described(ModelCard, not_found=True))
     async def retrieve_model(id: str) -> Response:
         """One model of the list."""
-        api.check_model(id)
-        return json_response(_card(api))
+        return json_response(_card(api, await api.models.view(id)))
 
     return routes
 
 
-def _card(api: Api) -> ModelCard:
-    info = api.service.info
+def _card(api: Api, view: ModelView[ModelService]) -> ModelCard:
+    name = api.models.shown(view.spec, view.service)
     return ModelCard(
-        id=api.model,
+        id=name,
         created=api.started,
         owned_by="ostro",
         permission=[],
-        root=api.service.name,
-        parent=None,
-        max_model_len=None if info is None else info.max_len,
+        root=view.spec.base or (name if view.service is None else view.service.name),
+        parent=view.spec.base,
+        max_model_len=None if view.service is None or view.service.info is None else view.service.info.max_len,
+        state=view.state.value,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.body import read_request
 from ostro.server.documentation import described
+from ostro.server.models import ANY
 from ostro.server.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -17,6 +19,7 @@ from ostro.server.schemas import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from ostro.server.service import ModelService
 from ostro.text.tokenizer import Tokenizer
 
 
@@ -27,34 +30,33 @@ def router(api: Api) -> APIRouter:
     async def tokenize(http: Request) -> Response:
         """The token ids of a text or a conversation, as the model would get them."""
         request = await read_request(TokenizeRequest, http, api.options.body)
-        api.check_model(request.model)
-        tokenizer, info = api.service.tokenizer, api.service.info
-        max_len = None if info is None else info.max_len
-        return await _in_thread(api, http, lambda: _tokenized(tokenizer, request, max_len))
+        return await _with_model(api, http, request.model, lambda service: _tokenized(service, request))
 
     @routes.post("/detokenize", **described(DetokenizeResponse, request=DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
         """The text of token ids, special ones too."""
         request = await read_request(DetokenizeRequest, http, api.options.body)
-        api.check_model(request.model)
-        tokenizer = api.service.tokenizer
-        return await _in_thread(api, http, lambda: _detokenized(tokenizer, request))
+        return await _with_model(api, http, request.model, lambda service: _detokenized(service.tokenizer, request))
 
-    @routes.get("/tokenizer_info", **described(TokenizerInfo))
-    async def tokenizer_info() -> Response:
+    @routes.get("/tokenizer_info", **described(TokenizerInfo, not_found=True))
+    async def tokenizer_info(http: Request, model: str = ANY) -> Response:
         """What a client must know to count and cut tokens as the server does."""
-        return json_response(_info(api.service.tokenizer))
+        return await _with_model(api, http, model, lambda service: json_response(_info(service.tokenizer)))
 
     return routes
 
 
-async def _in_thread(api: Api, http: Request, answer: Callable[[], Response]) -> Response:
-    """With the writing of the answer, which is as long as the text; and as one of those that the gate lets in."""
-    async with api.gate.admit(record_of(http)) as ticket:
-        return await ticket.within(asyncio.to_thread(answer))
+async def _with_model(api: Api, http: Request, name: str, answer: Callable[[ModelService], Response]) -> Response:
+    """In a thread, with the writing of the answer, which is as long as the text; as one of those that the gate lets
+    in.
+    """
+    async with api.gate.admit(record_of(http)) as ticket, AsyncExitStack() as held:
+        model = await ticket.within(held.enter_async_context(api.models.use(name)))
+        return await ticket.within(asyncio.to_thread(answer, model.service))
 
 
-def _tokenized(tokenizer: Tokenizer, request: TokenizeRequest, max_len: int | None) -> Response:
+def _tokenized(service: ModelService, request: TokenizeRequest) -> Response:
+    tokenizer, max_len = service.tokenizer, None if service.info is None else service.info.max_len
     ids = _encode(tokenizer, request)
     strings = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
     return json_response(TokenizeResponse(count=len(ids), max_model_len=max_len, tokens=ids, token_strs=strings))

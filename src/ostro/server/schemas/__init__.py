@@ -28,7 +28,7 @@ from ostro.server.schemas.generation import (
     StreamOptions,
     Usage,
 )
-from ostro.server.schemas.models import Alive, Health, ModelCard, ModelList, Readiness, Version
+from ostro.server.schemas.models import Alive, Health, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
 from ostro.server.schemas.tokenizer import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -69,11 +69,13 @@ __all__ = [
     "Message",
     "ModelCard",
     "ModelList",
+    "ModelStats",
     "PromptLogprob",
     "PromptLogprobs",
     "PromptTokensDetails",
     "Readiness",
     "RequestModel",
+    "Stats",
     "StreamOptions",
     "TokenizeRequest",
     "TokenizeResponse",

@@ -15,7 +15,9 @@ class ModelCard(WireModel):
     root: str
     parent: str | None
     max_model_len: int | None
-    """Longest sequence, prompt and output together; null while the model loads."""
+    """Longest sequence, prompt and output together; null before the model is loaded."""
+    state: Literal["available", "loading", "ready", "draining", "failed"]
+    """An available model is loaded when it is first asked for."""
 
 
 class ModelList(WireModel):
@@ -28,17 +30,63 @@ class Alive(WireModel):
 
 
 class Readiness(WireModel):
-    status: Literal["ready", "loading", "failed", "stopped", "draining"]
+    status: Literal["ready", "loading", "failed", "draining"]
 
 
 class Health(WireModel):
     """Nothing of the model: it is told to anybody."""
 
-    status: Literal["ok", "loading", "failed", "stopped", "draining"]
+    status: Literal["ok", "loading", "failed", "draining"]
     requests: int
-    """Under way in the engine."""
+    """Under way in the engines."""
     restarts: int
-    """How often the engine had to be started again."""
+    """How often an engine had to be started again."""
+
+
+class ModelStats(WireModel):
+    """One model, for whoever runs the server."""
+
+    id: str
+    state: Literal["available", "loading", "ready", "draining", "failed"]
+    pinned: bool
+    parent: str | None
+    """Of an adapter: the model that it sits on."""
+    bytes: int | None
+    """Memory of its engine on the host, measured; null before it was first loaded."""
+    device_bytes: int | None
+    requests: int
+    """Under way."""
+    waiting: int
+    """For it to be loaded."""
+    loads: int
+    evictions: int
+    load_seconds: float | None
+    """Of the last load."""
+    idle_seconds: float | None
+    """Since it was last used."""
+    pages: int | None
+    pages_free: int | None
+    generated_tokens: int | None
+    """Of the engine that runs now, as are the next two."""
+    cache_queries: int | None
+    cache_hits: int | None
+    restarts: int | None
+    failure: str | None
+
+
+class Stats(WireModel):
+    """GET /admin/stats."""
+
+    models: list[ModelStats]
+    loads: int
+    evictions: int
+    requests: int
+    """Inside the gate."""
+    waiting: int
+    """In line for an engine."""
+    memory_budget: int | None
+    device_memory_budget: int | None
+    max_models: int | None
 
 
 class Version(WireModel):

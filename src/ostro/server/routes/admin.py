@@ -1,0 +1,87 @@
+"""POST /admin/{load,unload,pin,unpin}/{model}, GET /admin/stats: for whoever runs the server."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ostro.pool.pool import ModelView
+from ostro.server.api import Api, json_response
+from ostro.server.documentation import described
+from ostro.server.schemas import ModelStats, Stats
+from ostro.server.service import ModelService
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(tags=["admin"], prefix="/admin")
+
+    @routes.post("/load/{model:path}", **described(ModelStats, not_found=True))
+    async def load(model: str) -> Response:
+        """Loads a model and waits for it; others may have to go for it."""
+        await api.models.pool.load(api.models.find(model))
+        return await _told(api, model)
+
+    @routes.post("/unload/{model:path}", **described(ModelStats, not_found=True))
+    async def unload(model: str) -> Response:
+        """Unloads a model once its requests have ended. It is loaded again when somebody asks for it."""
+        await api.models.pool.unload(api.models.find(model))
+        return await _told(api, model)
+
+    @routes.post("/pin/{model:path}", **described(ModelStats, not_found=True))
+    async def pin(model: str) -> Response:
+        """Keeps a model loaded, whatever else is asked for; loads it if it is not."""
+        await api.models.pool.pin(api.models.find(model), True)
+        await api.models.pool.load(api.models.find(model))
+        return await _told(api, model)
+
+    @routes.post("/unpin/{model:path}", **described(ModelStats, not_found=True))
+    async def unpin(model: str) -> Response:
+        """Lets a model go when others need its room."""
+        await api.models.pool.pin(api.models.find(model), False)
+        return await _told(api, model)
+
+    @routes.get("/stats", **described(Stats))
+    async def stats() -> Response:
+        """All models and what each of them takes and does."""
+        pool = api.models.pool
+        return json_response(
+            Stats(
+                models=[_stats(api, view) for view in api.models.views()],
+                loads=pool.counters.loads,
+                evictions=pool.counters.evictions,
+                requests=api.gate.num_inside,
+                waiting=api.gate.num_waiting,
+                memory_budget=pool.limits.memory,
+                device_memory_budget=pool.limits.device_memory,
+                max_models=pool.limits.models,
+            )
+        )
+
+    return routes
+
+
+async def _told(api: Api, name: str) -> Response:
+    return json_response(_stats(api, await api.models.view(name)))
+
+
+def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
+    pulse = None if view.service is None else view.service.pulse
+    return ModelStats(
+        id=api.models.shown(view.spec, view.service),
+        state=view.state.value,
+        pinned=view.pinned,
+        parent=view.spec.base,
+        bytes=view.bytes,
+        device_bytes=view.device_bytes,
+        requests=view.in_use,
+        waiting=view.waiting,
+        loads=view.loads,
+        evictions=view.evictions,
+        load_seconds=view.load_seconds,
+        idle_seconds=view.last_used,
+        pages=None if pulse is None else pulse.pages_total,
+        pages_free=None if pulse is None else pulse.pages_free,
+        generated_tokens=None if pulse is None else pulse.generated_tokens,
+        cache_queries=None if pulse is None else pulse.cache_queries,
+        cache_hits=None if pulse is None else pulse.cache_hits,
+        restarts=None if view.service is None else view.service.restarts,
+        failure=view.failure,
+    )

@@ -1,0 +1,210 @@
+"""Many models behind one server, in real processes: found, loaded on first use, evicted, refused."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from live_server import LiveServer, live_server
+from model_directory import write_model
+from peft_directory import random_adapter
+
+from ostro.models.registry import build_model
+
+NAMES = ("alpha", "org/beta", "org-gamma")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(NAMES):
+        write_model(root / name, seed=seed)
+    broken = write_model(root / "broken")
+    (broken / "model.safetensors").write_bytes(b"no tensors")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    directory = tmp_path_factory.mktemp("server")
+    config = directory / "ostro.yaml"
+    config.write_text("model_settings: {alpha: {max_seq_len: 64}}")
+    args = ("--models", str(models), "--max-models", "2", "--threads", "1", "--config", str(config))
+    with live_server(directory, *args, "--admin-key", "boss", faults="") as live:
+        yield live
+
+
+def complete(client: httpx.Client, model: str, prompt: str = "the quick") -> httpx.Response:
+    body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+    return client.post("/v1/completions", json=body)
+
+
+def states(client: httpx.Client) -> dict[str, str]:
+    return {card["id"]: card["state"] for card in client.get("/v1/models").json()["data"]}
+
+
+def test_models_come_when_asked_for_and_the_least_recently_used_goes(server: LiveServer) -> None:
+    with server.client(authorization="Bearer boss") as client:
+        assert states(client) == dict.fromkeys(["alpha", "broken", *NAMES[1:]], "available")
+        answers = {}
+        for name in NAMES[:2]:
+            answer = complete(client, name)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == name
+            answers[name] = answer.json()["choices"][0]["text"]
+        assert len(set(answers.values())) == 2, "different weights, different texts"
+        assert complete(client, "alpha").status_code == 200
+        assert complete(client, "org-gamma").status_code == 200
+        found = states(client)
+        assert (found["alpha"], found["org/beta"], found["org-gamma"]) == ("ready", "available", "ready")
+        assert complete(client, "org/beta").json()["choices"][0]["text"] == answers["org/beta"]
+        stats = client.get("/admin/stats").json()
+        told = {each["id"]: each for each in stats["models"]}
+        assert (stats["loads"], stats["evictions"]) == (4, 2)
+        assert told["org/beta"]["loads"] == 2
+        assert told["org/beta"]["bytes"] > 1 << 20
+        assert client.get("/v1/models/alpha").json()["max_model_len"] is None
+        assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_other_spellings_of_a_name_and_the_path_find_the_model(server: LiveServer) -> None:
+    with server.client() as client:
+        assert complete(client, "org/gamma").json()["model"] == "org-gamma"
+        body = {"messages": [{"role": "user", "content": "the dog"}], "max_tokens": 3}
+        answer = client.post("/v1/org/beta/chat/completions", json=body)
+        assert answer.json()["model"] == "org/beta"
+        answer = client.post("/v1/org-beta/completions", json={"prompt": "the dog", "max_tokens": 3})
+        assert answer.json()["model"] == "org/beta"
+
+
+@pytest.mark.parametrize("name", ["nobody", "../alpha", "org/beta/x", "", "alpha\n", "ALPHA", "a" * 500])
+def test_what_is_not_there_is_a_404(server: LiveServer, name: str) -> None:
+    with server.client() as client:
+        answer = complete(client, name)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_request_must_name_one_of_several_models(server: LiveServer) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", json={"prompt": "the dog"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "model"
+
+
+def test_a_broken_model_is_reported_and_the_others_go_on(server: LiveServer) -> None:
+    with server.client(authorization="Bearer boss") as client:
+        first, second = complete(client, "broken"), complete(client, "broken")
+        assert first.status_code == second.status_code == 500
+        assert "model.safetensors" in first.json()["error"]["message"]
+        [told] = [each for each in client.get("/admin/stats").json()["models"] if each["id"] == "broken"]
+        assert (told["state"], told["loads"]) == ("failed", 0)
+        assert told["failure"]
+        assert complete(client, "alpha").status_code == 200
+
+
+def test_a_model_has_settings_of_its_own(server: LiveServer) -> None:
+    with server.client() as client:
+        assert complete(client, "alpha").status_code == 200
+        assert client.get("/v1/models/alpha").json()["max_model_len"] == 64
+        assert complete(client, "alpha", "the dog " * 60).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_an_operator_loads_unloads_and_pins(server: LiveServer) -> None:
+    with server.client(authorization="Bearer boss") as client:
+        assert client.post("/admin/load/org/beta").json()["state"] == "ready"
+        assert client.post("/admin/unload/org-beta").json()["state"] == "available"
+        assert client.post("/admin/pin/org/beta").json()["pinned"] is True
+        for name in ("alpha", "org-gamma", "alpha"):
+            assert complete(client, name).status_code == 200
+            assert states(client)["org/beta"] == "ready"
+        assert client.post("/admin/unpin/org/beta").json()["pinned"] is False
+        assert client.post("/admin/load/nobody").status_code == 404
+    with server.client() as anybody:
+        assert anybody.post("/admin/unload/alpha").status_code == 401
+        assert anybody.get("/admin/stats").status_code == 401
+
+
+def test_requests_for_all_models_at_once_are_all_answered(server: LiveServer) -> None:
+    prompts = ("the quick", "brown fox", "the lazy dog")
+    with server.client() as client:
+        expected = {
+            (name, prompt): complete(client, name, prompt).json()["choices"][0]["text"]
+            for name in NAMES
+            for prompt in prompts
+        }
+    dice = random.Random(1)
+    asked = [dice.choice(list(expected)) for _ in range(60)]
+
+    async def all_at_once() -> list[str]:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
+
+            async def one(model: str, prompt: str) -> str:
+                body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+                answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                return str(answer.json()["choices"][0]["text"])
+
+            return await asyncio.gather(*(one(*each) for each in asked))
+
+    assert asyncio.run(all_at_once()) == [expected[each] for each in asked]
+
+
+def test_metrics_tell_the_models_apart(server: LiveServer) -> None:
+    with server.client(authorization="Bearer boss") as client:
+        complete(client, "alpha")
+        complete(client, "org-gamma")
+        text = client.get("/metrics").text
+    assert 'vllm:generation_tokens_total{model_name="alpha"}' in text
+    assert 'vllm:generation_tokens_total{model_name="org-gamma"}' in text
+    assert "ostro_models_loaded 2.0" in text
+
+
+def test_named_models_the_first_of_which_answers_by_default(models: Path, tmp_path: Path) -> None:
+    args = (str(models / "alpha"), "--model", f"tiny={models / 'org-gamma'}", "--pin", "tiny", "--threads", "1")
+    env = {"DEFAULT_MAX_TOKENS": "3", "DEFAULT_TEMPERATURE": "0"}
+    with live_server(tmp_path, *args, faults="", env=env) as live, live.client() as client:
+        assert set(states(client)) == {"alpha", "tiny"}
+        assert states(client)["tiny"] == "ready"
+        answer = client.post("/v1/completions", json={"prompt": "the dog"}).json()
+        assert answer["model"] == "alpha"
+        assert answer["usage"]["completion_tokens"] == 3
+        again = client.post("/v1/completions", json={"prompt": "the dog"}).json()
+        assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+
+
+def test_a_log_line_tells_of_each_load(server: LiveServer) -> None:
+    with server.client() as client:
+        complete(client, "alpha")
+    lines = [json.loads(line) for line in server.log_text.splitlines()]
+    assert {"alpha", "org/beta"} <= {line.get("model") for line in lines if line["message"] == "ready"}
+    assert any(line["message"] == "the model cannot be served" and line["model"] == "broken" for line in lines)
+
+
+def test_adapters_are_served_under_their_own_names_beside_their_base(models: Path, tmp_path: Path) -> None:
+    base = models / "alpha"
+    shape = build_model(json.loads((base / "config.json").read_text()), dtype=torch.float32)
+    for seed, name in enumerate(("french", "german")):
+        random_adapter(tmp_path / name, shape, seed=seed)
+    loras = [word for name in ("french", "german") for word in ("--lora", f"{name}={tmp_path / name}")]
+    with live_server(tmp_path, str(base), *loras, "--threads", "1", faults="") as live, live.client() as client:
+        cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+        assert {name: card["parent"] for name, card in cards.items()} == {
+            "alpha": None,
+            "french": "alpha",
+            "german": "alpha",
+        }
+        texts = {}
+        for name in cards:
+            answer = complete(client, name).json()
+            assert answer["model"] == name
+            texts[name] = answer["choices"][0]["text"]
+        assert len(set(texts.values())) == 3
+        # Asked again, from the cache of prefixes: nobody has another's keys.
+        assert {name: complete(client, name).json()["choices"][0]["text"] for name in texts} == texts
+        stats = {each["id"]: each for each in client.get("/admin/stats").json()["models"]}
+        assert (stats["alpha"]["loads"], stats["french"]["bytes"]) == (1, 0)
