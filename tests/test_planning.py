@@ -134,6 +134,7 @@ def test_plan_agrees_for_the_default_model() -> None:
     agree(plan(None, SERVED).total_bytes, asyncio.run(measured(SERVED))[0])
 
 
+@pytest.mark.slow
 def test_plan_agrees_for_weights_in_fewer_bits(tmp_path: Path) -> None:
     """And they do take fewer: what is left over from loading in float32 would show."""
     directory = write_checkpoint(tmp_path, LLAMA, torch.bfloat16)

@@ -13,7 +13,7 @@ def put(store: ObjectStore, name: str, directory: Path) -> None:
     store.put_model(f"models/{name}", {path.name: path.read_bytes() for path in directory.iterdir()})
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("scheme", ["gs", pytest.param("s3", marks=pytest.mark.slow)])
 def test_models_of_a_bucket_are_served_and_need_no_network_the_second_time(scheme: str, tmp_path: Path) -> None:
     with ExitStack() as stores:
         store = stores.enter_context(running_store("gs" if scheme == "gs" else "s3"))
