@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from dense_context import dense_logits
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter, write_adapter
 from tiny_models import LLAMA, VOCAB, random_model
 
 from ostro import LLM, EngineConfig, SamplingParams
+from ostro.config import Quantization
 from ostro.engine.core import EngineCore
 from ostro.engine.door import Door
 from ostro.engine.handle import EngineHandle
@@ -257,7 +258,9 @@ def test_random_schedules_give_every_request_what_it_gets_alone(llama: Terms) ->
     )
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-    @given(st.lists(request, min_size=3, max_size=8), st.sampled_from([14, 20, 100]), st.sampled_from([3, 16, 256]))
+    @given(st.lists(request, min_size=3, max_size=8), st.sampled_from([9, 14, 100]), st.sampled_from([3, 16, 256]))
+    @example([(0, 10, name, 1) for name in (None, *llama)], 9, 256)
+    @example([(at, 20, "red", 2) for at in (0, 5)], 100, 16)
     def each_case_holds(cases: list[tuple[int, int, str | None, int]], pages: int, budget: int) -> None:
         asked = [
             replace(ask(id, stem[:length], name, SamplingParams(max_tokens=8, temperature=1.0, n=n)), seed=7)
@@ -386,6 +389,17 @@ def test_adapters_that_a_program_names_wrongly_are_refused(directory: Path, adap
     with pytest.raises(BadRequest, match="2 prompts need as many adapters, or one name, got 1"):
         llm.generate(["the", "fox"], TEXT, adapter=["green"])
     assert not llm.core.has_work
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_adapters_stand_beside_weights_of_fewer_bits(
+    quantize: Quantization, directory: Path, adapter_paths: dict[str, Path]
+) -> None:
+    config = EngineConfig(page_size=4, quantize=quantize)
+    llm = LLM(directory, config, adapters=adapter_paths)
+    plain, red, green = llm.generate(["the quick fox"] * 3, TEXT, adapter=[None, "org/red", "green"])
+    assert plain.text == LLM(directory, config).generate("the quick fox", TEXT)[0].text
+    assert len({plain.text, red.text, green.text}) == 3
 
 
 def test_texts_are_embedded_by_their_adapters(tmp_path: Path, adapter_paths: dict[str, Path]) -> None:
