@@ -151,8 +151,8 @@ LAYERS = {
     "ostro": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),
 }
 
-# A development dependency: the parity tests use it, an installed Ostro must not.
-NOWHERE = ("transformers",)
+# Development dependencies: the parity tests use them, an installed Ostro must not.
+NOWHERE = ("transformers", "peft")
 
 
 @dataclass(frozen=True)
