@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 from live_server import LiveServer, live_server
-from model_directory import write_model
+from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter
 
 from ostro.models.registry import build_model
@@ -208,3 +208,15 @@ def test_adapters_are_served_under_their_own_names_beside_their_base(models: Pat
         assert {name: complete(client, name).json()["choices"][0]["text"] for name in texts} == texts
         stats = {each["id"]: each for each in client.get("/admin/stats").json()["models"]}
         assert (stats["alpha"]["loads"], stats["french"]["bytes"]) == (1, 0)
+
+
+def test_an_adapter_has_vectors_of_its_own(tmp_path: Path) -> None:
+    base = make_embedding_model(write_model(tmp_path / "embedder"))
+    shape = build_model(json.loads((base / "config.json").read_text()), dtype=torch.float32)
+    random_adapter(tmp_path / "tuned", shape)
+    args = (str(base), "--lora", f"tuned={tmp_path / 'tuned'}", "--threads", "1")
+    with live_server(tmp_path, *args, faults="") as live, live.client() as client:
+        bodies = [{"model": name, "input": "the dog"} for name in ("embedder", "tuned")]
+        answers = [client.post("/v1/embeddings", json=body).json() for body in bodies]
+        plain, tuned = (answer["data"][0]["embedding"] for answer in answers)
+    assert plain != pytest.approx(tuned, abs=1e-3)

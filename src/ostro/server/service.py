@@ -190,13 +190,13 @@ class ModelService:
 
         return await self._run(make, _length(messages))
 
-    async def prepare_embedding(self, text: Prompt) -> Request:
+    async def prepare_embedding(self, text: Prompt, *, adapter: str | None = None) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
         frontend, door = self._ready()
 
         def make() -> Request:
             _check_text(text, frontend.tokenizer, door, "input")
-            request = frontend.embedding_request(text)
+            request = frontend.embedding_request(text, adapter=adapter)
             door.check(request, prompt="input")
             return request
 

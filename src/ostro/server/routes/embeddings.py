@@ -1,5 +1,7 @@
 """POST /v1/embeddings."""
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +31,7 @@ def router(api: Api) -> APIRouter:
 
 def _job(request: EmbeddingRequest) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
-        return await each_in_turn(model.service.prepare_embedding, request.input)
+        return await each_in_turn(partial(model.service.prepare_embedding, adapter=model.adapter), request.input)
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         for completion in completions:
