@@ -1,3 +1,4 @@
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,15 @@ def cache(tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def level_as_before() -> Iterator[None]:
+    """A pull sets our loggers' level for its process; here the process goes on."""
+    logger = logging.getLogger("ostro")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 REFERENCE = f"gs://{BUCKET}/models/acme/tiny"
