@@ -12,6 +12,8 @@ from object_stores import ObjectStore, running_store
 
 from ostro.sources import base, gcs, partial, s3
 
+_numbers = iter(range(10**6))
+
 
 @pytest.fixture(scope="session")
 def gcs_store() -> Iterator[ObjectStore]:
@@ -40,6 +42,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (gcs, s3):
         monkeypatch.setattr(module, "READ_SECONDS", 1.0)
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def prefix() -> str:
+    """No two tests share objects."""
+    return f"models/tiny-{next(_numbers)}"
 
 
 @pytest.fixture

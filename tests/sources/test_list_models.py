@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,8 @@ from fault_proxy import FaultProxy
 from object_stores import BUCKET, ObjectStore
 
 from ostro.errors import DownloadFailed, ModelNotFound
-from ostro.sources.models import FoundModel, list_models
+from ostro.sources.base import ObjectInfo
+from ostro.sources.models import FoundModel, keys_of_models, list_models
 
 pytest_plugins = ["store_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -74,6 +76,38 @@ def test_a_place_that_is_a_model_itself_is_that_one_model(tmp_path: Path) -> Non
     (directory / "config.json").touch()
     (directory / "1_Pooling" / "config.json").touch()
     assert list_models(str(directory)) == [FoundModel("tiny", str(directory))]
+
+
+def test_a_place_with_a_name_that_no_request_could_carry_is_left_out(tmp_path: Path) -> None:
+    directory = tmp_path / "my model"
+    directory.mkdir()
+    (directory / "config.json").touch()
+    assert list_models(str(directory)) == []
+
+
+def test_a_link_to_itself_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").touch()
+    assert [model.name for model in list_models(str(tmp_path))] == ["tiny"]
+
+
+def test_of_what_lies_too_deep_for_a_model_nothing_is_kept() -> None:
+    """A checkpoint's thousands of arrays are listed too, and were all kept in memory."""
+
+    class Bucket:
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
+            for key in ("acme/tiny/config.json", "acme/run/step-1/model/array/0.0", "a/b/c/d"):
+                yield ObjectInfo(prefix + key, 1, "1")
+
+        def stat(self, key: str) -> ObjectInfo:
+            raise AssertionError(key)
+
+        def read(self, key: str, generation: str, start: int, end: int) -> Iterator[bytes]:
+            raise AssertionError(key)
+
+    assert list(keys_of_models(Bucket(), "models/")) == ["acme/tiny/config.json"]
 
 
 def test_a_place_that_is_not_there_is_an_error(tmp_path: Path) -> None:

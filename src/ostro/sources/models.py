@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
-from ostro.sources.base import is_reference, open_source, parse_reference, patiently
+from ostro.sources.base import Source, is_reference, open_source, parse_reference, patiently
 from ostro.sources.local import list_directory
 
 CONFIG = "config.json"
@@ -40,8 +40,7 @@ def list_models(root: str) -> list[FoundModel]:
     if is_reference(root):
         place = parse_reference(root)
         source = open_source(place)
-        found = patiently(f"Listing {place}", lambda: list(source.list(place.directory)))
-        keys = [info.key.removeprefix(place.directory) for info in found]
+        keys = patiently(f"Listing {place}", lambda: list(keys_of_models(source, place.directory)))
         base = str(place)
     else:
         directory = Path(os.path.expanduser(root)).absolute()
@@ -53,6 +52,12 @@ def list_models(root: str) -> list[FoundModel]:
     return [FoundModel(name, f"{base}/{path}".rstrip("/")) for name, path in sorted(models)]
 
 
+def keys_of_models(source: Source, prefix: str) -> Iterator[str]:
+    """Relative to the prefix; those too deep to tell of a model are left out, however many there are."""
+    keys = (info.key.removeprefix(prefix) for info in source.list(prefix))
+    return (key for key in keys if key.count("/") <= _LEVELS)
+
+
 def _models(keys: Iterable[str], own_name: str) -> Iterator[tuple[str, str]]:
     """Names and where they are, relative to the place; `own_name` is for a place that is a model itself."""
     files: dict[str, list[str]] = defaultdict(list)
@@ -60,7 +65,8 @@ def _models(keys: Iterable[str], own_name: str) -> Iterator[tuple[str, str]]:
         directory, _, file = key.rpartition("/")
         files[directory].append(file)
     if CONFIG in files[""]:
-        yield own_name, ""
+        if _is_name(own_name):
+            yield own_name, ""
         return
     for directory, names in files.items():
         parents = [directory[:at] for at, letter in enumerate(directory) if letter == "/"]

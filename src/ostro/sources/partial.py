@@ -3,6 +3,7 @@
 NAME.partial/files/…     as large as they will be, with holes
 NAME.partial/journal     a line for every range that arrived whole: [file, generation, start, end]
 
+A line is written after its range is on the disk, so that after a loss of power no hole is believed to be data.
 Knows no stores and no checksums. One process has it at a time: the caller holds the lock.
 """
 
@@ -16,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ostro.sources.base import ObjectInfo, Transient
+from ostro.weights.cache import sync
 
 BLOCK_BYTES = 8 << 20
 Range = tuple[int, int]
@@ -64,10 +66,11 @@ class Partial:
                 _write_at(descriptor, piece, start)
                 start += len(piece)
                 yield len(piece)
+            if start != end:
+                raise Transient(f"the answer ended {end - start} bytes early")
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if start != end:
-            raise Transient(f"the answer ended {end - start} bytes early")
         self._record(name, info.generation, *block)
 
     def adopt(self, name: str, info: ObjectInfo, file: Path) -> None:
@@ -79,6 +82,7 @@ class Partial:
             os.link(file, target)
         except OSError:
             shutil.copyfile(file, target)
+            sync(target)
         self._record(name, info.generation, 0, info.size)
 
     def forget(self, name: str) -> None:
@@ -88,6 +92,8 @@ class Partial:
             for key in [key for key in self._arrived if key[0] == name]:
                 del self._arrived[key]
         self._append([name])
+        # Before another file has its name: it would be believed to have what this one had.
+        sync(self._journal)
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

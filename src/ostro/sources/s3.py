@@ -4,17 +4,39 @@ models.
 `AWS_ENDPOINT_URL` and the other variables of AWS's tools hold. Without credentials it is asked anonymously.
 """
 
+import base64
+import binascii
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from ostro.errors import DownloadFailed, ModelNotFound, Unsupported
-from ostro.sources.base import CONNECT_SECONDS, PASSING_STATUSES, READ_SECONDS, ObjectChanged, ObjectInfo, Transient
+from ostro.sources.base import (
+    CONNECT_SECONDS,
+    PASSING_STATUSES,
+    READ_SECONDS,
+    Algorithm,
+    Checksum,
+    ObjectChanged,
+    ObjectInfo,
+    Transient,
+    steadily,
+)
 
 _CHUNK_BYTES = 1 << 20
 _MOST_CONNECTIONS = 16
-_MD5 = re.compile(r"[0-9a-f]{32}")
+_ETAG = re.compile(r"(?P<md5>[0-9a-f]{32})(?:-(?P<num_parts>\d{1,5}))?")
+# The cheapest to compute first; CRC64NVME is far behind all others, so it stands at the end of all.
+_CHECKSUMS: dict[Algorithm, str] = {
+    "crc32c": "ChecksumCRC32C",
+    "crc32": "ChecksumCRC32",
+    "sha256": "ChecksumSHA256",
+    "sha1": "ChecksumSHA1",
+    "crc64nvme": "ChecksumCRC64NVME",
+}
+# What clients use on the way and some stores keep: the stored bytes are plain.
+_PLAIN_ENCODINGS = ("", "identity", "aws-chunked")
 
 
 class S3Source:
@@ -33,8 +55,9 @@ class S3Source:
 
     def stat(self, key: str) -> ObjectInfo:
         with _translated(f"s3://{self._bucket}/{key}", "object"):
-            head = self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")
-        return ObjectInfo(key, head["ContentLength"], head["ETag"], crc32c=_crc32c(head), md5=_md5(head))
+            head = self._head(key, ChecksumMode="ENABLED")
+            checksum = self._checksum(key, head)
+        return ObjectInfo(key, head["ContentLength"], head["ETag"], checksum, _encoding(head))
 
     def read(self, key: str, generation: str, start: int, end: int) -> Iterator[bytes]:
         with _translated(f"s3://{self._bucket}/{key}", "object"):
@@ -44,8 +67,39 @@ class S3Source:
                 )
             except self._client.exceptions.NoSuchKey as error:
                 raise ObjectChanged(f"s3://{self._bucket}/{key} is gone") from error
-            with closing(answer["Body"]) as body:
-                yield from body.iter_chunks(_CHUNK_BYTES)
+            with answer["Body"] as body:
+                yield from steadily(lambda: body.read1(_CHUNK_BYTES), READ_SECONDS)
+
+    def _checksum(self, key: str, head: dict[str, Any]) -> Checksum | None:
+        for algorithm, digest, num_parts in _digests(head):
+            if not num_parts:
+                return Checksum(algorithm, digest)
+            if sizes := self._part_sizes(key, head["ContentLength"], num_parts):
+                return Checksum(algorithm, digest, sizes)
+        return None
+
+    def _part_sizes(self, key: str, size: int, num_parts: int) -> tuple[int, ...] | None:
+        """None where the store does not tell them."""
+        if num_parts == 1:
+            return (size,)
+        first = self._part_size(key, 1)
+        if first >= size:
+            return None
+        last = self._part_size(key, num_parts)
+        if first * (num_parts - 1) + last == size:
+            return (first,) * (num_parts - 1) + (last,)
+        sizes = (first, *(self._part_size(key, number) for number in range(2, num_parts)), last)
+        return sizes if sum(sizes) == size else None
+
+    def _part_size(self, key: str, number: int) -> int:
+        size: int = self._head(key, PartNumber=number)["ContentLength"]
+        return size
+
+    def _head(self, key: str, **more: object) -> dict[str, Any]:
+        head: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=key, **more)
+        if not {"ContentLength", "ETag"} <= head.keys():
+            raise Transient("the answer broke off")
+        return head
 
 
 def _client() -> Any:
@@ -53,39 +107,65 @@ def _client() -> Any:
         import boto3  # type: ignore[import-untyped]
         from botocore import UNSIGNED  # type: ignore[import-untyped]
         from botocore.config import Config  # type: ignore[import-untyped]
+        from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
     except ImportError as error:
         raise Unsupported("Models at s3:// need a library. Run: pip install 'ostro[s3]'", param="model") from error
-    session = boto3.session.Session()
-    anonymous = {} if session.get_credentials() else {"signature_version": UNSIGNED}
-    config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        max_pool_connections=_MOST_CONNECTIONS,
-        retries={"total_max_attempts": 1},
-        **anonymous,
-    )
-    # Buckets are found in any region; a client just has to name one.
-    return session.client("s3", config=config, region_name=session.region_name or "us-east-1")
+    try:
+        session = boto3.session.Session()
+        anonymous = {} if session.get_credentials() else {"signature_version": UNSIGNED}
+        config = Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            max_pool_connections=_MOST_CONNECTIONS,
+            retries={"total_max_attempts": 1},
+            **anonymous,
+        )
+        # Buckets are found in any region; a client just has to name one.
+        return session.client("s3", config=config, region_name=session.region_name or "us-east-1")
+    except (BotoCoreError, ValueError, OSError) as error:
+        raise DownloadFailed(
+            f"The settings for S3 do not work ({error}). Check AWS_PROFILE, AWS_ENDPOINT_URL and the files in ~/.aws."
+        ) from error
 
 
-def _crc32c(head: dict[str, Any]) -> str | None:
-    """The store's, if it is of the whole object: that of one with parts ends in their number."""
-    value: str | None = head.get("ChecksumCRC32C")
-    return value if value and head.get("ChecksumType") != "COMPOSITE" and "-" not in value else None
-
-
-def _md5(head: dict[str, Any]) -> str | None:
-    """The ETag is the MD5 of objects that came in one piece, unless a key of the owner's encrypts them."""
+def _digests(head: dict[str, Any]) -> list[tuple[Algorithm, bytes, int]]:
+    """What the store knows of the object, the best first; the number is of the parts whose digests were summed, or 0
+    where the bytes were.
+    """
+    etag = _ETAG.fullmatch(head["ETag"].strip('"'))
+    num_parts = int(etag["num_parts"] or 0) if etag else 0
+    found: list[tuple[Algorithm, bytes, int]] = []
+    for algorithm, field in _CHECKSUMS.items():
+        text, _, parts = str(head.get(field, "")).partition("-")
+        # Stores that do not say of what it is leave it open only for objects in parts.
+        of_whole = head.get("ChecksumType", "COMPOSITE" if num_parts else "FULL_OBJECT") == "FULL_OBJECT"
+        if text and (of_whole or parts.isdecimal()):
+            found.append((algorithm, _decoded(text), int(parts or 0)))
+    # A key of the owner's makes it something else than an MD5.
     encrypted = head.get("ServerSideEncryption", "AES256") != "AES256" or head.get("SSECustomerAlgorithm")
-    etag = head["ETag"].strip('"')
-    return etag if _MD5.fullmatch(etag) and not encrypted else None
+    if etag and not encrypted:
+        found.append(("md5", bytes.fromhex(etag["md5"]), num_parts))
+    return sorted(found, key=lambda each: (each[0] == "crc64nvme", each[2] > 0))
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise Transient("a checksum came that is none") from error
+
+
+def _encoding(head: dict[str, Any]) -> str | None:
+    encodings = [each.strip() for each in head.get("ContentEncoding", "").split(",")]
+    return ", ".join(each for each in encodings if each not in _PLAIN_ENCODINGS) or None
 
 
 @contextmanager
 def _translated(place: str, kind: str) -> Iterator[None]:
     """The client's errors as a Source's."""
     from botocore import exceptions
-    from urllib3.exceptions import HTTPError
+    from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+    from urllib3.exceptions import HTTPError, ReadTimeoutError
 
     try:
         yield
@@ -93,10 +173,10 @@ def _translated(place: str, kind: str) -> Iterator[None]:
         raise _refusal(error, place, kind) from error
     except exceptions.NoCredentialsError as error:
         raise DownloadFailed("The credentials for S3 are not complete. Run 'aws configure'.") from error
-    except (exceptions.ReadTimeoutError, exceptions.ConnectTimeoutError) as error:
+    except (exceptions.ReadTimeoutError, exceptions.ConnectTimeoutError, ReadTimeoutError) as error:
         raise Transient("no answer in time") from error
-    except exceptions.FlexibleChecksumError as error:
-        raise Transient("what arrived was damaged") from error
+    except ResponseParserError as error:
+        raise Transient("the answer broke off") from error
     except exceptions.EndpointConnectionError as error:
         raise Transient("the connection was refused, or the address is unknown") from error
     except (exceptions.HTTPClientError, exceptions.IncompleteReadError, HTTPError, OSError) as error:

@@ -1,12 +1,13 @@
 """Where downloaded models are kept, and how a file gets there whole or not at all. Knows no sources and no formats.
 
-ROOT/objects/                    models of object stores: see ostro.sources.store
+ROOT/objects/                    models of object stores: see ostro.sources.store, which also makes room for new ones
 ROOT/pypi/NAME-VERSION.lock      held while one process fetches; the others wait and then find the file
 ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on any failure, and by the next one that holds the lock
 ROOT/pypi/NAME-VERSION/FILE      appears by rename, complete and on the disk
 """
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from pathlib import Path
 from ostro.errors import DiskFull, DownloadFailed
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_QUIET_SECONDS = 1.0
+_LOG_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
@@ -26,18 +31,36 @@ def cache_root() -> Path:
 
 
 @contextmanager
+def locked(lock: Path, waiting_for: str) -> Iterator[None]:
+    """Holds the lock of this file alone among processes. The log tells now and then what is waited for."""
+    from filelock import FileLock, Timeout
+
+    file_lock = FileLock(lock)
+    patience = _QUIET_SECONDS
+    while True:
+        try:
+            file_lock.acquire(timeout=patience)
+            break
+        except Timeout:
+            _log.info("waiting for %s in another process", waiting_for)
+            patience = _LOG_SECONDS
+    try:
+        yield
+    finally:
+        file_lock.release()
+
+
+@contextmanager
 def work_directory(target: Path) -> Iterator[Path]:
     """An empty directory beside `target` to fetch it in, held alone among processes, and gone afterwards.
 
     Errors of the file system come out as DiskFull or DownloadFailed. Look for `target` again once inside: another
     process may have been faster.
     """
-    from filelock import FileLock
-
     partial = target.with_name(f"{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f"{target.name}.lock")):
+        with locked(target.with_name(f"{target.name}.lock"), f"the download of {target.name}"):
             # What a killed process left; whoever made it no longer holds the lock.
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -56,13 +79,6 @@ def file_error(error: OSError, directory: Path) -> DiskFull | DownloadFailed:
     return DownloadFailed(
         f"Cannot write to {directory} ({error.strerror or error}). Set OSTRO_CACHE to a directory that you own."
     )
-
-
-def check_room(directory: Path, needed: int) -> None:
-    """Refuses before a download what could not be stored after it."""
-    free = shutil.disk_usage(directory).free
-    if free < needed:
-        raise disk_full(directory, f"{needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
 
 
 def disk_full(directory: Path, detail: str = "the disk is full") -> DiskFull:

