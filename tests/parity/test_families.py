@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from dense_context import DenseContext, dense_logits
+from transformers.core_model_loading import revert_weight_conversion
 
 from ostro.models.base import Model
 from ostro.models.config import ConfigReader
@@ -55,6 +56,7 @@ GEMMA: Config = {
     "num_hidden_layers": 4,
     "tie_word_embeddings": True,
 }
+HRM_TEXT: Config = {**TINY, "model_type": "hrm_text", "head_dim": 16}
 GPT2: Config = {"vocab_size": 160, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
 
 # As config.json of published models spells them.
@@ -119,6 +121,18 @@ CASES: Mapping[str, Config] = {
         "rope_scaling": LONGROPE,
     },
     "olmo2": {**TINY, "model_type": "olmo2"},
+    "hrm_text": {**HRM_TEXT, "num_hidden_layers": 2, "embedding_scale": 12.0},
+    "hrm_text-cycles": {
+        **HRM_TEXT,
+        "H_cycles": 3,
+        "L_cycles": 2,
+        "num_layers_per_stack": 1,
+        "num_hidden_layers": 9,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+        "rope_theta": 500.0,
+    },
+    "hrm_text-biases": {**HRM_TEXT, "num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True},
     "gpt2": {**GPT2, "model_type": "gpt2"},
     "gpt2-untied": {**GPT2, "model_type": "gpt2", "tie_word_embeddings": False, "n_inner": 100},
     "gpt2-scaled-by-layer": {**GPT2, "model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
@@ -149,9 +163,15 @@ def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> tor
     return logits
 
 
+def stored_tensors(reference: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Under the names, and in the form, that checkpoints have."""
+    tensors: dict[str, torch.Tensor] = revert_weight_conversion(reference, reference.state_dict())
+    return tensors
+
+
 def our_model(values: Config, reference: transformers.PreTrainedModel, *, max_seq_len: int | None = None) -> Model:
     model = build_model(values, max_seq_len=max_seq_len, dtype=torch.float32)
-    load_weights(model, reference.state_dict().items())
+    load_weights(model, stored_tensors(reference).items())
     return model
 
 
@@ -170,7 +190,7 @@ def test_logits_equal_those_of_transformers_in_either_spelling_of_the_config(nam
         torch.testing.assert_close(dense_logits(our_model(values, reference), ids), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt2", "olmo2", "phi3-longrope", "qwen3"])
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt2", "hrm_text", "olmo2", "phi3-longrope", "qwen3"])
 def test_a_sequence_fed_in_chunks_gives_the_logits_of_the_whole(name: str) -> None:
     model = our_model(CASES[name], reference_model(CASES[name]))
     ids = random_ids(SHORT)
@@ -185,14 +205,14 @@ def test_longrope_takes_its_long_factors_when_a_longer_context_is_asked_for() ->
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's notice of a CPU without bfloat16 instructions
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2", "hrm_text"])
 def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: str) -> None:
     reference = reference_model(CASES[name])
     ids = random_ids(SHORT)
     exact = reference_logits(reference, ids)
     rounded = reference_logits(reference.to(torch.bfloat16), ids).float()
     model = build_model(CASES[name], dtype=torch.bfloat16)
-    load_weights(model, reference.state_dict().items())
+    load_weights(model, stored_tensors(reference).items())
     assert (dense_logits(model, ids) - exact).abs().mean() < 1.2 * (rounded - exact).abs().mean()
 
 
@@ -207,7 +227,7 @@ def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> No
     assert torch.equal(rope.frequencies, torch.cat((-expected, expected)))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "hrm_text"])
 def test_a_checkpoint_of_the_bare_backbone_gives_the_hidden_states_of_transformers(name: str) -> None:
     reference = reference_model(CASES[name], headless=True)
     family = next(family for family in FAMILIES if family.model_type == CASES[name]["model_type"])

@@ -28,3 +28,18 @@ PHI3: Mapping[str, object] = {
     "original_max_position_embeddings": 16,
     "rope_scaling": LONGROPE,
 }
+HRM_TEXT: Mapping[str, object] = {
+    "architectures": ["HrmTextForCausalLM"],
+    "model_type": "hrm_text",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "H_cycles": 2,
+    "L_cycles": 3,
+    "embedding_scale": 12.0,
+}

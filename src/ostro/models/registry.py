@@ -10,6 +10,7 @@ from ostro.models.base import Model
 from ostro.models.config import ConfigReader
 from ostro.models.gemma import build_gemma2, build_gemma3
 from ostro.models.gpt2 import build_gpt2
+from ostro.models.hrm_text import build_hrm_text
 from ostro.models.llama import build_llama, build_mistral
 from ostro.models.loading import load_weights
 from ostro.models.olmo2 import build_olmo2
@@ -34,6 +35,7 @@ FAMILIES = (
     Family("gemma2", "Gemma2ForCausalLM", "Gemma2Model", build_gemma2),
     Family("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", build_gemma3),
     Family("gpt2", "GPT2LMHeadModel", "GPT2Model", build_gpt2),
+    Family("hrm_text", "HrmTextForCausalLM", "HrmTextModel", build_hrm_text),
     Family("llama", "LlamaForCausalLM", "LlamaModel", build_llama),
     Family("mistral", "MistralForCausalLM", "MistralModel", build_mistral),
     Family("olmo2", "Olmo2ForCausalLM", "Olmo2Model", build_olmo2),
