@@ -1,0 +1,257 @@
+"""The Hierarchical Reasoning Model, ACT v1: two stacks that refine two states, in upstream's and AI-OS's dialects.
+
+    for each H cycle:   z_L = L(z_L + (z_H + embedded)), L_cycles times
+                        z_H = H(z_H + z_L)
+
+That is one outer step; the states go on to the next one. Attention is not causal: every position sees every other, so
+nothing is kept from one token to the next.
+
+A sequence's numbers do not depend on what runs beside it, to the last bit, on a CPU in float32. BLAS breaks that: it
+sums one or a few rows in another order than many. oneDNN's products from a packed weight do not, and are faster than
+BLAS from two rows on; nor does torch's fused attention, whose plain twin does. This was measured, not promised by
+anyone, so a trial at loading repeats it. Where it fails, or weights cannot be packed, sequences run one by one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ostro.errors import BadCheckpoint
+from ostro.models.base import Module
+from ostro.models.config import ConfigReader
+from ostro.models.hrm_config import Dialect, HrmConfig
+from ostro.models.hrm_layers import Level, StableLinear, Table
+from ostro.models.layers import parameter
+from ostro.models.loading import Weighted, places_of
+from ostro.models.ragged import Ragged
+from ostro.models.rope import RopeSettings, Rotary, Rotation
+
+__all__ = ["Carry", "Dialect", "HrmConfig", "HrmModel", "build_hrm", "fill", "load_hrm"]
+
+# AI-OS holds embeddings and logits to these.
+_EMBEDDING_LIMIT, _LOGIT_LIMIT = 10.0, 20.0
+# So that the sum of two tables varies as much as one of them does.
+_POSITION_SCALE = 0.707106781
+# The embedding that upstream keeps for "no puzzle in particular".
+_BLANK_PUZZLE = 0
+# Lengths of sequences in the trial: few and many rows, odd numbers and even, alike and not.
+_TRIALS: tuple[tuple[int, ...], ...] = ((1,) * 16, (2, 2), (3,) * 7, (9, 1, 24), (24,) * 12, (5, 5, 8, 8, 8, 33))
+
+
+@dataclass(slots=True)
+class Carry:
+    """The two states, [rows, hidden]."""
+
+    z_h: Tensor
+    z_l: Tensor
+
+    def take(self, rows: Tensor) -> "Carry":
+        return Carry(self.z_h[rows], self.z_l[rows])
+
+
+class HrmModel(Module):
+    """Its parameters are named as checkpoints name them. Call `pack` once they are filled.
+
+    Rows are those of a `Ragged` layout, whose lengths count the puzzle's places, which come before the tokens'.
+    """
+
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.inner = _Inner(config)
+        self.mixes_rows = False
+        """Whether sequences go through one product. Without it they run one by one, exact on any machine."""
+
+    @torch.inference_mode()
+    def pack(self) -> None:
+        """Lays the matrices out for products whose rows do not touch each other. The weights must not change any more.
+
+        On a CPU in float32 the plain layout is given up for it. Elsewhere products stay as they are, and rows are equal
+        only as far as the device's library makes them so.
+        """
+        packed = [module.try_pack() for module in self.modules() if isinstance(module, StableLinear)]
+        like = self.inner.H_init
+        exact = like.device.type == "cpu" and like.dtype == torch.float32
+        self.mixes_rows = not exact or (all(packed) and self._rows_stand_alone())
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor, layout: Ragged) -> Tensor:
+        """[tokens] of all sequences, one after the other -> [rows, hidden]."""
+        config, inner = self.config, self.inner
+        x = inner.embed_tokens(ids)
+        if config.puzzle_len:
+            x = inner.with_puzzle(_BLANK_PUZZLE, x, layout)
+        if inner.embed_pos is not None:
+            x = x.add_(inner.embed_pos(layout.positions)).mul_(_POSITION_SCALE)
+        if config.embedding_scale != 1.0:
+            x = x.mul_(config.embedding_scale)
+        return x.clamp_(-_EMBEDDING_LIMIT, _EMBEDDING_LIMIT) if config.dialect == "aios" else x
+
+    def start(self, layout: Ragged) -> Carry:
+        """The states that sequences begin with."""
+        shape = (sum(layout.lengths), self.config.hidden_size)
+        return Carry(self.inner.H_init.data.expand(shape), self.inner.L_init.data.expand(shape))
+
+    @torch.inference_mode()
+    def advance(self, carry: Carry, embedded: Tensor, layout: Ragged) -> Carry:
+        """One outer step. What it is given stays as it was."""
+        if self.mixes_rows or len(layout.lengths) == 1:
+            return self._advance(carry, embedded, layout)
+        parts = [
+            self._advance(Carry(z_h, z_l), own, Ragged([len(own)], own.device))
+            for z_h, z_l, own in zip(
+                *(rows.split_with_sizes(layout.lengths) for rows in (carry.z_h, carry.z_l, embedded)), strict=True
+            )
+        ]
+        return Carry(torch.cat([part.z_h for part in parts]), torch.cat([part.z_l for part in parts]))
+
+    @torch.inference_mode()
+    def head(self, states: Tensor) -> Tensor:
+        """Rows of z_H -> logits, [rows, vocab], float32."""
+        product = self.inner.lm_head
+        rows = product(states) if self.mixes_rows else torch.cat([product(row[None]) for row in states])
+        logits: Tensor = rows.float()
+        return logits.clamp_(-_LOGIT_LIMIT, _LOGIT_LIMIT) if self.config.dialect == "aios" else logits
+
+    @torch.inference_mode()
+    def halting(self, carry: Carry, layout: Ragged) -> Tensor:
+        """[sequences, 2], float32: how good it is to halt, and to go on."""
+        return self.inner.q_head(carry.z_h[list(layout.starts)])
+
+    def _advance(self, carry: Carry, embedded: Tensor, layout: Ragged) -> Carry:
+        inner, config = self.inner, self.config
+        rotation = inner.rotation(layout, embedded.dtype)
+        z_h, z_l = carry.z_h, carry.z_l
+        for _ in range(config.h_cycles):
+            if config.dialect == "aios":
+                z_l = inner.L_init.expand_as(z_h)
+            injection = z_h + embedded
+            for _ in range(config.l_cycles):
+                z_l = inner.L_level(z_l, injection, rotation, layout)
+            z_h = inner.H_level(z_h, z_l, rotation, layout)
+        return Carry(z_h, z_l)
+
+    def _rows_stand_alone(self) -> bool:
+        """Tries a block and the head: do sequences come out of a batch as they come out alone?"""
+        block, head, rotation = self.inner.L_level.layers[0], self.inner.lm_head, self.inner.rotation
+        generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
+        for wanted in _TRIALS:
+            lengths = [min(length, self.config.seq_len) for length in wanted]
+            layout = Ragged(lengths, device)
+            x = torch.randn(sum(lengths), self.config.hidden_size, generator=generator)
+            states, logits = block(x, rotation(layout, x.dtype), layout), head(x[list(layout.starts)])
+            for sequence in (0, len(lengths) // 2, len(lengths) - 1):
+                rows = slice(layout.starts[sequence], layout.starts[sequence] + lengths[sequence])
+                alone = Ragged([lengths[sequence]], device)
+                own = block(x[rows], rotation(alone, x.dtype), alone)
+                if not torch.equal(own, states[rows]) or not torch.equal(head(x[rows][:1])[0], logits[sequence]):
+                    return False
+        return True
+
+
+class _Inner(Weighted):
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.H_init, self.L_init = parameter(size), parameter(size)
+        self.embed_tokens = Table(config.vocab_size, size)
+        self.embed_pos = Table(config.position_rows, size) if config.positions == "learned" else None
+        self.puzzle_emb = _Puzzles(config) if config.puzzle_len else None
+        self.H_level, self.L_level = Level(config, config.h_layers), Level(config, config.l_layers)
+        self.lm_head = StableLinear(size, config.vocab_size)
+        self.q_head = _QHead(size)
+        self.num_positions = config.puzzle_len + config.seq_len
+        settings = RopeSettings(ConfigReader({"rope_theta": config.rope_theta}), self.num_positions, self.num_positions)
+        rotates = config.positions == "rope"
+        self.rotary = Rotary(settings, head_dim=config.head_dim, max_seq_len=self.num_positions) if rotates else None
+        self.whole: Rotation | None = None
+
+    def rotation(self, layout: Ragged, dtype: torch.dtype) -> Rotation | None:
+        """Looked up in one made for all positions: a cosine must not depend on what it is computed beside."""
+        if self.rotary is None:
+            return None
+        if self.whole is None:
+            self.whole = self.rotary(torch.arange(self.num_positions, device=self.H_init.device), dtype)
+        return Rotation(self.whole.cos[layout.positions], self.whole.signed_sin[layout.positions])
+
+    def with_puzzle(self, identifier: int, tokens: Tensor, layout: Ragged) -> Tensor:
+        """Every sequence's tokens after the puzzle's embedding, which is filled up with zeros to whole places."""
+        assert self.puzzle_emb is not None
+        numbers, size = self.puzzle_emb.weights[identifier], tokens.shape[1]
+        puzzle = F.pad(numbers, (0, -len(numbers) % size)).view(-1, size)
+        is_token = layout.positions >= len(puzzle)
+        x = tokens.new_empty(len(is_token), size)
+        x[is_token] = tokens
+        x[~is_token] = puzzle.repeat(len(layout.lengths), 1)
+        return x
+
+
+class _Puzzles(Weighted):
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        self.weights = parameter(config.num_puzzles, config.puzzle_size)
+
+
+class _QHead(Weighted):
+    """Two scores of a state. Summed row by row: as a product it would differ between one row and several."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.bias = parameter(2, size), parameter(2)
+
+    def forward(self, states: Tensor) -> Tensor:
+        products = states.float()[:, None] * self.weight.float()
+        return products.sum(-1).add_(self.bias.float())
+
+
+def build_hrm(config: HrmConfig, dtype: torch.dtype, device: torch.device | None = None) -> HrmModel:
+    """The model, its parameters allocated on the device and not yet filled."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device or torch.device("cpu"):
+            model = HrmModel(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval().to(device)
+
+
+def load_hrm(
+    config: HrmConfig, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device | None = None
+) -> HrmModel:
+    """Built, filled and packed. A tensor missing, misshapen or without a place is an error that names it."""
+    model = build_hrm(config, dtype, device)
+    fill(model, tensors)
+    model.pack()
+    return model
+
+
+def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies every tensor to its place, strictly."""
+    places = places_of(model)
+    missing = set(places)
+    for name, tensor in tensors:
+        place = places.get(name)
+        if place is None:
+            raise BadCheckpoint(
+                f"The checkpoint holds a tensor {name!r} that an HRM of its kind has no place for; "
+                "its configuration may belong to another model."
+            )
+        if place.shape != tensor.shape:
+            raise BadCheckpoint(
+                f"Tensor {name!r} has shape {tuple(tensor.shape)}, but {tuple(place.shape)} was expected; "
+                "the weights and their configuration may belong to different models."
+            )
+        if not tensor.is_floating_point():
+            raise BadCheckpoint(
+                f"Tensor {name!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers. "
+                "Export the checkpoint unquantised."
+            )
+        place.fill(tensor)
+        missing.discard(name)
+    if missing:
+        some = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
+        raise BadCheckpoint(f"The checkpoint lacks {len(missing)} tensors ({some}); fetch or export it again.")

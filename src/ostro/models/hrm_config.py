@@ -1,0 +1,149 @@
+"""What a Hierarchical Reasoning Model is made of, read from a checkpoint's config. Knows no tensors and no files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from ostro.models.config import ConfigReader
+
+Dialect = Literal["upstream", "aios"]
+Positions = Literal["rope", "learned"]
+DIALECTS: tuple[Dialect, ...] = ("upstream", "aios")
+MODEL_TYPE = "hrm_act_v1"
+_POSITIONS: tuple[Positions, ...] = ("rope", "learned")
+# From this width on AI-OS scales embeddings as upstream does.
+_AIOS_SCALED_FROM = 512
+_AIOS_EXPERTS_PER_TOKEN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HrmConfig:
+    """The two dialects name the same tensors and compute differently with them.
+
+    upstream   embeddings times √hidden; z_L goes on from one H cycle to the next
+    aios       embeddings times √hidden only from 512 on, held to ±10; z_L starts anew each H cycle; logits held to ±20
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    h_cycles: int
+    l_cycles: int
+    h_layers: int
+    l_layers: int
+    inner_size: int
+    """Of the gated MLP, or of each expert."""
+    positions: Positions
+    seq_len: int
+    """Tokens of the longest sequence that is served, the puzzle's places not counted."""
+    position_rows: int
+    """Of the table of learned positions, the puzzle's places counted; 0 with rotary ones."""
+    rms_norm_eps: float
+    rope_theta: float
+    halt_max_steps: int
+    num_experts: int
+    """0 for a dense model."""
+    experts_per_token: int
+    dialect: Dialect
+    puzzle_size: int
+    """Numbers in a puzzle's embedding; 0 where the model has none."""
+    num_puzzles: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def puzzle_len(self) -> int:
+        """Positions before the first token that hold the puzzle's embedding."""
+        return -(-self.puzzle_size // self.hidden_size)
+
+    @property
+    def decoding_steps(self) -> int:
+        """Outer steps for a token as the dialect's own decoding takes them."""
+        return 1 if self.dialect == "aios" else self.halt_max_steps
+
+    @property
+    def embedding_scale(self) -> float:
+        if self.dialect == "aios" and self.hidden_size < _AIOS_SCALED_FROM:
+            return 1.0
+        return float(self.hidden_size) ** 0.5
+
+    @staticmethod
+    def read(
+        config: Mapping[str, object], *, dialect: Dialect | None = None, max_seq_len: int | None = None
+    ) -> "HrmConfig":
+        """From a checkpoint's config; `dialect` wins over what it says.
+
+        `max_seq_len` is the context to serve. It is needed only where the checkpoint does not tell its own, as
+        upstream's with rotary positions do not.
+        """
+        reader = ConfigReader(config)
+        hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+        positions = reader.text("pos_encodings")
+        if positions not in _POSITIONS:
+            raise UnsupportedModel(f"HRM with pos_encodings {positions!r} is not supported; rope and learned are.")
+        if hidden % heads or (positions == "rope" and hidden // heads % 2):
+            raise BadCheckpoint(
+                f"'hidden_size' {hidden} does not divide into {heads} heads ('num_attention_heads')"
+                + (" of an even width each." if positions == "rope" else ".")
+            )
+        chosen = _dialect(reader, dialect)
+        aios = chosen == "aios"
+        experts = reader.optional_integer("num_experts") or 0
+        per_token = reader.integer("num_experts_per_tok", _AIOS_EXPERTS_PER_TOKEN if aios else None) if experts else 0
+        if per_token > experts:
+            raise BadCheckpoint(f"'num_experts_per_tok' is {per_token}, but there are only {experts} experts.")
+        puzzle_size = reader.optional_integer("puzzle_emb_ndim") or 0
+        learned = reader.integer("max_position_embeddings") - -puzzle_size // hidden if positions == "learned" else 0
+        return HrmConfig(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=hidden,
+            num_heads=heads,
+            h_cycles=reader.integer("H_cycles"),
+            l_cycles=reader.integer("L_cycles"),
+            h_layers=reader.integer("H_layers"),
+            l_layers=reader.integer("L_layers"),
+            inner_size=reader.integer("intermediate_size"),
+            positions=positions,
+            seq_len=_seq_len(reader, max_seq_len),
+            position_rows=learned,
+            rms_norm_eps=reader.number("rms_norm_eps", 1e-5),
+            rope_theta=reader.number("rope_theta", 10000.0),
+            halt_max_steps=reader.integer("halt_max_steps", 1 if aios else None),
+            num_experts=experts,
+            experts_per_token=per_token,
+            dialect=chosen,
+            puzzle_size=puzzle_size,
+            num_puzzles=reader.integer("num_puzzle_identifiers") if puzzle_size else 0,
+        )
+
+
+def is_hrm(config: Mapping[str, object]) -> bool:
+    """Whether a checkpoint's config is an HRM's."""
+    return config.get("model_type") == MODEL_TYPE
+
+
+def _dialect(reader: ConfigReader, given: str | None) -> Dialect:
+    name = given if given is not None else reader.get("dialect")
+    if name is None:
+        raise UnsupportedModel(
+            "This HRM checkpoint does not tell its dialect, which its numbers depend on. "
+            "Give --hrm-dialect upstream or --hrm-dialect aios."
+        )
+    if name not in DIALECTS:
+        raise UnsupportedModel(f"HRM dialect {name!r} is not known; known are {' and '.join(DIALECTS)}.")
+    return name
+
+
+def _seq_len(reader: ConfigReader, max_seq_len: int | None) -> int:
+    own = reader.optional_integer("max_position_embeddings")
+    if own is None and max_seq_len is None:
+        raise BadCheckpoint("This HRM checkpoint does not tell its context ('seq_len'). Give --max-seq-len.")
+    if own is not None and max_seq_len is not None and max_seq_len > own:
+        raise BadRequest(
+            f"max_seq_len is {max_seq_len}, but the model knows only {own} positions; lower it to {own} or less.",
+            param="max_seq_len",
+        )
+    return max_seq_len or own or 0

@@ -1,0 +1,160 @@
+"""The blocks of a Hierarchical Reasoning Model: attention and MLP, dense or of experts, each with its norm after it.
+
+Every part maps [rows, hidden] so that no sequence's numbers depend on another's; see `models.hrm`.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ostro.models.base import Module
+from ostro.models.hrm_config import HrmConfig
+from ostro.models.layers import Linear, parameter
+from ostro.models.loading import Weighted
+from ostro.models.ragged import Ragged, Run
+from ostro.models.rope import Rotation
+
+
+class StableLinear(Linear):
+    """A product that gives a row the same numbers whatever the number of rows, once it is packed."""
+
+    def try_pack(self) -> bool:
+        """Gives up the plain layout for the packed one; where there is none to be had, nothing changes."""
+        self.pack()
+        if self.packed is None:
+            return False
+        self.weight.data = self.weight.data.new_empty(0)
+        return True
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.packed is None:
+            return F.linear(x, self.weight, bias)
+        # One row too: the plain product would be faster for it, and sums in another order.
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
+
+
+class Table(Weighted):
+    """A row for each token or position."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        super().__init__()
+        self.embedding_weight = parameter(rows, size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.embedding_weight)
+
+
+class Level(Module):
+    """A stack of blocks that reads its state with something added to it."""
+
+    def __init__(self, config: HrmConfig, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Block(config) for _ in range(num_layers))
+
+    def forward(self, state: Tensor, injection: Tensor, rotation: Rotation | None, layout: Ragged) -> Tensor:
+        x = state + injection
+        for layer in self.layers:
+            x = layer(x, rotation, layout)
+        return x
+
+
+class _Block(Module):
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        self.self_attn = _Attention(config)
+        self.mlp = _Experts(config) if config.num_experts else _GatedMLP(config.hidden_size, config.inner_size)
+        self.eps = config.rms_norm_eps
+
+    def forward(self, x: Tensor, rotation: Rotation | None, layout: Ragged) -> Tensor:
+        x = self._norm(self.self_attn(x, rotation, layout).add_(x))
+        return self._norm(self.mlp(x).add_(x))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype)
+
+
+class _Attention(Module):
+    """Every position attends to every other of its sequence. Equally long neighbours go together."""
+
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.qkv_proj = StableLinear(config.hidden_size, 3 * config.hidden_size)
+        self.o_proj = StableLinear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, rotation: Rotation | None, layout: Ragged) -> Tensor:
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        qk, v = heads.split_with_sizes((2 * self.num_heads, self.num_heads), 1)
+        if rotation is not None:
+            qk = rotation(qk)
+        q, k = qk.split_with_sizes((self.num_heads, self.num_heads), 1)
+        mixed = [self._attend(q, k, v, run) for run in layout.runs]
+        return self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+        parts = (part[run.start : run.end].unflatten(0, (run.count, run.length)).transpose(1, 2) for part in (q, k, v))
+        return F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(run.end - run.start, -1)
+
+
+class _GatedMLP(Module):
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
+        super().__init__()
+        self.gate_up_proj = StableLinear(hidden_size, 2 * inner_size)
+        self.down_proj = StableLinear(inner_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate).mul_(up))
+
+
+class _Expert(Module):
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
+        super().__init__()
+        self.w1, self.w2 = StableLinear(hidden_size, inner_size), StableLinear(inner_size, hidden_size)
+
+
+class _Router(Module):
+    def __init__(self, hidden_size: int, num_experts: int) -> None:
+        super().__init__()
+        self.gate = StableLinear(hidden_size, num_experts)
+
+
+class _Mixture(Module):
+    """Where checkpoints keep router and experts."""
+
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        self.router = _Router(config.hidden_size, config.num_experts)
+        self.each = tuple(_Expert(config.hidden_size, config.inner_size) for _ in range(config.num_experts))
+        self.experts = nn.ModuleList(self.each)
+
+
+class _Experts(Module):
+    """Each token goes to the experts that score highest, weighted by a softmax over those scores alone."""
+
+    def __init__(self, config: HrmConfig) -> None:
+        super().__init__()
+        self.moe = _Mixture(config)
+        self.per_token = config.experts_per_token
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.moe.router.gate(x).topk(self.per_token)
+        shares = scores.float().softmax(-1).to(x.dtype)
+        visits = chosen.flatten()
+        order = visits.argsort(stable=True)
+        counts = visits.bincount(minlength=len(self.moe.each)).tolist()
+        results = torch.empty(len(visits), x.shape[-1], dtype=x.dtype, device=x.device)
+        results[order] = self._visit(x[order // self.per_token], counts)
+        # One after the other, not as a sum: the order of adding must not depend on the shape.
+        parts = (results.view(*shares.shape, -1) * shares[..., None]).unbind(1)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _visit(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Rows sorted by expert through their experts; `counts` says how many each gets."""
+        pairs = [(expert, part) for expert, part in zip(self.moe.each, rows.split(counts), strict=True) if len(part)]
+        inner = F.gelu(torch.cat([expert.w1(part) for expert, part in pairs]))
+        parts = inner.split([count for count in counts if count])
+        return torch.cat([expert.w2(part) for (expert, _), part in zip(pairs, parts, strict=True)])

@@ -1,0 +1,191 @@
+"""A Hierarchical Reasoning Model on disk, as a Checkpoint: AI-OS's brains and the steps of upstream's trainer.
+
+    brain.json                        AI-OS; the architecture at top level, in `arch`, in `last_session.config`
+    checkpoint_metadata.json
+    mind/actv1_student.safetensors    or beside brain.json; older ones .pt
+
+    all_config.yaml                   upstream; the architecture in `arch`
+    step_1000                         what torch.save wrote
+
+What these files say is read by `hrm_settings`. As with every checkpoint, a pickle is read only if it was named itself.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.errors import BadCheckpoint, ModelNotFound, OstroError
+from ostro.weights.hf_checkpoint import _read_pickle, _read_safetensors
+from ostro.weights.hrm_settings import BRAIN, Shapes, hrm_config, is_upstream, lower_keys, nearby, read_told
+from ostro.weights.json_file import read_json_object
+from ostro.weights.pooling import Pooling
+from ostro.weights.torch_archive import tensor_shapes
+
+if TYPE_CHECKING:
+    import torch
+
+_STARTER, _STARTER_HEAD = "starter_brain.json", "q_head.pt"
+_STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
+_MIND = "mind"
+_PICKLES = (".pt", ".pth", ".bin")
+_STEP = re.compile(r"step_\d+")
+# What torch.compile and the loss that wraps the model leave in names.
+_WRAPPERS = re.compile(r"^(?:_orig_mod\.|model\.)+")
+_BASE_KEYS = ("base_model", "base_model_name_or_path", "model_name_or_path", "hf_model", "model_name", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class HrmCheckpoint:
+    path: Path
+    name: str
+    config: dict[str, object]
+    generation_config: dict[str, object]
+    pooling: Pooling | None
+    tokenizer_path: Path
+    weights: Path
+
+    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """Weights under the names that upstream's model gives them, mapped where the file allows."""
+        if self.weights.suffix == ".safetensors":
+            stored = _read_safetensors(self.weights, frozenset(_safetensors_shapes(self.weights)))
+        else:
+            stored = _read_pickle(self.weights, frozenset())
+        for name, tensor in stored:
+            yield _WRAPPERS.sub("", name), tensor
+
+
+def is_hrm(path: Path) -> bool:
+    """Whether `open_hrm` is the one to open this file or directory. Tells it from names and headers."""
+    if path.is_dir():
+        return bool(_students(path) or (_steps(path) and is_upstream(path)))
+    if not path.is_file() or path.name == _STARTER_HEAD:
+        return False
+    if path.name in (_STUDENT, _LEGACY):
+        return True
+    if path.suffix == ".safetensors":
+        try:
+            return "inner.H_init" in _stripped(path, _safetensors_shapes(path))
+        except OstroError:
+            return False
+    if path.suffix not in _PICKLES and not _STEP.fullmatch(path.name):
+        return False
+    is_brain = nearby(path.parent, BRAIN) is not None and not (path.parent / "config.json").is_file()
+    return is_brain or is_upstream(path.parent)
+
+
+def open_hrm(path: Path, *, name: str | None = None) -> HrmCheckpoint:
+    """Opens a brain, its directory or its weights, or one step of upstream's trainer."""
+    weights = _weights_in(path) if path.is_dir() else path
+    stored = _safetensors_shapes(weights) if weights.suffix == ".safetensors" else tensor_shapes(weights)
+    home = _home(weights)
+    config = hrm_config(Shapes(weights, _stripped(weights, stored)), read_told(weights))
+    return HrmCheckpoint(
+        path=path,
+        name=name or _name(weights, home),
+        config=config,
+        generation_config={},
+        pooling=None,
+        tokenizer_path=_tokenizer_directory(weights.parent, home),
+        weights=weights,
+    )
+
+
+def is_starter(path: Path) -> bool:
+    """Whether it is AI-OS's other kind of brain: a q-head on top of a Hugging Face model."""
+    return _starter_file(path) is not None
+
+
+def starter_base(path: Path) -> str:
+    """The reference of the model below such a brain; a path beside the brain's files as an absolute one."""
+    file = _starter_file(path)
+    if file is None:
+        raise ModelNotFound(f"There is no {_STARTER} at {path}. Give the directory that holds it.")
+    table = lower_keys(read_json_object(file))
+    for key in _BASE_KEYS:
+        value = table.get(key)
+        if isinstance(value, str) and value:
+            local = file.parent / value
+            return str(local.absolute()) if local.exists() else value
+    raise BadCheckpoint(f"{file} does not name its base model: it has no {' or '.join(map(repr, _BASE_KEYS[:3]))}.")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _students(directory: Path) -> list[Path]:
+    """Weights of brains in a directory, in `mind` below it, or in others below it: the first of these that has any."""
+    for bases in ([directory], [directory / _MIND], sorted(path for path in directory.iterdir() if path.is_dir())):
+        files = [base / file for base in bases for file in (_STUDENT, _LEGACY) if (base / file).is_file()]
+        if files:
+            return files
+    return []
+
+
+def _steps(directory: Path) -> list[Path]:
+    steps = [path for path in directory.iterdir() if _STEP.fullmatch(path.name) and path.is_file()]
+    return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _weights_in(directory: Path) -> Path:
+    files = _students(directory)
+    students = [path for path in files if path.name == _STUDENT]
+    if len(students) == 1:
+        return students[0]
+    if students:
+        names = ", ".join(str(path.relative_to(directory)) for path in students)
+        raise ModelNotFound(f"{directory} holds several brains ({names}). Give the path of one.")
+    pickles = files or _steps(directory)
+    if pickles:
+        raise ModelNotFound(
+            f"{directory} holds its weights only as pickle ({pickles[-1].name}), which Ostro reads only when you name "
+            f"the file itself: {pickles[-1]}. Better, convert it to safetensors."
+        )
+    raise ModelNotFound(f"{directory} holds neither {_STUDENT} nor a step of upstream's trainer (step_1000).")
+
+
+def _home(weights: Path) -> Path:
+    """The directory that a brain is known by."""
+    brain = nearby(weights.parent, BRAIN)
+    return weights.absolute().parent if brain is None else brain.parent
+
+
+def _name(weights: Path, home: Path) -> str:
+    if _STEP.fullmatch(weights.name):
+        return f"{home.name}-{weights.name}"
+    return home.name if weights.name in (_STUDENT, _LEGACY) else weights.stem
+
+
+def _tokenizer_directory(*beside: Path) -> Path:
+    places = [place for directory in beside for place in (directory, directory / "tokenizer")]
+    return next((place for place in places if (place / "tokenizer.json").is_file()), beside[-1])
+
+
+def _starter_file(path: Path) -> Path | None:
+    if path.is_dir():
+        path = path / _STARTER
+    elif path.name == _STARTER_HEAD:
+        path = path.parent / _STARTER
+    return path if path.name == _STARTER and path.is_file() else None
+
+
+def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ModelNotFound(f"There is no file {path}.") from None
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+
+
+def _stripped(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    stripped = {_WRAPPERS.sub("", name): shape for name, shape in shapes.items()}
+    if len(stripped) < len(shapes):
+        raise BadCheckpoint(f"{path} holds the same tensors twice, under different prefixes. Export it again.")
+    return stripped

@@ -1,0 +1,232 @@
+"""What the files beside an HRM's weights tell of its architecture, and the config that follows with the shapes.
+
+Sizes come from the tensors' shapes; heads and cycles, which shapes do not tell, from the first place that tells them.
+Nothing is guessed: what is missing, or contradicts the shapes, is an error.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ostro.errors import BadCheckpoint
+from ostro.weights.json_file import MAX_BYTES, read_json_object
+
+ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
+BRAIN, METADATA, UPSTREAM = "brain.json", "checkpoint_metadata.json", "all_config.yaml"
+_LAYER = re.compile(r"inner\.([HL])_level\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Tables in order of trust, each with the words that name it; keys in lower case."""
+
+    files: str
+    tables: tuple[tuple[str, Mapping[str, object]], ...]
+    dialect: str | None
+
+    def find(self, *keys: str) -> tuple[str, object] | None:
+        """The first table's value that is not null, and where it was found."""
+        for place, table in self.tables:
+            for key in keys:
+                if table.get(key.lower()) is not None:
+                    return f"{place}: {key!r}", table[key.lower()]
+        return None
+
+    def integer(self, *keys: str) -> int | None:
+        found = self.find(*keys)
+        if found is None:
+            return None
+        where, value = found
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadCheckpoint(f"{where} must be an integer above 0, got {value!r}.")
+        return value
+
+    def needed(self, *keys: str) -> int:
+        value = self.integer(*keys)
+        if value is None:
+            raise BadCheckpoint(f"{keys[0]!r} is not in {self.files}, and the tensors do not tell it. Add it there.")
+        return value
+
+
+def read_told(weights: Path) -> Told:
+    """All that the files near the weights tell. Those of upstream's trainer stand beside them."""
+    brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, METADATA)
+    upstream = weights.absolute().parent / UPSTREAM
+    if upstream.is_file() and (brain is None or brain.parent != upstream.parent):
+        # The trainer's own settings surround `arch`, which is asked first.
+        outer, *inner = _tables(upstream, _read_yaml(upstream), "arch")
+        return Told(str(upstream), (*inner, outer), "upstream")
+    tables: list[tuple[str, Mapping[str, object]]] = []
+    if brain is not None:
+        tables += _tables(brain, read_json_object(brain), "arch", "last_session.config")
+    if metadata is not None:
+        tables += _tables(metadata, read_json_object(metadata), "arch", "config")
+    if not tables:
+        raise BadCheckpoint(
+            f"There is no {BRAIN}, {METADATA} or {UPSTREAM} with {weights}, and its tensors do not tell the numbers of "
+            f"heads and cycles. Put the brain's {BRAIN} beside it."
+        )
+    files = " or ".join(str(path) for path in (brain, metadata) if path is not None)
+    return Told(files, tuple(tables), None if brain is None else "aios")
+
+
+def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[str, Mapping[str, object]]]:
+    tables: list[tuple[str, Mapping[str, object]]] = [(str(path), lower_keys(whole))]
+    for dotted in inner:
+        value: object = whole
+        for part in dotted.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None and not isinstance(value, Mapping):
+            raise BadCheckpoint(f"{path}: {dotted!r} must be an object, got {value!r}.")
+        if value is not None:
+            tables.append((f"{path}, {dotted}", lower_keys(value)))
+    return tables
+
+
+def nearby(directory: Path, file: str) -> Path | None:
+    """In the directory or in one of the two above it."""
+    directory = directory.absolute()
+    places = (directory, *directory.parents[:2])
+    return next((place / file for place in places if (place / file).is_file()), None)
+
+
+def lower_keys(table: Mapping[str, object]) -> dict[str, object]:
+    return {str(key).lower(): value for key, value in table.items()}
+
+
+def is_upstream(directory: Path) -> bool:
+    path = directory / UPSTREAM
+    try:
+        arch = _read_yaml(path).get("arch") if path.is_file() else None
+    except BadCheckpoint:
+        return False
+    return isinstance(arch, Mapping) and "h_cycles" in lower_keys(arch)
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BadCheckpoint(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no model's settings are.")
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not valid YAML ({str(error).splitlines()[0]}).") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} should hold a table but holds a {type(value).__name__}.")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    path: Path
+    of: Mapping[str, tuple[int, ...]]
+
+    def rows(self, name: str) -> int:
+        return self.matrix(name)[0]
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        shape = self.of.get(name)
+        if shape is None:
+            raise BadCheckpoint(f"{self.path} holds no tensor {name!r}, so it is no HRM ACT-v1 checkpoint.")
+        if len(shape) != 2 or 0 in shape:
+            raise BadCheckpoint(f"{self.path}: tensor {name!r} has shape {shape}, which is no matrix.")
+        return shape[0], shape[1]
+
+    def layers(self, level: str) -> int:
+        found = [_LAYER.match(name) for name in self.of]
+        numbers = {int(match[2]) for match in found if match is not None and match[1] == level}
+        if numbers != set(range(len(numbers))) or not numbers:
+            raise BadCheckpoint(f"{self.path} holds layers {sorted(numbers)} of level {level}, which is no full stack.")
+        return len(numbers)
+
+    def experts(self) -> int:
+        return sum(_EXPERT.fullmatch(name) is not None for name in self.of)
+
+
+def hrm_config(shapes: Shapes, told: Told) -> dict[str, object]:
+    vocab, hidden = shapes.matrix("inner.embed_tokens.embedding_weight")
+    experts = shapes.experts()
+    mlp = "inner.L_level.layers.0.mlp"
+    inner = shapes.rows(f"{mlp}.moe.experts.0.w1.weight" if experts else f"{mlp}.gate_up_proj.weight")
+    h_layers, l_layers = shapes.layers("H"), shapes.layers("L")
+    _agree(told, hidden, "hidden_size")
+    _agree(told, h_layers, "H_layers")
+    _agree(told, l_layers, "L_layers")
+    _agree_about_vocabulary(told, vocab)
+    _agree_about_experts(told, experts)
+    config: dict[str, object] = {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "tie_word_embeddings": False,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner if experts else inner // 2,
+        "num_attention_heads": told.needed("num_heads", "num_attention_heads"),
+        "H_cycles": told.needed("H_cycles"),
+        "L_cycles": told.needed("L_cycles"),
+        "H_layers": h_layers,
+        "L_layers": l_layers,
+        "num_experts": experts or None,
+        "num_experts_per_tok": told.integer("num_experts_per_tok", "experts_per_token") if experts else None,
+        "halt_max_steps": told.integer("halt_max_steps"),
+        **_positions(shapes, told, hidden),
+    }
+    for key in ("rms_norm_eps", "rope_theta", "dialect"):
+        found = told.find(key)
+        config[key] = found[1] if found is not None else None
+    config["dialect"] = config["dialect"] or told.dialect
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
+    """Kind and number of positions, and the puzzle's share of them."""
+    table, puzzles = "inner.embed_pos.embedding_weight", "inner.puzzle_emb.weights"
+    found = told.find("pos_encodings")
+    kind = "learned" if table in shapes.of else "rope"
+    if found is not None and found[1] != kind:
+        has = "a table of positions" if kind == "learned" else "no table of positions"
+        raise BadCheckpoint(f"{found[0]} is {found[1]!r}, but {shapes.path} holds {has}. They may not belong together.")
+    config: dict[str, object] = {"pos_encodings": kind}
+    places = 0
+    if puzzles in shapes.of:
+        config["num_puzzle_identifiers"], size = shapes.matrix(puzzles)
+        config["puzzle_emb_ndim"] = size
+        places = -(-size // hidden)
+    length = told.integer("seq_len", "max_seq_len", "max_position_embeddings")
+    if kind == "learned":
+        rows = shapes.rows(table) - places
+        if length is not None and length != rows:
+            _agree(told, rows, "seq_len", "max_seq_len", "max_position_embeddings")
+        length = rows
+    config["max_position_embeddings"] = length
+    return config
+
+
+def _agree(told: Told, shaped: int, *keys: str) -> None:
+    value = told.integer(*keys)
+    if value is not None and value != shaped:
+        found = told.find(*keys)
+        assert found is not None
+        raise BadCheckpoint(
+            f"{found[0]} is {value}, but the tensors' shapes say {shaped}. They may not belong together."
+        )
+
+
+def _agree_about_vocabulary(told: Told, rows: int) -> None:
+    # A table may have more rows than there are tokens, as training pads it.
+    if (told.integer("vocab_size") or 0) > rows:
+        _agree(told, rows, "vocab_size")
+
+
+def _agree_about_experts(told: Told, experts: int) -> None:
+    found = told.find("use_moe")
+    if found is not None and found[1] is not bool(experts):
+        has = f"{experts} experts in a layer" if experts else "no experts"
+        raise BadCheckpoint(f"{found[0]} is {found[1]!r}, but the weights have {has}. They may not belong together.")
+    if experts:
+        _agree(told, experts, "num_experts")

@@ -1,0 +1,104 @@
+"""What a file of torch's holds, names and shapes, without torch and without its tensors. Runs nothing that it names.
+
+torch.save writes an archive: a pickle that says what there is, and beside it one file for each tensor's numbers. Only
+the pickle is read, by a reader for which every class but those of tensors is an empty shell.
+"""
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ostro.errors import BadCheckpoint
+
+# A name and a shape take some two hundred bytes.
+_MAX_BYTES = 64 << 20
+# Where trainers put the weights beside other things.
+_WRAPPERS = ("model_state_dict", "state_dict", "model")
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The named tensors of a file that torch.save wrote, 1.6 or later."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
+            if entry is None or entry.file_size > _MAX_BYTES:
+                raise BadCheckpoint(f"{path} is an archive, but not one of tensors. Convert it to safetensors.")
+            with archive.open(entry) as file:
+                loaded = _Reader(file).load()
+    except zipfile.BadZipFile as error:
+        raise BadCheckpoint(
+            f"{path} is damaged, or was written by a torch older than 1.6. Convert it to safetensors."
+        ) from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise BadCheckpoint(f"{path} cannot be read as a file of tensors ({error}).") from error
+    return _named_shapes(path, loaded)
+
+
+def _named_shapes(path: Path, loaded: object) -> dict[str, tuple[int, ...]]:
+    for key in _WRAPPERS:
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    named = loaded.items() if isinstance(loaded, dict) else ()
+    shapes = {name: value.sizes for name, value in named if isinstance(name, str) and isinstance(value, _Shape)}
+    if not shapes:
+        raise BadCheckpoint(f"{path} holds no named tensors.")
+    return shapes
+
+
+class _Shape:
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+
+class _Shell:
+    """Stands for whatever else was stored: takes all that unpickling does to an object, and keeps nothing."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> "_Shell":
+        return super().__new__(cls)
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def take(self, *args: object) -> None:
+        pass
+
+    __setstate__ = __setitem__ = append = extend = add = take
+
+
+def _tensor(storage: object, offset: int, sizes: tuple[int, ...], *rest: object) -> _Shape:
+    if not isinstance(sizes, tuple) or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise pickle.UnpicklingError("a tensor's shape is malformed")
+    return _Shape(sizes)
+
+
+def _parameter(tensor: object, *rest: object) -> object:
+    return tensor
+
+
+_KNOWN: dict[tuple[str, str], Callable[..., object]] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _KNOWN.get((module, name), _Shell)
+
+    def persistent_load(self, pid: object) -> None:
+        return None

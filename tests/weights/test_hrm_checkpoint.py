@@ -1,0 +1,449 @@
+"""HRM checkpoints: every layout, the order of trust, and errors that say what is missing and where."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hrm_brain import random_weights, write_brain
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.models.hrm import HrmConfig, load_hrm
+from ostro.models.ragged import Ragged
+from ostro.weights.checkpoint import Checkpoint
+from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
+from ostro.weights.torch_archive import tensor_shapes
+
+WEIGHTS = random_weights()
+ARCH: Mapping[str, object] = {"num_heads": 4, "h_cycles": 2, "l_cycles": 3, "halt_max_steps": 5, "seq_len": 64}
+
+
+def make_brain(directory: Path, brain: object = ARCH, weights: Mapping[str, Tensor] = WEIGHTS) -> Path:
+    """A bundle whose brain.json says just this; its weights' file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if brain is not None:
+        write_json(directory / "brain.json", brain)
+    save_file(dict(weights), directory / "actv1_student.safetensors")
+    return directory / "actv1_student.safetensors"
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def without(*keys: str) -> dict[str, object]:
+    return {key: value for key, value in ARCH.items() if key not in keys}
+
+
+def assert_same_tensors(checkpoint: Checkpoint, expected: Mapping[str, Tensor]) -> None:
+    found = dict(checkpoint.tensors())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+# --- layouts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["mind/actv1_student.safetensors", "mind", "."])
+def test_a_brain_opens_by_its_file_its_directory_and_its_root(tmp_path: Path, given: str) -> None:
+    write_brain(tmp_path / "thinker")
+    path = tmp_path / "thinker" / given
+    assert is_hrm(path)
+    checkpoint = open_hrm(path)
+    assert (checkpoint.path, checkpoint.name) == (path, "thinker")
+    assert (checkpoint.generation_config, checkpoint.pooling) == ({}, None)
+    assert_same_tensors(checkpoint, WEIGHTS)
+
+
+def test_weights_beside_brain_json_and_in_a_directory_of_another_name_are_found(tmp_path: Path) -> None:
+    make_brain(tmp_path / "flat")
+    assert open_hrm(tmp_path / "flat").weights == tmp_path / "flat" / "actv1_student.safetensors"
+    file = write_brain(tmp_path / "other")
+    file.parent.rename(tmp_path / "other" / "student")
+    assert is_hrm(tmp_path / "other")
+    assert open_hrm(tmp_path / "other").name == "other"
+
+
+def test_the_config_of_a_brain(tmp_path: Path) -> None:
+    assert open_hrm(write_brain(tmp_path, moe=True)).config == {
+        "architectures": ["HrmActV1"],
+        "model_type": "hrm_act_v1",
+        "tie_word_embeddings": False,
+        "dialect": "aios",
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "H_cycles": 2,
+        "L_cycles": 2,
+        "H_layers": 2,
+        "L_layers": 2,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "halt_max_steps": 4,
+        "pos_encodings": "rope",
+        "max_position_embeddings": 128,
+    }
+
+
+@pytest.mark.parametrize("dialect", ["aios", "upstream"])
+@pytest.mark.parametrize("moe", [False, True])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_what_is_written_loads_and_runs(tmp_path: Path, dialect: str, moe: bool, positions: str) -> None:
+    path = write_brain(tmp_path, dialect=dialect, moe=moe, positions=positions, puzzle_size=40)  # type: ignore[arg-type]
+    checkpoint = open_hrm(path)
+    model = load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
+    layout = Ragged([model.config.puzzle_len + 3], torch.device("cpu"))
+    carry = model.advance(model.start(layout), model.embed(torch.tensor([1, 2, 3]), layout), layout)
+    assert model.head(carry.z_h).isfinite().all()
+    assert model.config.dialect == dialect
+
+
+def test_a_legacy_pickle_is_read_when_it_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "brain.json", ARCH)
+    torch.save({"model_state_dict": WEIGHTS, "step": 7}, tmp_path / "actv1_student.pt")
+    checkpoint = open_hrm(tmp_path / "actv1_student.pt")
+    assert is_hrm(tmp_path / "actv1_student.pt")
+    assert checkpoint.config["H_layers"] == 2
+    assert_same_tensors(checkpoint, WEIGHTS)
+
+
+def test_a_pickle_is_not_read_unless_it_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "brain.json", ARCH)
+    torch.save(WEIGHTS, tmp_path / "actv1_student.pt")
+    assert is_hrm(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"when you name the file itself: .*/actv1_student\.pt"):
+        open_hrm(tmp_path)
+
+
+def test_safetensors_win_over_the_legacy_pickle(tmp_path: Path) -> None:
+    make_brain(tmp_path)
+    torch.save({}, tmp_path / "actv1_student.pt")
+    assert open_hrm(tmp_path).weights.suffix == ".safetensors"
+
+
+def test_a_step_of_upstreams_trainer_opens(tmp_path: Path) -> None:
+    path = write_brain(tmp_path / "run", dialect="upstream", puzzle_size=40)
+    checkpoint = open_hrm(path)
+    assert is_hrm(path)
+    assert checkpoint.name == "run-step_100"
+    config = checkpoint.config
+    assert (config["dialect"], config["puzzle_emb_ndim"], config["num_puzzle_identifiers"]) == ("upstream", 40, 3)
+    assert_same_tensors(checkpoint, random_weights(puzzle_size=40, scaled=True))
+
+
+def test_a_directory_of_steps_says_to_name_one(tmp_path: Path) -> None:
+    path = write_brain(tmp_path, dialect="upstream")
+    path.rename(tmp_path / "step_90")
+    shutil.copy(tmp_path / "step_90", tmp_path / "step_1000")
+    assert is_hrm(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"name the file itself: .*/step_1000\. "):
+        open_hrm(tmp_path)
+
+
+def test_a_step_without_a_context_needs_the_setting(tmp_path: Path) -> None:
+    path = write_brain(tmp_path, dialect="upstream")
+    settings = yaml.safe_load((tmp_path / "all_config.yaml").read_text())
+    del settings["arch"]["seq_len"]
+    (tmp_path / "all_config.yaml").write_text(yaml.safe_dump(settings))
+    config = open_hrm(path).config
+    assert "max_position_embeddings" not in config
+    with pytest.raises(BadCheckpoint, match="--max-seq-len"):
+        HrmConfig.read(config)
+    assert HrmConfig.read(config, max_seq_len=99).seq_len == 99
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "model.", "_orig_mod.model.", "model._orig_mod."])
+def test_prefixes_are_stripped(tmp_path: Path, prefix: str) -> None:
+    path = make_brain(tmp_path, weights={prefix + name: tensor for name, tensor in WEIGHTS.items()})
+    assert_same_tensors(open_hrm(path), WEIGHTS)
+
+
+def test_weights_of_another_name_are_known_by_their_tensors(tmp_path: Path) -> None:
+    path = make_brain(tmp_path / "brain").rename(tmp_path / "brain" / "best.safetensors")
+    assert is_hrm(path)
+    assert open_hrm(path).name == "best"
+    assert open_hrm(path, name="mine").name == "mine"
+
+
+def test_what_is_no_hrm_is_left_to_others(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "damaged.safetensors").write_bytes(b"nothing")
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    torch.save(WEIGHTS, tmp_path / "step_7")
+    names = (".", "model.safetensors", "damaged.safetensors", "pytorch_model.bin", "step_7", "missing")
+    assert not any(is_hrm(tmp_path / name) for name in names)
+    (tmp_path / "all_config.yaml").write_text("arch: [")
+    assert not is_hrm(tmp_path)
+    write_json(tmp_path / "brain.json", ARCH)
+    torch.save(WEIGHTS, tmp_path / "q_head.pt")
+    assert not is_hrm(tmp_path / "q_head.pt")
+    assert is_hrm(tmp_path / "step_7")
+
+
+def test_the_tokenizer_is_looked_for_beside_the_brain(tmp_path: Path) -> None:
+    path = write_brain(tmp_path)
+    assert open_hrm(path).tokenizer_path == tmp_path
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").touch()
+    assert open_hrm(path).tokenizer_path == tmp_path / "tokenizer"
+    (path.parent / "tokenizer.json").touch()
+    assert open_hrm(path).tokenizer_path == path.parent
+
+
+def test_opening_imports_no_torch(tmp_path: Path) -> None:
+    paths = [write_brain(tmp_path / "brain"), write_brain(tmp_path / "run", dialect="upstream")]
+    code = (
+        "import sys; from pathlib import Path; from ostro.weights.hrm_checkpoint import is_hrm, open_hrm\n"
+        f"for path in {[str(path) for path in paths]}: assert is_hrm(Path(path)); open_hrm(Path(path))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- what the files tell --------------------------------------------------------------------------------------------
+
+
+def test_the_top_level_is_trusted_before_arch_and_arch_before_the_last_session(tmp_path: Path) -> None:
+    brain = {
+        "num_heads": 4,
+        "arch": {"num_heads": 8, "H_cycles": 3},
+        "last_session": {"config": {"num_heads": 16, "h_cycles": 5, "L_cycles": 6}},
+    }
+    path = make_brain(tmp_path, brain)
+    write_json(tmp_path / "checkpoint_metadata.json", {"l_cycles": 9, "halt_max_steps": 7, "config": {"seq_len": 33}})
+    config = open_hrm(path).config
+    assert (config["num_attention_heads"], config["H_cycles"], config["L_cycles"]) == (4, 3, 6)
+    assert (config["halt_max_steps"], config["max_position_embeddings"]) == (7, 33)
+
+
+def test_null_counts_as_absent(tmp_path: Path) -> None:
+    path = make_brain(tmp_path, {**ARCH, "num_heads": None, "arch": {"num_heads": 2}, "last_session": None})
+    assert open_hrm(path).config["num_attention_heads"] == 2
+
+
+def test_arch_is_asked_before_the_trainers_own_settings(tmp_path: Path) -> None:
+    path = write_brain(tmp_path, dialect="upstream")
+    settings = yaml.safe_load((tmp_path / "all_config.yaml").read_text())
+    (tmp_path / "all_config.yaml").write_text(yaml.safe_dump({**settings, "seq_len": 5, "rope_theta": 7.0}))
+    config = open_hrm(path).config
+    assert (config["max_position_embeddings"], config["rope_theta"]) == (128, 7.0)
+
+
+def test_upstreams_settings_beside_a_step_win_over_a_brain_above(tmp_path: Path) -> None:
+    write_json(tmp_path / "brain.json", ARCH)
+    assert open_hrm(write_brain(tmp_path / "run", dialect="upstream")).config["dialect"] == "upstream"
+
+
+def test_a_dialect_that_is_told_wins(tmp_path: Path) -> None:
+    assert open_hrm(make_brain(tmp_path, {**ARCH, "arch": {"dialect": "upstream"}})).config["dialect"] == "upstream"
+
+
+def test_metadata_alone_tell_no_dialect(tmp_path: Path) -> None:
+    path = make_brain(tmp_path, None)
+    write_json(tmp_path / "checkpoint_metadata.json", {"arch": ARCH})
+    config = open_hrm(path).config
+    assert "dialect" not in config
+    with pytest.raises(UnsupportedModel, match="--hrm-dialect"):
+        HrmConfig.read(config)
+    assert HrmConfig.read(config, dialect="upstream").halt_max_steps == 5
+
+
+def test_a_table_may_have_more_rows_than_the_vocabulary(tmp_path: Path) -> None:
+    assert open_hrm(make_brain(tmp_path, {**ARCH, "vocab_size": 290})).config["vocab_size"] == 300
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["num_heads", "h_cycles", "l_cycles"])
+def test_what_shapes_do_not_tell_must_be_told(tmp_path: Path, key: str) -> None:
+    with pytest.raises(BadCheckpoint, match=rf"(?i)'{key}' is not in .*brain\.json, .* Add it there"):
+        open_hrm(make_brain(tmp_path, without(key)))
+
+
+def test_weights_that_stand_alone_say_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"There is no brain\.json, .*heads and cycles"):
+        open_hrm(make_brain(tmp_path, None))
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"hidden_size": 64}, r"'hidden_size' is 64, but the tensors' shapes say 32"),
+        ({"h_layers": 3}, r"'H_layers' is 3, .* say 2"),
+        ({"arch": {"L_layers": 1}}, r"brain\.json, arch: 'L_layers' is 1, .* say 2"),
+        ({"vocab_size": 301}, r"'vocab_size' is 301, .* say 300"),
+        ({"use_moe": True}, r"'use_moe' is True, but the weights have no experts"),
+        ({"pos_encodings": "learned"}, r"'pos_encodings' is 'learned', but .* holds no table of positions"),
+        ({"num_heads": "four"}, r"brain\.json: 'num_heads' must be an integer above 0, got 'four'"),
+        ({"h_cycles": 0}, r"'H_cycles' must be an integer above 0"),
+        ({"l_cycles": True}, r"'L_cycles' must be an integer above 0"),
+        ({"arch": 7}, r"brain\.json: 'arch' must be an object, got 7"),
+    ],
+)
+def test_what_contradicts_the_shapes_or_is_malformed_is_named(
+    tmp_path: Path, told: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadCheckpoint, match=message):
+        open_hrm(make_brain(tmp_path, {**ARCH, **told}))
+
+
+def test_experts_that_contradict_the_shapes_are_named(tmp_path: Path) -> None:
+    weights = random_weights(experts=3)
+    with pytest.raises(BadCheckpoint, match=r"'num_experts' is 8, .* say 3"):
+        open_hrm(make_brain(tmp_path, {**ARCH, "num_experts": 8}, weights))
+    with pytest.raises(BadCheckpoint, match="'use_moe' is False, but the weights have 3 experts"):
+        open_hrm(make_brain(tmp_path, {**ARCH, "use_moe": False}, weights))
+
+
+def test_a_table_of_positions_tells_the_context(tmp_path: Path) -> None:
+    weights = random_weights(position_rows=40)
+    assert open_hrm(make_brain(tmp_path, without("seq_len"), weights)).config["max_position_embeddings"] == 40
+    with pytest.raises(BadCheckpoint, match=r"'seq_len' is 64, .* say 40"):
+        open_hrm(make_brain(tmp_path, ARCH, weights))
+    with pytest.raises(BadCheckpoint, match=r"'pos_encodings' is 'rope', but .* holds a table of positions"):
+        open_hrm(make_brain(tmp_path, {**without("seq_len"), "pos_encodings": "rope"}, weights))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("inner.embed_tokens.embedding_weight", None, "holds no tensor .*, so it is no HRM"),
+        ("inner.embed_tokens.embedding_weight", torch.ones(9), "which is no matrix"),
+        ("inner.L_level.layers.0.mlp.gate_up_proj.weight", None, "holds no tensor"),
+        ("inner.H_level.layers.3.mlp.gate_up_proj.weight", torch.ones(1), r"layers \[0, 1, 3\] of level H"),
+        ("model.inner.H_init", torch.ones(32), "the same tensors twice"),
+    ],
+)
+def test_weights_that_are_no_hrm_are_refused(tmp_path: Path, name: str, tensor: Tensor | None, message: str) -> None:
+    weights = {key: value for key, value in WEIGHTS.items() if key != name}
+    if tensor is not None:
+        weights[name] = tensor
+    with pytest.raises(BadCheckpoint, match=message):
+        open_hrm(make_brain(tmp_path, ARCH, weights))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 40, b"12345678{}"])
+def test_damaged_safetensors_are_named(tmp_path: Path, content: bytes) -> None:
+    path = make_brain(tmp_path)
+    path.write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=r"actv1_student\.safetensors is damaged"):
+        open_hrm(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arch: [", "is not valid YAML"),
+        ("- 1", "should hold a table but holds a list"),
+        ("arch: 3", "must be an object"),
+    ],
+)
+def test_malformed_settings_of_upstream_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = write_brain(tmp_path, dialect="upstream")
+    (tmp_path / "all_config.yaml").write_text(text)
+    with pytest.raises(BadCheckpoint, match=message):
+        open_hrm(path)
+
+
+def test_directories_without_a_single_brain_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFound, match=r"holds neither actv1_student\.safetensors nor a step"):
+        open_hrm(tmp_path / "empty")
+    make_brain(tmp_path / "brains" / "a")
+    make_brain(tmp_path / "brains" / "b")
+    with pytest.raises(ModelNotFound, match=r"several brains \(a/actv1_student\.safetensors, b/"):
+        open_hrm(tmp_path / "brains")
+
+
+def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="There is no file"):
+        open_hrm(tmp_path / "actv1_student.safetensors")
+
+
+# --- torch's archives -----------------------------------------------------------------------------------------------
+
+
+class Custom:
+    """Something that a trainer may have stored beside the weights."""
+
+    def __init__(self) -> None:
+        self.values = [1, 2]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('ran')",))
+
+
+def test_shapes_are_read_without_running_what_a_file_names(tmp_path: Path) -> None:
+    state = OrderedDict(a=torch.ones(2, 3), b=torch.nn.Parameter(torch.ones(())), c=torch.ones(4)[1:3])
+    torch.save({"model": state, "extra": Custom(), "evil": Evil()}, tmp_path / "x.pt")
+    assert tensor_shapes(tmp_path / "x.pt") == {"a": (2, 3), "b": (), "c": (2,)}
+
+
+def test_archives_that_hold_no_tensors_are_refused(tmp_path: Path) -> None:
+    torch.save({"step": 3}, tmp_path / "none.pt")
+    with pytest.raises(BadCheckpoint, match="holds no named tensors"):
+        tensor_shapes(tmp_path / "none.pt")
+    with zipfile.ZipFile(tmp_path / "other.pt", "w") as archive:
+        archive.writestr("hello.txt", "hello")
+    with pytest.raises(BadCheckpoint, match="not one of tensors"):
+        tensor_shapes(tmp_path / "other.pt")
+    with zipfile.ZipFile(tmp_path / "cut.pt", "w") as archive:
+        archive.writestr("cut/data.pkl", b"\x80\x02}q")
+    with pytest.raises(BadCheckpoint, match="cannot be read"):
+        tensor_shapes(tmp_path / "cut.pt")
+    with pytest.raises(BadCheckpoint, match="Cannot read"):
+        tensor_shapes(tmp_path / "missing.pt")
+
+
+def test_the_format_before_archives_is_refused(tmp_path: Path) -> None:
+    torch.save(WEIGHTS, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(BadCheckpoint, match=r"older than 1\.6"):
+        tensor_shapes(tmp_path / "old.pt")
+
+
+def test_a_pickle_that_holds_code_opens_but_does_not_load(tmp_path: Path) -> None:
+    write_json(tmp_path / "brain.json", ARCH)
+    torch.save({"model": WEIGHTS, "evil": Evil()}, tmp_path / "actv1_student.pt")
+    checkpoint = open_hrm(tmp_path / "actv1_student.pt")
+    with pytest.raises(BadCheckpoint, match="not loaded for safety"):
+        list(checkpoint.tensors())
+
+
+# --- the brain that is a q-head on a Hugging Face model --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [".", "starter_brain.json", "q_head.pt"])
+def test_a_starter_names_its_base(tmp_path: Path, given: str) -> None:
+    write_json(tmp_path / "starter_brain.json", {"base_model": "org/base"})
+    torch.save({"weight": torch.ones(2)}, tmp_path / "q_head.pt")
+    assert is_starter(tmp_path / given)
+    assert not is_hrm(tmp_path)
+    assert starter_base(tmp_path / given) == "org/base"
+
+
+def test_a_base_beside_the_starter_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    write_json(tmp_path / "starter_brain.json", {"Model_Name_or_Path": "base"})
+    assert starter_base(tmp_path) == str(tmp_path / "base")
+
+
+def test_a_starter_without_a_base_is_refused(tmp_path: Path) -> None:
+    assert not is_starter(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"There is no starter_brain\.json"):
+        starter_base(tmp_path)
+    write_json(tmp_path / "starter_brain.json", {"base_model": 3})
+    with pytest.raises(BadCheckpoint, match="does not name its base model"):
+        starter_base(tmp_path)
