@@ -1,0 +1,138 @@
+"""The arrays of a Levanter checkpoint, read with TensorStore. Knows how they are kept on the disk, and no models.
+
+until 2025-11    NAME/.zarray and chunks beside it, a directory for each array
+since then       manifest.ocdbt, d/…: one key-value database in which arrays share files
+since 2026-08    the same, and manifest.json, which tells the version of it
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
+from ostro.weights.json_file import read_json_object
+
+if TYPE_CHECKING:
+    import tensorstore
+    import torch
+
+MANIFEST = "manifest.json"
+DATABASE = "manifest.ocdbt"
+MODEL = "model"
+_MANIFEST_VERSION = 1
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+_DAMAGED = "The checkpoint was not copied whole or is damaged. Copy it again."
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    _store: "tensorstore.TensorStore"
+
+    def read(self) -> "torch.Tensor":
+        return self._read(self._store)
+
+    def read_rows(self) -> Iterator["torch.Tensor"]:
+        """Its parts along the first axis, one after the other. No more than a row of chunks is in memory."""
+        step = (self._store.chunk_layout.read_chunk.shape or (1,))[0] or 1
+        for start in range(0, self.shape[0], step):
+            yield from self._read(self._store[start : min(start + step, self.shape[0])])
+
+    def _read(self, part: "tensorstore.TensorStore") -> "torch.Tensor":
+        import torch
+
+        values = _result(part.read(order="C"), f"Cannot read the array {self.path!r}")
+        if self.dtype != "bfloat16":
+            return torch.from_numpy(values)
+        return torch.from_numpy(values.view("uint16")).view(torch.bfloat16)
+
+
+class LevanterArrays:
+    """The arrays of a model, by their paths in the checkpoint."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tensorstore = _tensorstore()
+        self._in_database = _is_database(directory)
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        return frozenset(self._listed_in_database() if self._in_database else self._listed_directories())
+
+    def open(self, path: str) -> StoredArray:
+        if path not in self.paths:
+            raise BadCheckpoint(f"{self._directory} has no array {path!r}, which the model's settings ask for.")
+        store = _result(self._tensorstore.open(self._spec(path), read=True), f"Cannot open the array {path!r}")
+        dtype = store.dtype.name
+        if dtype not in _FLOATS:
+            raise BadCheckpoint(f"The array {path!r} of {self._directory} holds {dtype}, not floating-point numbers.")
+        return StoredArray(path, tuple(store.shape), dtype, store)
+
+    def _spec(self, path: str) -> dict[str, Any]:
+        if self._in_database:
+            return {"driver": "zarr3", "kvstore": {**self._database(), "path": path}}
+        place = self._directory / path
+        kvstore = {"driver": "file", "path": str(place.absolute())}
+        if not (place / ".zarray").is_file():
+            return {"driver": "zarr3", "kvstore": kvstore}
+        # Every chunk was stored: one that is missing was lost, and is not to be read as zeros.
+        return {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
+
+    def _database(self) -> dict[str, Any]:
+        return {"driver": "ocdbt", "base": {"driver": "file", "path": str(self._directory.absolute())}}
+
+    def _listed_in_database(self) -> Iterator[str]:
+        what = f"Cannot read {self._directory / DATABASE}"
+        store = _result(self._tensorstore.KvStore.open(self._database()), what)
+        keys = _result(store.list(self._tensorstore.KvStore.KeyRange(f"{MODEL}/", f"{MODEL}0")), what)
+        names = (key.decode("utf-8", "replace") for key in keys)
+        yield from (name.removesuffix("/zarr.json") for name in names if name.endswith("/zarr.json"))
+
+    def _listed_directories(self) -> Iterator[str]:
+        for folder, below, files in os.walk(self._directory / MODEL):
+            if ".zarray" in files or "zarr.json" in files:
+                below.clear()
+                yield Path(folder).relative_to(self._directory).as_posix()
+
+
+def _is_database(directory: Path) -> bool:
+    has_database = (directory / DATABASE).is_file()
+    if not (directory / MANIFEST).is_file():
+        return has_database
+    manifest = read_json_object(directory / MANIFEST)
+    version = manifest.get("format_version")
+    drivers = manifest.get("array_driver"), manifest.get("kvstore_driver")
+    if version != _MANIFEST_VERSION or drivers != ("zarr3", "ocdbt"):
+        raise UnsupportedModel(
+            f"{directory / MANIFEST} tells of version {version!r} with {' over '.join(map(str, drivers))}; Ostro reads "
+            f"version {_MANIFEST_VERSION} with zarr3 over ocdbt. Use a newer Ostro, or export the model with Levanter."
+        )
+    if not has_database:
+        raise BadCheckpoint(f"{directory} has {MANIFEST} but no {DATABASE}. {_DAMAGED}")
+    return True
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise Unsupported(
+            "Levanter's checkpoints need a library. Run: pip install 'ostro[levanter]'", param="model"
+        ) from error
+    return tensorstore
+
+
+def _result(future: "tensorstore.Future[T]", what: str) -> T:
+    try:
+        return future.result()
+    except (ValueError, RuntimeError, LookupError, OSError) as error:
+        # What follows the bracket is the whole specification, again.
+        reason = " ".join(str(error).partition(" [")[0].split())
+        raise BadCheckpoint(f"{what} ({reason}). {_DAMAGED}") from error

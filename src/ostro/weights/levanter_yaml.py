@@ -1,0 +1,97 @@
+"""The section of a Levanter YAML that describes the model: read, and looked up by type. Knows no model."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    path: Path
+    given: Mapping[str, object]
+    """As the file has them."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def get(self, name: str) -> object:
+        return self.given.get(name, self.defaults.get(name))
+
+    def integer(self, name: str) -> int:
+        value = self.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(name, "an integer above 0")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.get(name)
+        try:
+            # YAML takes 1e-5, which has no point, for a text.
+            number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise self._wrong(name, "a number above 0")
+        return number
+
+    def flag(self, name: str) -> bool:
+        value = self.get(name)
+        if not isinstance(value, bool | None):
+            raise self._wrong(name, "true or false")
+        return bool(value)
+
+    def text(self, name: str) -> str:
+        value = self.get(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a text")
+        return value
+
+    def table(self, name: str) -> dict[str, object]:
+        value = self.get(name)
+        if not isinstance(value, dict | None):
+            raise self._wrong(name, "a table")
+        return value or {}
+
+    def _wrong(self, name: str, kind: str) -> BadCheckpoint:
+        return BadCheckpoint(f"{self.path}: {name} must be {kind}, got {self.get(name)!r}.")
+
+
+def read_model_section(path: Path) -> Settings:
+    """The section `model` of a trainer's YAML, or a file that is nothing but such a section."""
+    content = _read(path)
+    if isinstance(content, dict) and content.get("use_hf_model_config"):
+        raise UnsupportedModel(
+            f"{path} takes the model's settings from the Hub (use_hf_model_config). Write them out in a YAML: type, "
+            "hidden_dim, intermediate_dim, num_layers, num_heads, num_kv_heads and what else differs from the defaults."
+        )
+    section = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(section, dict) or not all(isinstance(name, str) for name in section):
+        raise BadCheckpoint(
+            f"{path} holds no model settings. Give the YAML that has them in its section 'model', or only that section."
+        )
+    return Settings(path, section)
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes what has a tag of Levanter's, such as !include, for nothing."""
+
+
+_Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadCheckpoint(f"{path} is larger than {_MAX_BYTES >> 20} MiB, which no model's settings are.")
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise ModelNotFound(f"There is no file {path} with the model's settings. Check the path.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
