@@ -1,0 +1,63 @@
+"""How fast a side was: percentiles of what its requests took, and what it gave a second. Pure functions."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ostro.compare.answers import Answer, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    answered: int
+    failed: int
+    num_tokens: int
+    seconds: float
+    """From the first request to the last answer, warm-up apart."""
+    latency: Percentiles | None
+    ttft: Percentiles | None
+    """Time to the first token."""
+    token_seconds: Percentiles | None
+    """Time from one token to the next, the mean of each request."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def requests_per_second(self) -> float:
+        return self.answered / self.seconds if self.seconds else 0.0
+
+
+def speed(outcomes: Sequence[Outcome], seconds: float) -> Speed:
+    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+    return Speed(
+        answered=len(answers),
+        failed=len(outcomes) - len(answers),
+        num_tokens=sum(answer.num_tokens for answer in answers),
+        seconds=seconds,
+        latency=percentiles(answer.seconds for answer in answers),
+        ttft=percentiles(answer.ttft for answer in answers),
+        token_seconds=percentiles(answer.token_seconds for answer in answers),
+    )
+
+
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Of the values that there are; None if there are none."""
+    known = sorted(value for value in values if value is not None)
+    return Percentiles(*(percentile(known, share) for share in (0.5, 0.9, 0.99))) if known else None
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest ranks of ordered values, in proportion."""
+    at = (len(ordered) - 1) * share
+    below, above = ordered[math.floor(at)], ordered[math.ceil(at)]
+    # Not (1 - x) * below + x * above: that may leave the interval by a rounding.
+    return min(below + (above - below) * (at - math.floor(at)), above)

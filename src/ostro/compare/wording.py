@@ -1,0 +1,116 @@
+"""Figures and verdicts as words, for the terminal and the report alike."""
+
+import re
+
+from ostro.compare.answers import Prompt
+from ostro.compare.run import Comparison
+
+# Two runs of the same thing differ by about as much.
+_ALIKE = 1.03
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{_three_digits(seconds * 1e3)} ms" if seconds < 0.9995 else f"{_three_digits(seconds)} s"
+
+
+def rate(value: float) -> str:
+    return _three_digits(value)
+
+
+def percent(share: float) -> str:
+    """Rounded, but 100 % is all and 0 % is none."""
+    rounded = f"{share * 100:.1f}".removesuffix(".0")
+    if rounded == "100" and share < 1:
+        return "99.9 %"
+    return "0.1 %" if rounded == "0" and share > 0 else f"{rounded} %"
+
+
+def ratio(a: float | None, b: float | None, *, more_is_better: bool = False) -> str:
+    """Who does better in a measure, and by how much."""
+    if not a or not b:
+        return ""
+    lead = a / b if more_is_better else b / a
+    if 1 / _ALIKE < lead < _ALIKE:
+        return "about equal"
+    return f"A {lead:.2f}× as fast" if lead > 1 else f"B {1 / lead:.2f}× as fast"
+
+
+def agreement_verdict(comparison: Comparison) -> str:
+    found = comparison.summary
+    return f"{found.exact} of {found.prompts} outputs are the same"
+
+
+def speed_verdict(comparison: Comparison) -> str:
+    lead = comparison.speed_ratio
+    if lead is None:
+        return "Speed cannot be compared"
+    if 1 / _ALIKE < lead < _ALIKE:
+        return "A and B are about equally fast"
+    return f"A is {lead:.2f}× as fast as B" if lead > 1 else f"B is {1 / lead:.2f}× as fast as A"
+
+
+def settings(comparison: Comparison) -> dict[str, str]:
+    params = comparison.params
+    return {
+        "prompts": str(len(comparison.prompts)),
+        "max tokens": str(params.max_tokens),
+        "temperature": f"{params.temperature:g}" + (" (greedy)" if params.greedy else ""),
+        "top-p": f"{params.top_p:g}",
+        "seed": "none" if params.seed is None else str(params.seed),
+        "stop": ", ".join(map(repr, params.stop)) or "none",
+        "concurrency": str(comparison.concurrency),
+    }
+
+
+def caveats(comparison: Comparison) -> list[str]:
+    """What keeps the figures from meaning what they seem to."""
+    notes = []
+    if not comparison.params.greedy:
+        notes.append(
+            "The outputs are sampled: servers draw random numbers in their own ways, so the same seed need not give "
+            "the same text. Compare exactly at temperature 0."
+        )
+    if failed := comparison.summary.prompts - comparison.summary.compared:
+        notes.append(f"{failed} of {comparison.summary.prompts} prompts failed on a side; they count as different.")
+    if (counts := _token_counts(comparison)) and max(counts) > 1.1 * min(counts):
+        notes.append(
+            "A and B generated different numbers of tokens, so their latencies are not of the same work; compare the "
+            "time per token."
+        )
+    return notes
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A conversation as lines of role and content."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
+
+
+def visible(text: str) -> str:
+    """Characters that would hide, reorder or break what stands around them, by their numbers."""
+    return _UNSAFE.sub(lambda match: f"‹U+{ord(match[0]):04X}›", text)
+
+
+def on_one_line(text: str) -> str:
+    return visible(text.replace("\n", "⏎").replace("\t", " ").replace("\r", ""))
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _token_counts(comparison: Comparison) -> list[int]:
+    """Of each side that answered everything."""
+    return [
+        side.speed.num_tokens
+        for side in (comparison.a, comparison.b)
+        if not side.speed.failed and side.speed.num_tokens
+    ]
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
