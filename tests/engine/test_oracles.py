@@ -35,6 +35,7 @@ class Case:
     max_batch_seqs: int
     prefix_caching: bool
     steps_ahead: int
+    keeps_kv: bool
     arrivals: tuple[tuple[int, Request], ...]
     aborts: tuple[Abort, ...]
     clear_cache_at: int | None
@@ -49,6 +50,7 @@ class Case:
             max_batch_seqs=self.max_batch_seqs,
             prefix_caching=self.prefix_caching,
             steps_ahead=self.steps_ahead,
+            keeps_kv=self.keeps_kv,
         )
 
 
@@ -61,6 +63,7 @@ FORK_WITHOUT_PAGE = Case(
     max_batch_seqs=64,
     prefix_caching=True,
     steps_ahead=0,
+    keeps_kv=True,
     arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
     aborts=(),
     clear_cache_at=None,
@@ -81,6 +84,7 @@ class Seen:
     stops: int = 0
     aborted_choices: int = 0
     scored_prompts: int = 0
+    recomputed_tokens: int = 0
 
     def add(self, driver: Driver, aborted: set[tuple[int, int]]) -> None:
         counters, batches = driver.engine.scheduler.counters, driver.runner.batches
@@ -93,6 +97,8 @@ class Seen:
         self.chunked_prompts += sum(chunk.end < chunk.seq.num_prompt for batch in batches for chunk in batch.chunks)
         self.stops += sum(outcome.finish_reason is FinishReason.STOP for outcome in driver.outcomes.values())
         self.aborted_choices += len(aborted)
+        if not driver.runner.spec.keeps_kv:
+            self.recomputed_tokens += counters.computed_tokens
         self.scored_prompts += sum(bool(outcome.prompt_logprobs) for outcome in driver.outcomes.values())
 
 
@@ -149,6 +155,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_batch_seqs=draw(st.sampled_from([1, 2, 5, 64, 64])),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         steps_ahead=draw(st.sampled_from([0, 1])),
+        keeps_kv=draw(st.sampled_from([True, True, True, True, False])),
         arrivals=tuple(arrivals),
         aborts=tuple(draw(st.lists(abort, max_size=3))),
         clear_cache_at=draw(st.none() | st.integers(0, 40)),
@@ -303,3 +310,23 @@ def test_unpreempted_equals_preempted(alone: Outcomes, num_pages: int) -> None:
     driver.run(*mixed_requests())
     assert driver.outcomes == alone
     assert driver.engine.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 30, 1000])
+def test_cached_equals_recomputed(alone: Outcomes, max_batch_tokens: int) -> None:
+    driver = Driver(vocab_size=VOCABULARY, keeps_kv=False, max_seq_len=100, max_batch_tokens=max_batch_tokens)
+    driver.run(*mixed_requests())
+    assert driver.outcomes == alone
+
+
+def test_recomputing_is_paid_for_by_whole_sequences_and_a_long_one_gets_its_turn() -> None:
+    driver = Driver(keeps_kv=False, max_seq_len=300, max_batch_tokens=60)
+    driver.add(make_request(0, (1,) * 10, max_tokens=3))
+    driver.add(make_request(1, (2,) * 200, max_tokens=3))
+    for id in range(2, 40):
+        driver.add(make_request(id, (3,) * 5, max_tokens=3))
+    driver.step()
+    assert [chunk.seq.request.id for chunk in driver.runner.batches[0].chunks] == [0, 1]
+    assert driver.computed_tokens == 210
+    driver.finish()
+    assert all(len(outcome.token_ids) == 3 for outcome in driver.outcomes.values())

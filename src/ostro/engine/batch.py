@@ -23,6 +23,18 @@ class Chunk:
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Positions whose logits are wanted."""
+        return (*self.scored, self.end - 1) if self.samples else tuple(self.scored)
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens that a model without a cache computes: each position asked of sees all up to it."""
+        if self.seq.request.one_pass:
+            return self.end
+        return sum(position + 1 for position in self.asked)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

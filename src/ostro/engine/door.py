@@ -18,6 +18,7 @@ class Door:
     """Longest sequence that can run, prompt and output together."""
     vocab_size: int
     generates: bool = True
+    keeps_kv: bool = True
     adapters: Collection[str] = ()
 
     def check(self, request: Request, *, prompt: str = "prompt") -> None:
@@ -30,6 +31,10 @@ class Door:
         if request.adapter is not None and request.adapter not in self.adapters:
             known = ", ".join(self.adapters) or "none"
             raise BadRequest(f"There is no adapter {request.adapter!r} here; loaded: {known}.", param="adapter")
+        if request.one_pass and self.keeps_kv:
+            raise Unsupported(
+                "This model sees only what comes before a token: its log-likelihood takes one pass. Ask for that."
+            )
         self.longest(request, prompt=prompt)
         # Ids that the model does not have would index beyond its tables.
         self._check_ids(prompt, request.prompt_ids)

@@ -23,6 +23,9 @@ class Request:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs_from: int | None = None
     """First prompt position whose log-probability is wanted; earlier ones may come from the prefix cache."""
+    one_pass: bool = False
+    """All of those in one pass, in which a position sees what comes after it; for models that do not keep keys and
+    values, and that take a pass for each position otherwise."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: str | None = None

@@ -16,6 +16,10 @@ for it is dropped. Steps run in order, so an old owner's writes to a page preced
 A waiting sequence is not let in while a step computes the next page that it could share; after the step it finds that
 page in the prefix cache. So requests that start alike and arrive together compute their common pages once. This costs
 one step at a time: there is budget left for a newcomer only when every running sequence reaches its end in the step.
+
+A model that keeps no keys and values computes a whole sequence for each token that is asked of it. Its steps cost what
+they recompute, and the last sequence that the budget lets in may exceed it: so a long one waits for those that came
+before it, and for no others.
 """
 
 from bisect import insort
@@ -75,6 +79,9 @@ class Counters:
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""
     cache_hits: int = 0
+    outer_steps: int = 0
+    """Of a model that refines its states in steps: those it took, and those that halting early has saved."""
+    saved_steps: int = 0
 
 
 class Scheduler:
@@ -82,10 +89,17 @@ class Scheduler:
         self, spec: RunnerSpec, limits: Limits, *, prefix_caching: bool = True, adapters: Collection[str] = ()
     ) -> None:
         self.limits = limits
+        self._keeps_kv = spec.keeps_kv
         self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
         self.counters = Counters()
         self.max_len = min(spec.max_seq_len, spec.num_pages * spec.page_size)
-        self._door = Door(max_len=self.max_len, vocab_size=spec.vocab_size, generates=spec.generates, adapters=adapters)
+        self._door = Door(
+            max_len=self.max_len,
+            vocab_size=spec.vocab_size,
+            generates=spec.generates,
+            keeps_kv=spec.keeps_kv,
+            adapters=adapters,
+        )
         # Both sorted by rank.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -138,9 +152,9 @@ class Scheduler:
         preempted = self.counters.preemptions
         # Sequences with one token to go come first: they are cheap, and someone reads along.
         for seq in sorted(self.running, key=lambda seq: seq.num_to_compute > 1):
-            if budget and seq.pages and seq.runnable and self._extend(seq):
+            if budget > 0 and seq.pages and seq.runnable and self._extend(seq):
                 budget -= self._add_chunk(chunks, seq, budget)
-        if budget and self.waiting and self.counters.preemptions == preempted:
+        if budget > 0 and self.waiting and self.counters.preemptions == preempted:
             self._admit_waiting(chunks, budget)
         if not chunks:
             assert self._under_way or not self.has_work, "sequences wait and none can run"
@@ -168,7 +182,9 @@ class Scheduler:
         """Takes a step's results in: what each sequence of the batch gained, in the batch's order."""
         self._under_way -= 1
         self.counters.steps += 1
-        self.counters.computed_tokens += batch.num_tokens
+        self.counters.computed_tokens += sum(self._cost(chunk) for chunk in batch.chunks)
+        self.counters.outer_steps += output.outer_steps
+        self.counters.saved_steps += output.saved_steps
         progress = [gain for chunk in batch.chunks for gain in self._apply_chunk(chunk, output)]
         return [p for p in progress if p.token_ids or p.prompt_logprobs or p.finish_reason]
 
@@ -231,11 +247,16 @@ class Scheduler:
             insort(self.waiting, follower, key=_rank)
 
     def _add_chunk(self, chunks: list[Chunk], seq: Sequence, budget: int) -> int:
-        start, length = seq.num_computed, min(seq.num_to_compute, budget)
-        end = start + length
+        """Lets a sequence catch up as far as the budget goes; what of it that takes."""
+        start = seq.num_computed
+        end = start + min(seq.num_to_compute, budget) if self._keeps_kv else _reach(seq, budget)
         scored = range(max(start, seq.next_scored), min(end, seq.num_prompt - 1))
-        chunks.append(Chunk(seq, start, length, self._samplers(seq, end), scored))
-        return length
+        chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored)
+        chunks.append(chunk)
+        return self._cost(chunk)
+
+    def _cost(self, chunk: Chunk) -> int:
+        return chunk.length if self._keeps_kv else chunk.recomputed
 
     def _samplers(self, seq: Sequence, end: int) -> tuple[Sequence, ...]:
         if end < seq.num_tokens or seq.num_tokens >= seq.max_len:
@@ -271,7 +292,7 @@ class Scheduler:
             if admission is Admission.GRANTED:
                 budget -= self._add_chunk(chunks, seq, budget)
                 filling.add(self.kv.next_page(seq, chunks[-1].end))
-                if not budget:
+                if budget <= 0:
                     break
 
     def _admit(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
@@ -320,6 +341,17 @@ class Scheduler:
     def _sequence(self, request: Request, choice: int, max_len: int) -> Sequence:
         self._next_id += 1
         return Sequence(self._next_id, request, choice=choice, max_len=max_len)
+
+
+def _reach(seq: Sequence, budget: int) -> int:
+    """How far a sequence gets whose model keeps nothing: its prompt at once, but for positions that are scored."""
+    if seq.request.one_pass:
+        return seq.num_tokens
+    for position in range(seq.next_scored, seq.num_prompt - 1):
+        budget -= position + 1
+        if budget <= 0:
+            return position + 1
+    return seq.num_tokens
 
 
 def _rank(seq: Sequence) -> tuple[int, int, int]:

@@ -20,6 +20,9 @@ class RunnerSpec:
     max_batch_seqs: int = 64
     steps_ahead: int = 0
     """How many steps to begin before the results of the one before them are asked for."""
+    keeps_kv: bool = True
+    """Whether what was computed for a token stays. Without, each position that something is asked of takes a pass over
+    all tokens up to it, and a page is a seat: as long as a sequence may be, and there are two for each sequence."""
     generates: bool = True
     """Whether the model has logits: one saved without its head only embeds."""
     pages_bytes: int = 0
@@ -56,6 +59,9 @@ class StepOutput:
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """For the positions of this step's chunk that were asked for, in order."""
     pooled: dict[int, list[float]] = field(default_factory=dict)
+    outer_steps: int = 0
+    """Of models that refine their states in steps: how many were taken, and how many halting early has saved."""
+    saved_steps: int = 0
 
 
 class ModelRunner(Protocol):

@@ -38,6 +38,7 @@ class FakeRunner:
         max_batch_seqs: int = 64,
         strict: bool = True,
         steps_ahead: int = 0,
+        keeps_kv: bool = True,
     ) -> None:
         """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
         tokens at a cost that does not grow with the context, for load tests.
@@ -50,6 +51,7 @@ class FakeRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             steps_ahead=steps_ahead,
+            keeps_kv=keeps_kv,
         )
         self._strict = strict
         self._slots = [_UNWRITTEN] * (num_pages * page_size)
@@ -106,6 +108,9 @@ class FakeRunner:
 
     def _compute(self, chunk: Chunk) -> Iterator[int]:
         """Fills the chunk's slots; yields, for each of its positions, the sum of all slots up to it."""
+        if not self._spec.keeps_kv:
+            yield from list(_attended(chunk.seq.token_ids[: chunk.end]))[chunk.start :]
+            return
         size, pages = self._spec.page_size, chunk.seq.pages
         attended = self._attend(pages, chunk.start)
         for position in range(chunk.start, chunk.end):

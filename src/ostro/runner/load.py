@@ -1,18 +1,29 @@
 """From a checkpoint to a runner that is ready: picks the device, loads the weights, sizes the cache."""
 
+import logging
+
 import torch
 
 from ostro.config import EngineConfig
+from ostro.errors import BadRequest
 from ostro.models.base import Model
+from ostro.models.hrm import HrmConfig, load_hrm
+from ostro.models.hrm_config import is_hrm
 from ostro.models.lora import Adapters
 from ostro.models.registry import build_model, load_weights
 from ostro.runner.base import ModelRunner
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.memory import num_pages
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
+from ostro.runner.recompute import RecomputeRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.weights import Checkpoint, Pooling
 from ostro.weights.adapter import read_adapter
+
+# Whole sequences go through the model for each token, so a step holds more tokens than one of a model with a cache.
+_RECOMPUTED_TOKENS = 2048
+
+_log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
@@ -20,6 +31,9 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
     config.check_device(device.type)
+    if is_hrm(checkpoint.config):
+        return _recompute_runner(checkpoint, config, device)
+    config.check_causal()
     model = build_model(
         checkpoint.config, max_seq_len=config.max_seq_len, dtype=pick_dtype(config.dtype, device), device=device
     )
@@ -62,6 +76,7 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
         itemsize=torch.float32.itemsize,
         kv_memory=config.kv_memory,
         max_batch_seqs=config.max_batch_seqs,
+        limit=config.kv_memory_limit,
     )
     return TorchRunner(
         model,
@@ -71,4 +86,25 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
         max_batch_seqs=config.max_batch_seqs,
         pooling=pooling,
         adapters=adapters,
+    )
+
+
+def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> RecomputeRunner:
+    config.check_recomputing()
+    dialect = None if config.hrm_dialect == "auto" else config.hrm_dialect
+    hrm = HrmConfig.read(checkpoint.config, dialect=dialect, max_seq_len=config.max_seq_len)
+    steps = config.hrm_steps or hrm.decoding_steps
+    if config.hrm_halting and steps == 1:
+        raise BadRequest(
+            f"hrm_halting saves nothing where a token takes one outer step, as in the {hrm.dialect} dialect. "
+            "Set hrm_steps to the most that it may take, or leave hrm_halting out.",
+            param="hrm_halting",
+        )
+    _log.info("an HRM of the %s dialect, %d outer steps a token%s", hrm.dialect, steps, " at most" * config.hrm_halting)
+    return RecomputeRunner(
+        load_hrm(hrm, checkpoint.tensors(), pick_dtype(config.dtype, device), device),
+        steps=steps,
+        halting=config.hrm_halting,
+        max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
+        max_batch_seqs=config.suited_to(device.type).max_batch_seqs or 1,
     )
