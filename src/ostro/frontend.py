@@ -44,11 +44,13 @@ class Frontend:
             adapter=adapter,
         )
 
-    def scoring_request(self, prompt: Prompt, continuation: Prompt, *, adapter: str | None = None) -> Request:
+    def scoring_request(
+        self, prompt: Prompt, continuation: Prompt, *, one_pass: bool = False, adapter: str | None = None
+    ) -> Request:
         """For the log-probabilities of a continuation after its prompt."""
         context, rest = self._encode_pair(prompt, continuation)
         request = self.request(context + rest, SamplingParams(max_tokens=0, prompt_logprobs=0), adapter=adapter)
-        return replace(request, prompt_logprobs_from=len(context))
+        return replace(request, prompt_logprobs_from=len(context), one_pass=one_pass)
 
     def embedding_request(self, text: Prompt, *, adapter: str | None = None) -> Request:
         """For a text's vector; raises Unsupported for a model that gives none."""

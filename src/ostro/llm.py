@@ -3,6 +3,7 @@
 Text becomes token ids here, and ids become text again; the engine below knows ids only.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -12,10 +13,11 @@ from pathlib import Path
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.errors import BadRequest, SequenceFailed
+from ostro.errors import BadRequest
 from ostro.frontend import Collector, Frontend, Message, Prompt
-from ostro.outputs import Completion, Delta, Score
+from ostro.outputs import Completion, Delta, Score, score
 from ostro.sampling_params import SamplingParams
+from ostro.sources.store import ModelStore
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 
@@ -46,7 +48,9 @@ class LLM:
             self.config = replace(self.config, model=str(model))
         if adapters is not None:
             self.config = replace(self.config, adapters=tuple((name, str(path)) for name, path in adapters.items()))
-        checkpoint = open_checkpoint(self.config.model)
+        checkpoint = open_checkpoint(self.config.model, model_config=self.config.model_config)
+        # As long as this lives, nobody may delete its files.
+        weakref.finalize(self, ModelStore().hold(checkpoint.path).close)
         self.name = checkpoint.name
         self.tokenizer = Tokenizer.load(
             Path(self.config.tokenizer) if self.config.tokenizer else checkpoint.tokenizer_path,
@@ -99,9 +103,19 @@ class LLM:
         return self.tokenizer.encode_chat(messages)
 
     def score(
-        self, prompts: Sequence[Prompt], continuations: Sequence[Prompt], *, adapter: Adapter = None
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Sequence[Prompt],
+        *,
+        one_pass: bool = False,
+        adapter: Adapter = None,
+        progress: bool = False,
     ) -> list[Score]:
-        """Log-probability of each continuation after its prompt, and whether greedy decoding would give it."""
+        """Log-probability of each continuation after its prompt, and whether greedy decoding would give it.
+
+        `one_pass` is for models that see what comes after a token: all of a continuation at once, which is no
+        likelihood, and much faster.
+        """
         if len(prompts) != len(continuations):
             raise BadRequest(
                 f"prompts and continuations must be equally many, got {len(prompts)} and {len(continuations)}.",
@@ -109,10 +123,10 @@ class LLM:
             )
         triples = zip(prompts, continuations, _for_each(adapter, len(prompts)), strict=True)
         requests = [
-            self._checked(self._frontend.scoring_request(prompt, continuation, adapter=name))
+            self.prepare_scoring(prompt, continuation, one_pass=one_pass, adapter=name)
             for prompt, continuation, name in triples
         ]
-        return [_score(completion) for completion in self._finish(requests)]
+        return [score(completion) for completion in self._finish(requests, progress=progress)]
 
     def embed(self, texts: Prompt | Sequence[Prompt], *, adapter: Adapter = None) -> list[list[float]]:
         """One vector for each text, pooled as the model's own configuration says."""
@@ -124,6 +138,12 @@ class LLM:
     def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
         return self._checked(self._frontend.request(prompt, params, adapter=adapter))
+
+    def prepare_scoring(
+        self, prompt: Prompt, continuation: Prompt, *, one_pass: bool = False, adapter: str | None = None
+    ) -> Request:
+        """The engine's request for a score; raises BadRequest if it could never run."""
+        return self._checked(self._frontend.scoring_request(prompt, continuation, one_pass=one_pass, adapter=adapter))
 
     def prepare_embedding(self, text: Prompt, *, adapter: str | None = None) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
@@ -209,14 +229,3 @@ def _for_each(adapter: Adapter, count: int) -> Sequence[str | None]:
     if len(adapter) != count:
         raise BadRequest(f"{count} prompts need as many adapters, or one name, got {len(adapter)}.", param="adapter")
     return adapter
-
-
-def _score(completion: Completion) -> Score:
-    scored = [logprob for logprob in completion.prompt_logprobs or () if logprob is not None]
-    if error := completion.choices[0].error:
-        raise SequenceFailed(error)
-    return Score(
-        logprob=sum(logprob.logprob for logprob in scored),
-        is_greedy=all(logprob.rank == 1 for logprob in scored),
-        num_tokens=len(scored),
-    )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from ostro.errors import SequenceFailed
 from ostro.runner.base import TokenLogprob
 
 
@@ -66,3 +67,15 @@ class Score:
     is_greedy: bool
     """Whether every token of it is the most likely one at its place."""
     num_tokens: int
+
+
+def score(completion: Completion) -> Score:
+    """Of a request that was to score; raises SequenceFailed if the engine gave up on it."""
+    if error := completion.choices[0].error:
+        raise SequenceFailed(error)
+    scored = [logprob for logprob in completion.prompt_logprobs or () if logprob is not None]
+    return Score(
+        logprob=sum(logprob.logprob for logprob in scored),
+        is_greedy=all(logprob.rank == 1 for logprob in scored),
+        num_tokens=len(scored),
+    )

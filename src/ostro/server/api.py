@@ -11,7 +11,7 @@ from ostro.server.body import BodyLimits
 from ostro.server.limits import Gate
 from ostro.server.logging import RequestRecord
 from ostro.server.models import Models
-from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, WireModel
+from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, WireModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class HttpOptions:
     temperature: float | None = None
     """For requests that name none."""
 
-    def params(self, request: CompletionRequest | ChatCompletionRequest) -> SamplingParams:
+    def params(self, request: CompletionRequest | ChatCompletionRequest | GenerateRequest) -> SamplingParams:
         """What a request asks for, with this server's defaults for what it leaves open."""
         given, changes = request.model_fields_set, dict[str, object]()
         if self.max_tokens is not None and not given & {"max_tokens", "max_completion_tokens"}:

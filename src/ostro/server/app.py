@@ -12,7 +12,7 @@ from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, RequestRecord
 from ostro.server.models import Models
-from ostro.server.routes import admin, chat, completions, embeddings, health, models, tokenizer
+from ostro.server.routes import admin, chat, completions, embeddings, health, models, native, tokenizer
 
 
 def build_app(
@@ -46,6 +46,7 @@ def build_app(
         chat.router(api),
         completions.router(api),
         embeddings.router(api),
+        native.router(api),
         models.router(api),
         tokenizer.router(api),
         admin.router(api),

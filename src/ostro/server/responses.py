@@ -123,7 +123,7 @@ def token_arrays(
     """The parallel arrays of some tokens in a row."""
     return CompletionLogprobs(
         tokens=[_token_name(token, tokenizer) for token in ids],
-        token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in entries],
+        token_logprobs=[None if entry is None else finite(entry.logprob) for entry in entries],
         top_logprobs=[_alternatives(entry, top, tokenizer) for entry in entries] if top else None,
         text_offset=offsets,
     )
@@ -136,7 +136,7 @@ def _alternatives(entry: TokenLogprob | None, top: int, tokenizer: Tokenizer) ->
     named: dict[str, float] = {}
     for token, logprob in (*entry.top[:top], (entry.token_id, entry.logprob)):
         name = _token_name(token, tokenizer)
-        named[name] = max(_finite(logprob), named.get(name, _LOWEST_LOGPROB))
+        named[name] = max(finite(logprob), named.get(name, _LOWEST_LOGPROB))
     return named
 
 
@@ -199,12 +199,12 @@ def chat_logprobs(entries: Sequence[TokenLogprob] | None, tokenizer: Tokenizer) 
 def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob:
     return ChatTokenLogprob(
         token=tokenizer.token_text(entry.token_id),
-        logprob=_finite(entry.logprob),
+        logprob=finite(entry.logprob),
         bytes=list(tokenizer.token_bytes(entry.token_id)),
         top_logprobs=[
             TopLogprob(
                 token=tokenizer.token_text(token),
-                logprob=_finite(logprob),
+                logprob=finite(logprob),
                 bytes=list(tokenizer.token_bytes(token)),
             )
             for token, logprob in entry.top
@@ -234,12 +234,12 @@ def _ranked(entry: TokenLogprob, top: int, tokenizer: Tokenizer) -> dict[int, Pr
     """The likeliest tokens of a place and the one that is there."""
     likeliest = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:top], 1)]
     return {
-        token: PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=tokenizer.token_text(token))
+        token: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=tokenizer.token_text(token))
         for token, logprob, rank in (*likeliest, (entry.token_id, entry.logprob, entry.rank))
     }
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     return max(logprob, _LOWEST_LOGPROB)
 
 

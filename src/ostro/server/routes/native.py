@@ -1,0 +1,129 @@
+"""POST /generate, POST /generate_stream, POST /loglikelihood, POST /pseudo_loglikelihood."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ostro.engine.request import Request as EngineRequest
+from ostro.outputs import Completion, Delta, score
+from ostro.server.api import Api, record_of
+from ostro.server.body import read_request
+from ostro.server.documentation import described
+from ostro.server.generation import Answer, Job, Prompt, each_in_turn
+from ostro.server.models import Model
+from ostro.server.responses import finish_reason, finite, usage
+from ostro.server.schemas import (
+    GenerateEvent,
+    GenerateRequest,
+    GenerateResponse,
+    GenerateUsageEvent,
+    LoglikelihoodRequest,
+    LoglikelihoodResponse,
+    PseudoLoglikelihoodResponse,
+    TokenCounts,
+    WireModel,
+)
+from ostro.server.sse import event
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(tags=["native"])
+
+    @routes.post("/generate", **described(GenerateResponse, request=GenerateRequest))
+    async def generate(http: Request) -> Response:
+        """A continuation of each prompt."""
+        return await _generate(api, http, stream=False)
+
+    @routes.post("/generate_stream", **described(GenerateEvent, request=GenerateRequest, events=GenerateEvent))
+    async def generate_stream(http: Request) -> Response:
+        """The same as it comes."""
+        return await _generate(api, http, stream=True)
+
+    @routes.post("/loglikelihood", **described(LoglikelihoodResponse, request=LoglikelihoodRequest))
+    async def loglikelihood(http: Request) -> Response:
+        """How likely the model is to continue each prompt in the given way, token by token."""
+        request = await read_request(LoglikelihoodRequest, http, api.options.body)
+        return Answer(api, http, _scoring(request))
+
+    @routes.post("/pseudo_loglikelihood", **described(PseudoLoglikelihoodResponse, request=LoglikelihoodRequest))
+    async def pseudo_loglikelihood(http: Request) -> Response:
+        """For models that see what comes after a token: the same in one pass over all of it."""
+        request = await read_request(LoglikelihoodRequest, http, api.options.body)
+        return Answer(api, http, _scoring(request, one_pass=True))
+
+    return routes
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
+    request = await read_request(GenerateRequest, http, api.options.body)
+    record_of(http).stream = stream
+    params = api.options.params(request)
+
+    async def prepare(model: Model) -> list[EngineRequest]:
+        return await each_in_turn(partial(model.service.prepare, params=params, adapter=model.adapter), request.prompts)
+
+    return Answer(api, http, Job(request.model, prepare, _texts, _TextEvents if stream else None))
+
+
+def _texts(model: Model, completions: list[Completion]) -> WireModel:
+    for completion in completions:
+        finish_reason(completion.choices[0])
+    return GenerateResponse(completions=[each.text for each in completions], usage=_counts(completions))
+
+
+def _counts(completions: Sequence[Completion]) -> TokenCounts:
+    counted = usage(completions)
+    return TokenCounts(
+        prompt_tokens=counted.prompt_tokens,
+        completion_tokens=counted.completion_tokens,
+        total_tokens=counted.total_tokens,
+    )
+
+
+class _TextEvents:
+    def __init__(self, model: Model, completions: list[Completion]) -> None:
+        self._completions = completions
+
+    def start(self) -> bytes:
+        return b""
+
+    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
+        return b"".join(self._event(number, delta) for delta in deltas if delta.text or delta.finish_reason)
+
+    def end(self) -> bytes:
+        return event(GenerateUsageEvent(usage=_counts(self._completions)).model_dump_json().encode())
+
+    def _event(self, number: int, delta: Delta) -> bytes:
+        reason = None if delta.finish_reason is None else finish_reason(self._completions[number].choices[0])
+        told = GenerateEvent(index=number, text=delta.text, finish_reason=reason)
+        return event(told.model_dump_json().encode())
+
+
+# --- scores ---------------------------------------------------------------------------------------------------------
+
+
+def _scoring(request: LoglikelihoodRequest, *, one_pass: bool = False) -> Job:
+    async def prepare(model: Model) -> list[EngineRequest]:
+        continuations = iter(request.continuations)
+
+        async def prepare_pair(prompt: Prompt) -> EngineRequest:
+            return await model.service.prepare_scoring(
+                prompt, next(continuations), one_pass=one_pass, adapter=model.adapter
+            )
+
+        return await each_in_turn(prepare_pair, request.prompts)
+
+    def respond(model: Model, completions: list[Completion]) -> WireModel:
+        scores = [score(completion) for completion in completions]
+        sums, counts = [finite(each.logprob) for each in scores], [each.num_tokens for each in scores]
+        if one_pass:
+            return PseudoLoglikelihoodResponse(pll=sums, num_tokens=counts)
+        return LoglikelihoodResponse(ll=sums, is_greedy=[each.is_greedy for each in scores], num_tokens=counts)
+
+    return Job(request.model, prepare, respond)

@@ -1,0 +1,86 @@
+"""/generate, /generate_stream, /loglikelihood, /pseudo_loglikelihood: lists in, lists out."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ostro.sampling_params import SamplingParams
+from ostro.server.schemas.generation import Words
+from ostro.server.schemas.prompts import Prompts
+from ostro.server.schemas.wire import RequestModel, WireModel, refusal
+
+
+class GenerateRequest(RequestModel):
+    """The ranges are SamplingParams' own."""
+
+    model: str = "default"
+    prompts: Prompts
+    max_tokens: int = 128
+    temperature: float = 0.7
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Words = Field(default_factory=list)
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises BadRequest that names a field out of its range."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=tuple(self.stop),
+        )
+
+
+class TokenCounts(WireModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class GenerateResponse(WireModel):
+    completions: list[str]
+    """One for each prompt, in order."""
+    usage: TokenCounts
+
+
+class GenerateEvent(WireModel):
+    """New text of one prompt; the last event has the usage alone."""
+
+    index: int
+    """The prompt's place in the list."""
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class GenerateUsageEvent(WireModel):
+    usage: TokenCounts
+
+
+class LoglikelihoodRequest(RequestModel):
+    """Prompts and continuations are both texts, or both token ids."""
+
+    model: str = "default"
+    prompts: Prompts
+    continuations: Prompts
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.prompts) != len(self.continuations):
+            counts = f"{len(self.prompts)} and {len(self.continuations)}"
+            raise refusal("continuations", f"must be as many as prompts, got {counts}")
+        return self
+
+
+class LoglikelihoodResponse(WireModel):
+    ll: list[float]
+    """Of each continuation after its prompt, the sum over its tokens."""
+    is_greedy: list[bool]
+    """Whether each of its tokens is the likeliest at its place."""
+    num_tokens: list[int]
+
+
+class PseudoLoglikelihoodResponse(WireModel):
+    pll: list[float]
+    """The sum over a continuation's tokens in one pass, in which a position sees what comes after it: no likelihood."""
+    num_tokens: list[int]
