@@ -1,4 +1,4 @@
-"""lm_eval against `ostro serve`: what it measures over HTTP is what the engine says in process."""
+"""lm_eval against `ostro serve`, and in process: what it measures is what the engine says."""
 
 import json
 import os
@@ -44,6 +44,23 @@ WAYS = {
     "text requests": (1, "tokenizer_backend=huggingface,tokenizer={directory},tokenized_requests=False"),
 }
 """The prompts in a request, and model_args."""
+IN_PROCESS = "in process"
+# As a user's own script would have it: the model's directory, the tasks' folder, where the samples go.
+SCRIPT = """
+import sys
+import lm_eval
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+from ostro import LLM
+from ostro.evaluation import Evaluated
+
+model, tasks, out, *names = sys.argv[1:]
+manager, tracker = TaskManager(include_path=tasks), EvaluationTracker(output_path=out)
+results = lm_eval.simple_evaluate(Evaluated(LLM(model)), tasks=names, task_manager=manager, log_samples=True)
+tracker.general_config_tracker.model_name_sanitized, tracker.date_id = "tiny", "today"
+for name in names:
+    tracker.save_results_samples(name, results["samples"][name])
+"""
 
 
 @dataclass(frozen=True)
@@ -103,7 +120,7 @@ def tasks(directory: Path, llm: LLM) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=[way.replace(" ", "-") for way in WAYS])
+@pytest.fixture(scope="module", params=[*WAYS, IN_PROCESS], ids=lambda way: way.replace(" ", "-"))
 def samples(
     request: pytest.FixtureRequest,
     server: LiveServer,
@@ -113,14 +130,17 @@ def samples(
 ) -> Samples:
     """Every question that lm_eval put and the answer it understood, by task."""
     out = tmp_path_factory.mktemp("results")
-    batch_size, way = WAYS[request.param]
-    model_args = f"base_url={server.url}/v1/completions,model=tiny,max_length={CONTEXT},auth_token={KEY},"
     names = sorted(path.stem for path in tasks.glob("*.yaml"))
-    command = [
-        sys.executable, "-m", "lm_eval", "--model", "local-completions",
-        "--model_args", model_args + way.format(directory=directory), "--batch_size", str(batch_size),
-        "--tasks", ",".join(names), "--include_path", str(tasks), "--log_samples", "--output_path", str(out),
-    ]  # fmt: skip
+    if request.param == IN_PROCESS:
+        command = [sys.executable, "-c", SCRIPT, str(directory), str(tasks), str(out), *names]
+    else:
+        batch_size, way = WAYS[request.param]
+        model_args = f"base_url={server.url}/v1/completions,model=tiny,max_length={CONTEXT},auth_token={KEY},"
+        command = [
+            sys.executable, "-m", "lm_eval", "--model", "local-completions",
+            "--model_args", model_args + way.format(directory=directory), "--batch_size", str(batch_size),
+            "--tasks", ",".join(names), "--include_path", str(tasks), "--log_samples", "--output_path", str(out),
+        ]  # fmt: skip
     ran = subprocess.run(
         command, env=_offline(out), cwd=out, capture_output=True, text=True, check=False, timeout=240
     )  # fmt: skip

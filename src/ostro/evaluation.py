@@ -1,0 +1,102 @@
+"""lm-evaluation-harness on an LLM in process, without a server:
+
+    import lm_eval
+    from ostro import LLM
+    from ostro.evaluation import Evaluated
+
+    lm_eval.simple_evaluate(Evaluated(LLM("./my-model")), tasks=["arc_easy"])
+
+Needs the extra `eval`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from ostro.errors import BadRequest
+from ostro.llm import LLM
+from ostro.outputs import Score
+from ostro.sampling_params import SamplingParams
+
+_MAX_TOKENS = 256
+
+
+class Evaluated(LM):
+    """All requests of a kind are one call of the engine, which batches them and shares their prompts."""
+
+    def __init__(self, llm: LLM, *, progress: bool = False) -> None:
+        super().__init__()
+        self.llm = llm
+        self.progress = progress
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.llm.name
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of a continuation after its context; after an empty one it follows the token that begins a text."""
+        pairs = [self._pair(*request.args) for request in requests]
+        scores = self.llm.score([prompt for prompt, _ in pairs], [rest for _, rest in pairs], progress=self.progress)
+        return [(score.logprob, score.is_greedy) for score in scores]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts, in windows of the context's length."""
+        windows: list[tuple[int, list[int], list[int]]] = []
+        for number, request in enumerate(requests):
+            ids = self.llm.tokenizer.encode(request.args[0], add_special=False)
+            rolling = get_rolling_token_windows(ids, self._prefix, self._longest - 1, 1)
+            windows += [(number, *make_disjoint_window(window)) for window in rolling]
+        scores: Sequence[Score] = self.llm.score(
+            [context for _, context, _ in windows], [rest for _, _, rest in windows], progress=self.progress
+        )
+        totals = [0.0] * len(requests)
+        for (number, _, _), score in zip(windows, scores, strict=True):
+            totals[number] += score.logprob
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        params = [_params(request.args[1]) for request in requests]
+        prompts = []
+        for request, each in zip(requests, params, strict=True):
+            ids = self.llm.tokenizer.encode(request.args[0])
+            # As elsewhere in the harness: what is too long loses its beginning.
+            prompts.append(ids[-(self._longest - (each.max_tokens or 0)) :])
+        return [each.text for each in self.llm.generate(prompts, params, progress=self.progress)]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        template = self.llm.tokenizer.chat_template
+        if template is None:
+            raise BadRequest("This model has no chat template. Leave apply_chat_template out.", param="messages")
+        return template.render(chat_history, add_generation_prompt=add_generation_prompt)
+
+    @property
+    def _longest(self) -> int:
+        return self.llm.core.scheduler.max_len
+
+    @property
+    def _prefix(self) -> int:
+        """Stands before a text of which the first token is scored too."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer.bos_id is not None:
+            return tokenizer.bos_id
+        return min(tokenizer.eos_ids, default=0)
+
+    def _pair(self, context: str, continuation: str) -> tuple[str | list[int], str | list[int]]:
+        if context:
+            return context, continuation
+        return [self._prefix], self.llm.tokenizer.encode(continuation, add_special=False)
+
+
+def _params(asked: Mapping[str, Any]) -> SamplingParams:
+    """What a task says of generation, in the harness's words."""
+    until = asked.get("until") or ()
+    sampled = asked.get("do_sample", False)
+    return SamplingParams(
+        max_tokens=asked.get("max_gen_toks", _MAX_TOKENS),
+        stop=(until,) if isinstance(until, str) else tuple(until),
+        temperature=asked.get("temperature", 1.0) if sampled else 0.0,
+        top_p=asked.get("top_p", 1.0),
+    )
