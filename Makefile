@@ -16,8 +16,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: install
 	@exec $(BIN)/ostro serve $(ARGS)
 
+# Two processes of one thread each: the tests are many and small. A file's tests share what it sets up.
 test: install check
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow $(ARGS)
