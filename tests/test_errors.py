@@ -3,7 +3,16 @@ import re
 import pytest
 
 from ostro import errors
-from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, OstroError, SequenceFailed
+from ostro.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    DiskFull,
+    DownloadFailed,
+    ModelError,
+    ModelNotFound,
+    OstroError,
+    SequenceFailed,
+)
 
 
 def tree(cls: type[OstroError]) -> list[type[OstroError]]:
@@ -41,6 +50,14 @@ def test_caller_mends_bad_requests_only() -> None:
 @pytest.mark.parametrize("cls", ALL)
 def test_message_is_one_line(cls: type[OstroError]) -> None:
     assert "\n" not in made(cls).message
+
+
+def test_what_may_name_files_of_the_server_is_not_for_clients() -> None:
+    """Paths of the machine went out with the reason why a model could not be loaded."""
+    private = {cls for cls in ALL if made(cls).public != made(cls).message}
+    assert private == {ModelNotFound, DownloadFailed, DiskFull, *tree(ModelError)}
+    assert all(made(cls).http_status >= 500 for cls in private)
+    assert len({made(cls).public for cls in private}) == len(private)
 
 
 def test_parameter_at_fault_is_named() -> None:

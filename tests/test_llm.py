@@ -1,3 +1,4 @@
+import gc
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from model_directory import make_embedding_model, write_model
 import ostro
 from ostro import LLM, EngineConfig, SamplingParams
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unsupported
+from ostro.sources.store import ModelStore
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
@@ -33,6 +35,19 @@ def test_public_names_are_those_that_the_docs_name() -> None:
     assert all(getattr(ostro, name) for name in ostro.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         ostro.Nothing  # noqa: B018
+
+
+def test_files_in_the_cache_are_held_as_long_as_the_model_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process could evict them while they were loaded."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
+    store = ModelStore()
+    llm = LLM(write_model(store.objects / "tiny-0123456789ab@1"))
+    assert [entry.in_use for entry in store.entries()] == [True]
+    del llm
+    gc.collect()
+    assert [entry.in_use for entry in store.entries()] == [False]
 
 
 def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:

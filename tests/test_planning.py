@@ -11,24 +11,30 @@ import pytest
 import tiny_configs
 import tiny_models
 import torch
+from fault_proxy import Fault, FaultProxy
 from hypothesis import given
 from hypothesis import strategies as st
 from model_directory import write_model
+from object_stores import ObjectStore, running_store
+from peft_directory import random_adapter
 from safetensors.torch import load_file, save_file
 
 from ostro.config import EngineConfig, Quantization
 from ostro.engine.handle import EngineHandle
 from ostro.engine.request import Request
-from ostro.errors import BadRequest, ModelNotFound, Unsupported, UnsupportedModel
+from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.base import Model
 from ostro.models.loading import places_of
+from ostro.models.lora import Adapters
 from ostro.models.registry import FAMILIES, Family, build_model
 from ostro.planning import KNOWN, plan, read_shape
 from ostro.runner.load import load_runner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
+from ostro.sources import base
 from ostro.weights import GgufCheckpoint, open_checkpoint
+from ostro.weights.adapter import read_adapter
 
 MIB, GIB = 1 << 20, 1 << 30
 LLAMA: Mapping[str, object] = {
@@ -240,6 +246,106 @@ def test_tied_head_and_old_buffers_are_not_counted(tmp_path: Path) -> None:
     assert plan(directory, SERVED).parameters == before
 
 
+def test_adapters_are_counted_as_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zeros that stand around the Bs of a fused projection were left out, and `~` was not understood."""
+    directory = write_checkpoint(tmp_path / "base", tiny_models.LLAMA, torch.float32)
+    model = make_model(directory, SERVED)
+    random_adapter(tmp_path / "all", model)
+    random_adapter(tmp_path / "some", model, rank=2, targets=("q_proj", "up_proj", "o_proj"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = (("all", "~/all"), ("some", str(tmp_path / "some")))
+    kept = Adapters(model, {name: read_adapter(path) for name, path in named}).nbytes
+    plain, adapted = (plan(directory, replace(SERVED, adapters=adapters)) for adapters in ((), named))
+    assert adapted.weights_bytes - plain.weights_bytes == kept
+
+
+# --- elsewhere ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def store(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
+    with running_store(request.param) as store:
+        yield store
+
+
+@pytest.fixture
+def proxy(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    proxy = FaultProxy(store.url)
+    for name, value in (store.environment(proxy.url) | {"OSTRO_CACHE": str(tmp_path / "cache")}).items():
+        monkeypatch.setenv(name, value)
+    yield proxy
+    proxy.close()
+
+
+def split_in_two(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    files = {name: f"model-{number % 2 + 1:05}-of-00002.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if files[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_model_in_a_store_is_planned_without_its_weights(
+    store: ObjectStore, proxy: FaultProxy, tmp_path: Path, num_files: int
+) -> None:
+    """It was downloaded first."""
+    config = {**LLAMA, "vocab_size": 4000, "hidden_size": 384, "intermediate_size": 768, "num_hidden_layers": 2}
+    directory = write_checkpoint(tmp_path / "m", config, torch.bfloat16)
+    if num_files == 2:
+        split_in_two(directory)
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    reference = store.put_model(f"planned-{num_files}/m", {**files, "tokenizer.json": bytes(MIB)})
+    here, there = (plan(str(model), SERVED, memory=8 * GIB) for model in (directory, reference))
+    assert there == replace(here, model=f"planned-{num_files}/m")
+    assert 0 < proxy.num_bytes < sum(map(len, files.values())) / 20
+    assert not list((tmp_path / "cache").rglob("*"))
+
+
+def test_one_gguf_file_in_a_store_is_planned_by_its_header(
+    store: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    default = open_checkpoint(None).path
+    reference = store.put_model("quantised", {"q4.gguf": default.read_bytes(), "q8.gguf": b"GGUF", "q4.txt": b"q"})
+    here, there = (plan(model, SERVED, memory=8 * GIB) for model in (None, f"{reference}/q4.gguf"))
+    assert there == replace(here, model="quantised/q4")
+    assert proxy.num_bytes < default.stat().st_size / 10
+    with pytest.raises(ModelNotFound, match=r"several models \(q4\.gguf, q8\.gguf\)"):
+        plan(reference, SERVED)
+
+
+def test_cached_model_of_a_store_is_planned_without_it(store: ObjectStore, proxy: FaultProxy, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "m", tiny_models.LLAMA, torch.float32)
+    reference = store.put_model("cached/m", {path.name: path.read_bytes() for path in directory.iterdir()})
+    open_checkpoint(reference, progress=False)
+    proxy.close()
+    assert plan(reference, SERVED).parameters == plan(directory, SERVED).parameters
+
+
+def test_what_is_wrong_with_a_model_elsewhere_is_told_by_its_address(store: ObjectStore, proxy: FaultProxy) -> None:
+    with pytest.raises(ModelNotFound, match=r"There is nothing at \w+://models/nowhere"):
+        plan(f"{store.scheme}://models/nowhere", SERVED)
+    half = store.put_model("half", {"config.json": json.dumps(tiny_models.LLAMA).encode()})
+    with pytest.raises(ModelNotFound, match=f"^{half} holds neither model.safetensors"):
+        plan(half, SERVED)
+    damaged = store.put_model("bad", {"config.json": json.dumps(LLAMA).encode(), "model.safetensors": bytes(99)})
+    with pytest.raises(BadCheckpoint, match=f"^{damaged}/model.safetensors is damaged"):
+        plan(damaged, SERVED)
+
+
+def test_broken_connections_do_not_change_a_plan(
+    store: ObjectStore, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "FIRST_WAIT_SECONDS", 0.01)
+    directory = write_checkpoint(tmp_path / "m", tiny_models.LLAMA, torch.float32)
+    reference = store.put_model("flaky/m", {path.name: path.read_bytes() for path in directory.iterdir()})
+    for fault in (Fault.TRUNCATED, Fault.RESET, Fault.STATUS_503):
+        proxy.fail(fault)
+    assert plan(reference, SERVED).parameters == plan(directory, SERVED).parameters
+    assert not proxy.faults_left
+
+
 # --- what fits ------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +384,16 @@ def test_short_memory_takes_no_second_layout(tmp_path: Path) -> None:
     assert short.second_layout_bytes == 0
     # While it is loaded the mapped file counts too.
     assert short.peak_bytes > short.total_bytes
+
+
+@pytest.mark.parametrize(("device", "memory"), [("cpu", 16 * GIB), ("cuda", 80 * GIB)])
+def test_keys_and_values_may_be_limited_and_take_less_if_less_is_of_use(tiny: Path, device: str, memory: int) -> None:
+    free, limited, ample = (
+        plan(tiny, EngineConfig(kv_memory_limit=limit), memory=memory, device=device) for limit in (None, MIB, 40 * GIB)
+    )
+    assert limited.kv_bytes <= MIB < free.kv_bytes
+    if device == "cpu":
+        assert ample.kv_bytes == free.kv_bytes
 
 
 def test_gpu_that_is_not_here(tiny: Path) -> None:

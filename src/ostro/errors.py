@@ -5,7 +5,8 @@
     │   ├── ContextLengthExceeded     400  prompt and output together do not fit the model's context
     │   └── Unsupported               400  the loaded model or this build cannot do what was asked
     ├── NotAuthorized                 401  no key, or one that opens nothing here
-    ├── ModelNotFound                 404  no such model, file or directory
+    ├── ModelNotFound                 503  a model's files are not where they should be
+    │   └── UnknownModel              404  no model has the name that was asked for
     ├── BodyTimeout                   408  a request's body came too slowly
     ├── BodyTooLarge                  413  a request's body has more bytes than are read
     ├── WrongContentType              415  a request's body is not called JSON
@@ -20,21 +21,28 @@
     ├── DiskFull                      507  no room to store the model's files
     └── SequenceFailed                500  the engine gave up on one sequence; others go on
 
-A message is one line: what is wrong, then what to do about it.
+A message is one line: what is wrong, then what to do about it. One that is for whoever runs the server, as it may name
+files and places there, is not for clients: they get the class's `general` words.
 """
 
 
 class OstroError(Exception):
-    """Base of all deliberate errors; the message is fit to be shown to a user as it stands."""
+    """Base of all deliberate errors; the message is fit to be shown to a user of this machine as it stands."""
 
     http_status = 500
     openai_type = "server_error"
     openai_code: str | None = None
+    general: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @property
+    def public(self) -> str:
+        """What a client is told."""
+        return self.general or self.message
 
 
 class BadRequest(OstroError):
@@ -70,12 +78,19 @@ class NotAuthorized(OstroError):
 
 
 class ModelNotFound(OstroError):
-    http_status = 404
-    openai_type = "invalid_request_error"
-    openai_code = "model_not_found"
+    http_status = 503
+    openai_code = "model_error"
+    general: str | None = "The model's files are missing or incomplete. The server's log says which."
 
     def __init__(self, message: str, *, param: str | None = "model") -> None:
         super().__init__(message, param=param)
+
+
+class UnknownModel(ModelNotFound):
+    http_status = 404
+    openai_type = "invalid_request_error"
+    openai_code = "model_not_found"
+    general = None
 
 
 class BodyTimeout(OstroError):
@@ -98,14 +113,15 @@ class WrongContentType(OstroError):
 
 class ModelError(OstroError):
     openai_code = "model_error"
+    general = "The model cannot be served. The server's log says why."
 
 
 class BadCheckpoint(ModelError):
-    pass
+    general = "The model's files are damaged or malformed. The server's log says which."
 
 
 class UnsupportedModel(ModelError):
-    pass
+    general = "The model is of a kind that cannot be served here. The server's log says why."
 
 
 class TryLater(OstroError):
@@ -137,11 +153,13 @@ class RequestTimeout(OstroError):
 class DownloadFailed(OstroError):
     http_status = 502
     openai_code = "download_failed"
+    general = "The place where the model is kept cannot be read. Try again later; the server's log says why."
 
 
 class DiskFull(OstroError):
     http_status = 507
     openai_code = "disk_full"
+    general = "The server has no room to store the model's files. Its log says more."
 
 
 class SequenceFailed(OstroError):

@@ -10,30 +10,29 @@ family, by bytes for whole engines.
 """
 
 import math
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, BadRequest, ModelError, Unsupported, UnsupportedModel
+from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.models.config import ConfigReader
 from ostro.runner.memory import (
-    free_memory,
     gpu_step_bytes,
     num_pages,
     page_bytes,
     pages_beside,
     second_layout_fits,
 )
-from ostro.weights import Checkpoint, GgufCheckpoint, open_checkpoint
+from ostro.weights import Checkpoint, GgufCheckpoint, open_outline
 from ostro.weights.adapter import WEIGHTS as ADAPTER
 from ostro.weights.gguf_header import GGML_TYPES
 from ostro.weights.hf_checkpoint import PICKLE_SUFFIXES, HfCheckpoint, renamer
+from ostro.weights.hrm_checkpoint import HrmCheckpoint
+from ostro.weights.levanter_checkpoint import LevanterCheckpoint
 
 _MIB = 1 << 20
 # Measured, less the model: Python and torch, loaded; then with what BLAS keeps once tokens were computed; and what
@@ -105,20 +104,31 @@ def plan(
 ) -> Plan:
     """What loading the model with these settings would take, on this machine or on one with `memory` bytes free.
 
-    A reference is looked up, and downloaded, as for serving; `config.model` is not read. A model that is too large is
-    planned all the same: then `fits` is false.
+    A reference is looked up as for serving, but of a model in a store or on the Hub no weights are downloaded.
+    `config.model` is not read. A model that is too large is planned all the same: then `fits` is false.
     """
     if memory is not None and memory < 1:
         raise BadRequest(f"memory must be at least 1 byte, got {memory}.", param="memory")
-    checkpoint = open_checkpoint(model) if isinstance(model, str | Path | None) else model
-    device = _device(device or config.device, memory)
+    if isinstance(model, str | Path | None):
+        with open_outline(model, model_config=config.model_config) as outline:
+            return plan(outline, config, memory=memory, device=device)
+    device = device or config.device
+    # Asked about the memory of another machine, "auto" does not look at this one's.
+    device = "cpu" if device == "auto" and memory is not None else device_here(device)
     config.check_device(device)
     config = config.suited_to(device)
-    shape = read_shape(checkpoint.config, config.max_seq_len)
+    if isinstance(model, HrmCheckpoint):
+        raise Unsupported(
+            f"{model.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
+            "sequences run. Load it to see."
+        )
+    shape = read_shape(model.config, config.max_seq_len)
     if device == "cpu":
-        return _on_cpu(checkpoint, config, shape, free_memory() if memory is None else memory)
-    total, free = _gpu_memory() if memory is None else (memory, memory)
-    return _on_gpu(checkpoint, config, shape, total, free)
+        return _on_cpu(model, config, shape, free_memory() if memory is None else memory)
+    total_and_free = gpu_memory() if memory is None else (memory, memory)
+    if total_and_free is None:
+        raise BadRequest("device is 'cuda', but there is no GPU here. Say how much memory it has: --memory 80G.")
+    return _on_gpu(model, config, shape, *total_and_free)
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
@@ -142,6 +152,7 @@ def _on_cpu(checkpoint: Checkpoint, config: EngineConfig, shape: "Shape", memory
             itemsize=itemsize,
             kv_memory=config.kv_memory,
             max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
             # What was asked for counts as it is: whether it fits is for the plan to say.
             free=free if config.kv_memory is None else sys.maxsize,
         )
@@ -182,6 +193,7 @@ def _on_gpu(checkpoint: Checkpoint, config: EngineConfig, shape: "Shape", total:
             step=step,
             kv_memory=config.kv_memory,
             utilization=config.gpu_memory_utilization,
+            limit=config.kv_memory_limit,
         )
     except ModelError:
         pages = 0
@@ -245,38 +257,12 @@ def _plan(
     )
 
 
-def _device(name: str, memory: int | None) -> str:
-    """Which kind a setting names. "auto" looks for a GPU, unless it is asked about the memory of another machine."""
-    if name == "auto":
-        return "cpu" if memory is not None or _visible_gpu() is None else "cuda"
-    return name
-
-
-def _visible_gpu() -> str | None:
-    """The number of the GPU that torch would take, without asking torch: nothing else in this process needs it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if visible in ("", "-1") or not Path("/proc/driver/nvidia/version").exists():
-        return None
-    return None if metadata.version("torch").endswith("+cpu") else visible
-
-
-def _gpu_memory() -> tuple[int, int]:
-    """Total and free bytes of the GPU here."""
-    absent = BadRequest("device is 'cuda', but there is no GPU here. Say how much memory it has: --memory 80G.")
-    if (gpu := _visible_gpu()) is None:
-        raise absent
-    query = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", gpu]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
-        total, free = (int(part) * _MIB for part in answer.split(","))
-    except (OSError, subprocess.SubprocessError, ValueError):
-        raise absent from None
-    return total, free
-
-
 # --- weights --------------------------------------------------------------------------------------------------------
 
 _IN_LAYER = re.compile(r"(^|\.)(layers|h)\.\d+\.")
+_LORA_B = re.compile(r"base_model\.model\.(?P<parent>.+)\.(?P<part>\w+)\.lora_B(?:\.default)?\.weight")
+# Projections that models compute as one, wherever files hold them apart.
+_FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,20 +310,41 @@ def _count(checkpoint: Checkpoint, shape: "Shape", config: EngineConfig, itemsiz
     elif isinstance(checkpoint, HfCheckpoint):
         tensors = list(_hf_tensors(checkpoint, shape))
         mapped, sizes = max(path.stat().st_size for path in checkpoint.files), []
+    elif isinstance(checkpoint, LevanterCheckpoint):
+        tensors = [_Tensor(name, weight.hub_shape) for weight in checkpoint.weights for name in weight.names]
+        # Of a stacked array as much as shares a chunk is read at a time: all layers at worst.
+        mapped, sizes = max(math.prod(each.hub_shape) * len(each.names) * 4 for each in checkpoint.weights), []
     else:
         raise Unsupported(f"{checkpoint.name} is of a kind whose memory cannot be planned. Load it to see.")
-    adapters = [tensor for _, path in config.adapters for tensor in _file_tensors(Path(path) / ADAPTER)]
+    adapters = sum(_adapter_values(Path(path).expanduser() / ADAPTER, tensors) for _, path in config.adapters)
     plain = [tensor.values * itemsize for tensor in tensors]
     # A matrix at a time; with adapters the whole model, which they look at first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
     return _Weights(
         parameters=sum(tensor.values for tensor in tensors),
-        kept=sum(t.kept_bytes(quantize, itemsize) for t in tensors) + sum(a.values * itemsize for a in adapters),
+        kept=sum(tensor.kept_bytes(quantize, itemsize) for tensor in tensors) + adapters * itemsize,
         kept_plain=sum(t.values * itemsize for t in tensors if len(t.shape) == 2) if quantize == "none" else 0,
         mapped=mapped,
         unpacked=sum(sizes[:_UNPACKED_AHEAD]),
         staged=staged,
     )
+
+
+def _adapter_values(path: Path, base: Sequence[_Tensor]) -> int:
+    """Numbers of an adapter as they are kept: where projections are one matrix, each B is as tall as that."""
+    rows = {tensor.name.removesuffix(".weight"): tensor.shape[0] for tensor in base}
+    values = 0
+    for tensor in _file_tensors(path):
+        match = _LORA_B.fullmatch(tensor.name)
+        if match is None:
+            values += tensor.values
+            continue
+        parts = next((fused for fused in _FUSED if match["part"] in fused), {match["part"]})
+        # An adapter of the layers alone leaves out what they are in.
+        places = ({f"{prefix}{match['parent']}.{part}" for part in parts} for prefix in ("", "model."))
+        height = max(sum(rows.get(name, 0) for name in names) for names in places)
+        values += max(height, tensor.shape[0]) * tensor.shape[1]
+    return values
 
 
 def _hf_tensors(checkpoint: HfCheckpoint, shape: "Shape") -> Iterator[_Tensor]:
@@ -406,6 +413,19 @@ def _decoder_shape(config: ConfigReader, max_seq_len: int | None) -> Shape:
     )
 
 
+def _hrm_text_shape(config: ConfigReader, max_seq_len: int | None) -> Shape:
+    shape = _decoder_shape(config, max_seq_len)
+    depth = config.integer("num_layers_per_stack", shape.num_layers)
+    head_dim = config.integer("head_dim", 128)
+    return replace(
+        shape,
+        num_layers=depth * config.integer("H_cycles", 2) * (config.integer("L_cycles", 3) + 1),
+        num_kv_heads=shape.num_heads,
+        head_dim=head_dim,
+        widest=max(config.integer("intermediate_size"), 4 * shape.num_heads * head_dim),
+    )
+
+
 def _gpt2_shape(config: ConfigReader, max_seq_len: int | None) -> Shape:
     hidden, heads, positions = config.integer("n_embd"), config.integer("n_head"), config.integer("n_positions")
     return Shape(
@@ -449,6 +469,7 @@ def _names(*families: str) -> frozenset[str]:
 
 KNOWN: Mapping[Callable[[ConfigReader, int | None], Shape], frozenset[str]] = {
     _gpt2_shape: _names("gpt2 GPT2LMHeadModel GPT2Model"),
+    _hrm_text_shape: _names("hrm_text HrmTextForCausalLM HrmTextModel"),
     _decoder_shape: _names(
         "gemma2 Gemma2ForCausalLM Gemma2Model",
         "gemma3_text Gemma3ForCausalLM Gemma3TextModel",

@@ -4,11 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hrm_brain import write_brain
+from levanter_directory import TINY_LLAMA, levanter_arrays, write_checkpoint, write_yaml
 from model_directory import write_model
+from safetensors.torch import load_file
 
 from ostro.cli import main
 from ostro.config import EngineConfig
 from ostro.planning import plan
+from ostro.weights.json_file import read_json_object
 
 GIB = 1 << 30
 
@@ -75,3 +79,23 @@ def test_command_imports_no_torch(model: Path) -> None:
         [sys.executable, "-c", code, "plan", str(model), "--device", "cpu"], capture_output=True, text=True, check=True
     )
     assert ran.stdout.splitlines()[-1] == "False"
+
+
+def test_what_levanter_wrote_is_planned_like_its_export(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = read_json_object(model / "config.json")
+    arrays = levanter_arrays(load_file(model / "model.safetensors"), config)
+    checkpoint = write_checkpoint(tmp_path / "step-1000", arrays)
+    settings = write_yaml(tmp_path / "llama.yaml", TINY_LLAMA)
+    weights = []
+    for path, options in ((model, ()), (checkpoint, ("--model-config", str(settings)))):
+        assert planned(path, "--json", "--memory", "2G", "--device", "cpu", *options) == 0
+        weights.append(json.loads(capsys.readouterr().out)["weights_bytes"])
+    assert weights[0] == weights[1] > 0
+
+
+def test_an_hrm_has_nothing_to_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_brain(tmp_path / "brain")
+    assert planned(tmp_path / "brain") == 1
+    assert "keeps no keys and values" in capsys.readouterr().err

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,13 +20,28 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "acme/tiny-llama"
 
 
+WEIGHTS = 1 << 20
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "tie_word_embeddings": True,
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
 def safetensors(name: str) -> bytes:
-    header = json.dumps({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    return len(header).to_bytes(8, "little") + header + bytes(8)
+    entry = {"dtype": "U8", "shape": [WEIGHTS], "data_offsets": [0, WEIGHTS]}
+    header = json.dumps({name: entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(WEIGHTS)
 
 
 FILES = {
-    "config.json": b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": true}',
+    "config.json": json.dumps(CONFIG).encode(),
     "generation_config.json": b'{"eos_token_id": 7}',
     "tokenizer.json": b"{}",
     "tokenizer.model": b"pieces",
@@ -44,6 +61,8 @@ class Hub:
     breaks_off: bool = False
     """Whether files end in the middle."""
     served: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+    """Of files, that were sent."""
 
     @property
     def address(self) -> str:
@@ -62,18 +81,26 @@ class Answer(BaseHTTPRequestHandler):
             status, headers = self.hub.refusal
             self.reply(status, b"{}", headers)
         elif path in (f"/api/models/{REPO}/revision/{revision}" for revision in ("main", "v1", COMMIT)):
-            siblings = [{"rfilename": name} for name in FILES]
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in FILES.items()]
             self.reply_json({"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": siblings, "tags": []})
         elif path.startswith(f"/api/models/{REPO}/revision/"):
             self.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif path == f"/api/models/{REPO}/tree/{COMMIT}":
             self.reply_json([entry(name, data) for name, data in FILES.items()])
         elif path.startswith(prefix := f"/{REPO}/resolve/{COMMIT}/") and (name := path[len(prefix) :]) in FILES:
-            if self.command == "GET":
-                self.hub.served.append(name)
-            self.reply(200, FILES[name], {"ETag": f'"{digest(FILES[name])}"', "X-Repo-Commit": COMMIT})
+            self.reply_file(name)
         else:
             self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def reply_file(self, name: str) -> None:
+        data, status = FILES[name], 200
+        headers = {"ETag": f'"{digest(data)}"', "X-Repo-Commit": COMMIT}
+        if self.command == "GET":
+            if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
+                status, data = 206, data[int(asked[1]) : int(asked[2]) + 1]
+            self.hub.served.append(name)
+            self.hub.num_bytes += len(data)
+        self.reply(status, data, headers)
 
     def reply_json(self, value: object) -> None:
         self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -195,6 +222,88 @@ def test_a_hub_that_cannot_be_reached_is_a_failed_download(tmp_path: Path) -> No
     # Nothing listens on the discard port.
     output = open_from("http://127.0.0.1:9", tmp_path)
     assert output.startswith("DownloadFailed The Hub could not be reached")
+
+
+@contextmanager
+def silent_hub() -> Iterator[tuple[str, list[socket.socket]]]:
+    """An address that takes connections and never answers, and those that it took."""
+    taken: list[socket.socket] = []
+
+    def take(server: socket.socket) -> None:
+        while True:
+            try:
+                taken.append(server.accept()[0])
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=take, args=(server,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", taken
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in taken:
+        connection.close()
+
+
+IMPATIENT = PROGRAM.replace("try:", "from ostro.weights import hub; hub._ANSWER_SECONDS = 0.5\ntry:", 1)
+
+
+@pytest.mark.parametrize("ref", [REPO, f"{REPO}@v1"])
+def test_a_cached_model_opens_though_the_hub_is_silent(hub: Hub, tmp_path: Path, ref: str) -> None:
+    """It waited for an answer for ever."""
+    online = open_from(hub, tmp_path, ref)
+    with silent_hub() as (address, taken):
+        assert open_from(address, tmp_path, ref, program=IMPATIENT) == online
+        assert taken
+
+
+def test_a_cached_model_opens_though_the_hub_is_out_of_order(hub: Hub, tmp_path: Path) -> None:
+    online = open_from(hub, tmp_path)
+    hub.refusal = (503, {})
+    assert open_from(hub, tmp_path) == online
+
+
+def test_the_hub_is_not_asked_for_a_commit_that_is_cached(hub: Hub, tmp_path: Path) -> None:
+    ref = f"{REPO}@{COMMIT}"
+    online = open_from(hub, tmp_path, ref)
+    with silent_hub() as (address, taken):
+        assert open_from(address, tmp_path, ref) == online
+        assert not taken
+
+
+def test_a_commit_of_which_weights_are_missing_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    ref = f"{REPO}@{COMMIT}"
+    online = open_from(hub, tmp_path, ref)
+    [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
+    weights.unlink()
+    assert open_from(hub, tmp_path, ref) == online
+
+
+def test_a_silent_hub_and_no_copy_is_a_failed_download(tmp_path: Path) -> None:
+    with silent_hub() as (address, _):
+        output = open_from(address, tmp_path, program=IMPATIENT)
+    assert output.startswith("DownloadFailed The Hub could not be reached")
+
+
+PLAN = """
+import sys
+from ostro.config import EngineConfig
+from ostro.planning import plan
+found = plan(sys.argv[1], EngineConfig(device="cpu"), memory=1 << 33)
+print(found.model, found.parameters, found.fits)
+"""
+
+
+def test_a_hub_model_is_planned_by_its_headers(hub: Hub, tmp_path: Path) -> None:
+    assert open_from(hub, tmp_path, program=PLAN) == f"{REPO} {WEIGHTS} True"
+    assert set(hub.served) == {"config.json", "model.safetensors"}
+    assert hub.num_bytes < WEIGHTS / 10
+    open_from(hub, tmp_path)
+    # What is here needs no Hub.
+    with silent_hub() as (address, taken):
+        assert open_from(address, tmp_path, program=PLAN) == f"{REPO} {WEIGHTS} True"
+        assert not taken
 
 
 def test_a_full_disk_is_named_with_its_cure(hub: Hub, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostro.errors import ModelNotFound
-from ostro.weights import open_checkpoint
+from ostro.weights import GgufCheckpoint, open_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,18 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ModelNotFound, match=r"notes\.txt is no model file"):
         open_checkpoint(tmp_path / "notes.txt")
+
+
+def test_a_gguf_is_opened_where_a_config_has_no_safetensors_beside_it(tmp_path: Path) -> None:
+    """Such a directory was listed and fetched, and then refused for want of safetensors."""
+    default = open_checkpoint(None)
+    assert isinstance(default, GgufCheckpoint)
+    (tmp_path / "q4.gguf").symlink_to(default.path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "pytorch_model.bin").write_text("a pickle")
+    found = open_checkpoint(tmp_path)
+    assert isinstance(found, GgufCheckpoint)
+    assert (found.path, found.config) == (tmp_path / "q4.gguf", default.config)
 
 
 def test_opening_a_model_imports_no_torch(tmp_path: Path) -> None:

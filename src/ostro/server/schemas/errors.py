@@ -18,5 +18,5 @@ class ErrorBody(WireModel):
 
     @classmethod
     def of(cls, error: OstroError) -> Self:
-        detail = ErrorDetail(message=error.message, type=error.openai_type, param=error.param, code=error.openai_code)
+        detail = ErrorDetail(message=error.public, type=error.openai_type, param=error.param, code=error.openai_code)
         return cls(error=detail)

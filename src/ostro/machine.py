@@ -1,0 +1,63 @@
+"""What this machine has: memory that is free, and a GPU. Asks the system, never torch, so that any process can ask."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+_MIB = 1 << 20
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping, within the container's limit if there is one."""
+    return min(_free_on_machine(), _free_in_container())
+
+
+def device_here(name: str) -> str:
+    """Which kind, "cpu" or "cuda", a setting means on this machine."""
+    if name == "auto":
+        return "cpu" if _visible_gpu() is None else "cuda"
+    return name
+
+
+def gpu_memory() -> tuple[int, int] | None:
+    """Total and free bytes of the GPU here; None if there is none, or it does not tell."""
+    if (gpu := _visible_gpu()) is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", gpu]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
+        total, free = (int(part) * _MIB for part in answer.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return total, free
+
+
+def _visible_gpu() -> str | None:
+    """The number of the GPU that torch would take."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if visible in ("", "-1") or not Path("/proc/driver/nvidia/version").exists():
+        return None
+    return None if metadata.version("torch").endswith("+cpu") else visible
+
+
+def _free_on_machine() -> int:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _free_in_container(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    limit, used = (_lines(cgroup / name) for name in ("memory.max", "memory.current"))
+    if not limit or not used or limit[0] == "max":
+        return sys.maxsize
+    return max(0, int(limit[0]) - int(used[0]))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,120 @@
+"""A process that brings a model's files to this machine, so that whoever waits for them can give up at any time: it is
+killed, with all that it started, and what has arrived is kept. Started by `ostro.server.supply`.
+
+socket <── lines of JSON: what is logged on the way, then where the files are, or why they are not
+       ──> nothing; it ends this process
+
+When it has told where the files are, it keeps them there until it is ended.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import NoReturn
+
+import msgspec
+
+from ostro.errors import ModelNotFound, OstroError
+from ostro.sources.locks import Hold
+from ostro.sources.store import ModelStore
+from ostro.weights.checkpoint import Checkpoint, open_checkpoint
+
+_ROUNDS = 3
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What to bring: see `EngineConfig`."""
+
+    model: str | None
+    model_config: str | None
+
+
+class Logged(msgspec.Struct, frozen=True, tag=True):
+    logger: str
+    level: int
+    text: str
+
+
+class Brought(msgspec.Struct, frozen=True, tag=True):
+    path: str
+    name: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    error: str
+    message: str
+
+
+Word = Logged | Brought | Failed
+
+
+class _Report(logging.Handler):
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(logging.INFO)
+        self._sock = sock
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.send(Logged(record.name, record.levelno, record.getMessage()))
+
+    def send(self, word: Word) -> None:
+        try:
+            self._sock.sendall(msgspec.json.encode(word) + b"\n")
+        except OSError:
+            _leave()
+
+
+def main() -> int:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    order = msgspec.json.decode(sys.argv[2], type=Order)
+    # What libraries print is for people.
+    os.dup2(2, 1)
+    threading.Thread(target=_watch, args=[sock], name="watch", daemon=True).start()
+    report = _Report(sock)
+    logger = logging.getLogger("ostro")
+    logger.addHandler(report)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        checkpoint, held = _bring(order)
+    except OstroError as error:
+        report.send(Failed(type(error).__name__, error.message))
+        return 1
+    with held:
+        report.send(Brought(str(checkpoint.path), checkpoint.name))
+        signal.pause()
+    return 0
+
+
+def _bring(order: Order) -> tuple[Checkpoint, Hold]:
+    for last in (False,) * (_ROUNDS - 1) + (True,):
+        checkpoint = open_checkpoint(order.model, model_config=order.model_config)
+        try:
+            return checkpoint, ModelStore().hold(checkpoint.path)
+        except ModelNotFound:
+            # Evicted in the moment between.
+            if last:
+                raise
+    raise AssertionError("the last round returns or raises")
+
+
+def _watch(sock: socket.socket) -> None:
+    """Nobody writes to the socket: what can be read is its end."""
+    sock.recv(1)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """Ends this process and what it started, such as pip."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    status = main()
+    # A library's threads may still be at work: nobody waits for them.
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,158 @@
+"""A model that lies elsewhere, as far as its config and the headers of its files tell. Fetches no weights.
+
+there   config.json   model.safetensors  ┌ header ┬ weights ─────────────┐
+here    config.json   model.safetensors  └ header ┴ a hole of that size ─┘
+
+The copy is hollow but has every name and size, so whoever opens the model opens this one in the same way.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
+from ostro.sources.base import ObjectChanged, Reference, Transient, is_plain_path, open_source, patiently
+from ostro.weights.gguf_checkpoint import is_first_file
+from ostro.weights.gguf_header import read_gguf_header
+from ostro.weights.hf_checkpoint import INDEX, SINGLE
+from ostro.weights.json_file import MAX_BYTES
+
+_CONFIG = "config.json"
+_GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
+_THREADS = 8
+# Enough for most headers of safetensors; those of GGUF hold a vocabulary, and no word of how long they are.
+_FIRST_BYTES = 1 << 16
+_MOST_BYTES = 128 << 20
+
+
+class RemoteFiles(Protocol):
+    """A model's files where they are. Safe to use from several threads."""
+
+    @property
+    def name(self) -> str:
+        """The model's, for display."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """In bytes, by the names they have in the model's directory."""
+
+    def read(self, name: str, start: int, end: int) -> bytes: ...
+
+
+class ObjectFiles:
+    """Those of a model in an object store."""
+
+    def __init__(self, model: Reference) -> None:
+        self.name = model.name
+        self._model = model
+        self._source = open_source(model)
+        stem = _GGUF.sub("", model.key)
+        # One GGUF file, or all files of a model that was split; else a directory.
+        prefix = stem if stem != model.key else model.directory
+        directory = prefix[: prefix.rfind("/") + 1]
+        listed = patiently(f"Listing {model}", lambda: list(self._source.list(prefix)))
+        if stem != model.key:
+            listed = [info for info in listed if _GGUF.sub("", info.key) == stem]
+        if not listed:
+            raise ModelNotFound(f"There is nothing at {model}. Check the name.")
+        self._objects = {info.key.removeprefix(directory): info for info in listed}
+        self.sizes = {name: info.size for name, info in self._objects.items()}
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        info = self._objects[name]
+
+        def attempt() -> bytes:
+            data = b"".join(self._source.read(info.key, info.generation, start, end))
+            if len(data) != end - start:
+                raise Transient("the answer was cut short")
+            return data
+
+        try:
+            return patiently(f"Reading {name} of {self._model}", attempt)
+        except ObjectChanged as error:
+            raise DownloadFailed(f"{error} while it was read. Try again.") from error
+
+
+@contextmanager
+def hollow_copy(files: RemoteFiles) -> Iterator[Path]:
+    """A directory with the model's config and the headers of its weight files; gone afterwards."""
+    with TemporaryDirectory(prefix="ostro-") as place:
+        try:
+            _fill(Path(place), files)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DiskFull(f"Cannot write headers to {place} ({reason}). Set TMPDIR to another directory.") from error
+        yield Path(place)
+
+
+def _fill(directory: Path, files: RemoteFiles) -> None:
+    for name in files.sizes.keys() & {_CONFIG, INDEX}:
+        (directory / name).write_bytes(_read_small(files, name))
+    weights = _weight_files(directory, files.sizes)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as threads:
+        for _ in threads.map(lambda name: _copy_header(files, name, directory / name), weights):
+            pass
+
+
+def _read_small(files: RemoteFiles, name: str) -> bytes:
+    size = files.sizes[name]
+    if size > MAX_BYTES:
+        raise DownloadFailed(f"{name} has {size} bytes, more than any model's JSON file.")
+    return files.read(name, 0, size) if size else b""
+
+
+def _weight_files(directory: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Those that will be opened. What is wrong with them, whoever opens them tells."""
+    if INDEX in sizes and _CONFIG in sizes:
+        return sorted(_indexed(directory / INDEX) & sizes.keys())
+    if SINGLE in sizes and _CONFIG in sizes:
+        return [SINGLE]
+    models = [name for name in sizes if name.endswith(".gguf") and _is_file_name(name)]
+    if sum(is_first_file(Path(name)) for name in models) > 1:
+        names = ", ".join(sorted(models))
+        raise ModelNotFound(f"There are several models ({names}). Give the address of one.")
+    return models
+
+
+def _indexed(index: Path) -> set[str]:
+    try:
+        return {file for file in json.loads(index.read_bytes())["weight_map"].values() if _is_file_name(file)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return set()
+
+
+def _is_file_name(name: str) -> bool:
+    return is_plain_path(name) and "/" not in name
+
+
+def _copy_header(files: RemoteFiles, name: str, path: Path) -> None:
+    size = min(files.sizes[name], _MOST_BYTES)
+    with path.open("w+b") as file:
+        file.truncate(files.sizes[name])
+        fetched, wanted = 0, _FIRST_BYTES
+        while fetched < min(wanted, size):
+            data = files.read(name, fetched, min(wanted, size))
+            file.seek(fetched)
+            file.write(data)
+            file.flush()
+            fetched += len(data)
+            wanted = _header_bytes(path, fetched)
+
+
+def _header_bytes(path: Path, fetched: int) -> int:
+    """How many bytes the header has; of a GGUF file whose header goes on, how many to look at next."""
+    if path.suffix == ".gguf":
+        try:
+            header = read_gguf_header(path)
+        except ModelError:
+            return 2 * fetched
+        # Had the hole been read as a part of the header, the weights would begin in it.
+        begin = min((tensor.offset for tensor in header.tensors), default=_MOST_BYTES)
+        return fetched if begin <= fetched else 2 * fetched
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
