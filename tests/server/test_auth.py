@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -21,19 +22,28 @@ async def who(scope: Scope, receive: Receive, send: Send) -> None:
 class Recorded:
     """Gives each request its record, as the request log does."""
 
-    def __init__(self, keyring: Keyring) -> None:
-        self.app = Authentication(who, keyring)
+    def __init__(self, keyring: Keyring, origins: Sequence[str] = ()) -> None:
+        self.app = Authentication(who, keyring, origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"] = {"record": RequestRecord(id="r", method="GET", path=scope["path"])}
         await self.app(scope, receive, send)
 
 
-def ask(keyring: Keyring, path: str, authorization: str | bytes | None = None) -> httpx.Response:
+def ask(
+    keyring: Keyring,
+    path: str,
+    authorization: str | bytes | None = None,
+    *,
+    origin: str | None = None,
+    origins: Sequence[str] = (),
+) -> httpx.Response:
     async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(app=Recorded(keyring))
+        transport = httpx.ASGITransport(app=Recorded(keyring, origins))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             headers = {} if authorization is None else {b"authorization": _bytes(authorization)}
+            if origin is not None:
+                headers[b"origin"] = origin.encode()
             return await client.get(path, headers=headers)
 
     return asyncio.run(get())
@@ -123,6 +133,27 @@ def test_admin_key_alone_closes_the_admin_part_and_metrics() -> None:
     keys = Keyring.of(admin=["boss"])
     statuses = {path: ask(keys, path).status_code for path in ("/v1/models", "/admin/stats", "/metrics")}
     assert statuses == {"/v1/models": 200, "/admin/stats": 401, "/metrics": 401}
+
+
+@pytest.mark.parametrize("path", ["/admin/stats", "/admin", "/%61dmin/stats", "/admin%2Fstats"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "http://test.evil.example", "http://test:81", "null", "test"]
+)
+def test_where_no_key_is_needed_pages_of_other_servers_have_no_part_in_admin_paths(path: str, origin: str) -> None:
+    """Any web page that a user of this machine opened could unload models."""
+    refused = ask(Keyring(), path, origin=origin, origins=["*", "http://board.example"])
+    assert refused.status_code == 401
+    assert "--admin-key" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("origin", [None, "http://test", "https://TEST", "http://board.example"])
+def test_own_pages_and_those_allowed_by_name_may_call_admin_paths(origin: str | None) -> None:
+    assert ask(Keyring(), "/admin/stats", origin=origin, origins=["http://board.example"]).status_code == 200
+
+
+def test_origin_does_not_matter_to_who_has_the_key_nor_elsewhere() -> None:
+    assert ask(KEYS, "/admin/stats", "Bearer boss", origin="http://evil.example").status_code == 200
+    assert ask(Keyring(), "/v1/models", origin="http://evil.example").status_code == 200
 
 
 def test_keyring_holds_no_key() -> None:

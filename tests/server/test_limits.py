@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from ostro.engine.request import Request
 from ostro.errors import BadRequest, QueueFull, RequestTimeout, Unavailable
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_params import SamplingParams
-from ostro.server.limits import FairClock, Gate, GateLimits
+from ostro.server.limits import FairClock, Gate, GateLimits, Usage
 from ostro.server.logging import RequestRecord
 
 T = TypeVar("T")
@@ -47,7 +47,8 @@ class Visitor:
 
     async def _visit(self, gate: Gate, request: Request) -> None:
         async with gate.admit(self.record) as ticket:
-            [prepared] = await ticket.turn([request])
+            [prepared] = ticket.enlist([request])
+            await ticket.turn()
             self.turn = prepared.turn
             self.entered.set()
             await ticket.complete(self._served(prepared))
@@ -260,7 +261,8 @@ async def test_watched_stream_passes_all_and_the_record_has_what_it_brought() ->
     record.stream = True
     stream = Stream([Delta(0, "a", None, [1, 2])], [Delta(0, "b", "stop", [3])])
     async with gate.admit(record) as ticket:
-        await ticket.turn([a_request(7)])
+        ticket.enlist([a_request(7)])
+        await ticket.turn()
         texts = [delta.text async for deltas in ticket.watch(stream) for delta in deltas]
     assert (texts, stream.closed) == (["a", "b"], True)
     assert (record.prompt_tokens, record.completion_tokens, record.finish_reasons) == (7, 3, ["stop"])
@@ -271,7 +273,8 @@ async def test_watched_stream_passes_all_and_the_record_has_what_it_brought() ->
 async def test_watched_stream_that_takes_too_long_is_closed() -> None:
     gate, stream = Gate(GateLimits(seconds=0.05)), Stream([Delta(0, "a", None, [1])], stuck=True)
     async with gate.admit(a_record()) as ticket:
-        await ticket.turn([a_request()])
+        ticket.enlist([a_request()])
+        await ticket.turn()
         watched = ticket.watch(stream)
         assert [delta.text for delta in await anext(watched)] == ["a"]
         with pytest.raises(RequestTimeout):
@@ -284,7 +287,8 @@ async def test_time_that_runs_out_while_the_reader_is_busy_ends_the_stream_at_it
     gate = Gate(GateLimits(seconds=0.05))
     stream = Stream([Delta(0, "a", None, [1])], [Delta(0, "b", None, [2])])
     async with gate.admit(a_record()) as ticket:
-        await ticket.turn([a_request()])
+        ticket.enlist([a_request()])
+        await ticket.turn()
         watched = ticket.watch(stream)
         await anext(watched)
         await asyncio.sleep(0.1)
@@ -330,7 +334,116 @@ async def test_cap_on_new_tokens_is_told_and_holds_where_nothing_was_asked() -> 
     gate = Gate(GateLimits(new_tokens=32))
     async with gate.admit(a_record()) as ticket:
         with pytest.raises(BadRequest, match="this server allows at most 32"):
-            await ticket.turn([a_request(max_tokens=33)])
-        [request] = await ticket.turn([a_request(max_tokens=None)])
+            ticket.enlist([a_request(max_tokens=33)])
+        [request] = ticket.enlist([a_request(max_tokens=None)])
     assert request.params.max_tokens == 32
     assert replace(request, turn=0) == a_request(max_tokens=32)
+
+
+@in_loop
+async def test_slot_of_one_whose_model_does_not_come_at_once_goes_to_the_next_until_it_does() -> None:
+    gate = Gate(GateLimits(concurrent=1))
+    holder = Visitor(gate)
+    await settle()
+    loaded = asyncio.Event()
+    async with gate.admit(a_record()) as ticket:
+        ticket.enlist([a_request()])
+        assert not ticket.enter()
+        turn = asyncio.create_task(ticket.turn())
+        await settle()
+        behind, last = Visitor(gate), Visitor(gate)
+        await settle()
+        await holder.leave()
+        await turn
+        with ticket.step_back_unless_at_once():
+            await _awaited(_nothing())
+        assert ticket.holds_slot, "what takes no time costs no slot"
+        with ticket.step_back_unless_at_once():
+            loading = asyncio.create_task(_awaited(loaded.wait()))
+            await settle()
+            assert (ticket.holds_slot, ticket.record.let_in, inside([behind, last])) == (False, None, [0])
+            loaded.set()
+            await loading
+        assert not ticket.enter()
+        turn = asyncio.create_task(ticket.turn())
+        await settle()
+        await behind.leave()
+        await turn
+        assert (ticket.holds_slot, inside([last])) == (True, []), "it comes before those who came after it"
+    await settle()
+    assert inside([last]) == [0]
+    await last.leave()
+
+
+async def _nothing() -> None:
+    pass
+
+
+@in_loop
+async def test_requests_prepared_anew_keep_their_turn_and_cost_nothing_more() -> None:
+    gate = Gate(GateLimits())
+    async with gate.admit(a_record()) as ticket:
+        assert ticket.enlist([a_request(4)]) == ticket.enlist([a_request(4)])
+        assert gate.clock.turn("anonymous", 1) == 5
+
+
+class Loading:
+    """A request that waits for its model, gets it, and leaves."""
+
+    def __init__(self, gate: Gate, name: str, loaded: asyncio.Event) -> None:
+        self.holds_model = False
+        self.task = asyncio.create_task(self._visit(gate, name, loaded))
+
+    async def _visit(self, gate: Gate, name: str, loaded: asyncio.Event) -> None:
+        async with gate.admit(a_record()) as ticket:
+            await ticket.take(self._model(loaded), name)
+            assert self.holds_model
+        assert not self.holds_model
+
+    @asynccontextmanager
+    async def _model(self, loaded: asyncio.Event) -> AsyncIterator[None]:
+        await loaded.wait()
+        self.holds_model = True
+        try:
+            yield
+        finally:
+            self.holds_model = False
+
+    @property
+    def refused(self) -> bool:
+        return self.task.done() and isinstance(self.task.exception(), QueueFull)
+
+
+@pytest.mark.parametrize(("many_models", "most"), [(True, 4), (False, 8)])
+def test_those_who_wait_for_one_model_leave_room_for_others_if_there_are_any(many_models: bool, most: int) -> None:
+    """A flood for a model that loaded filled the gate, and models that were ready answered nobody."""
+
+    async def scenario() -> None:
+        gate = Gate(GateLimits(concurrent=1, waiting=7), many_models=many_models)
+        loaded = asyncio.Event()
+        flood = [Loading(gate, "slow", loaded) for _ in range(20)]
+        await settle()
+        assert [each.refused for each in flood] == [False] * most + [True] * (20 - most)
+        ready = asyncio.Event()
+        ready.set()
+        others = [Loading(gate, name, ready) for name in ("a", "a", "b")]
+        await settle()
+        assert [each.refused for each in others] == [not many_models] * 3
+        loaded.set()
+        await asyncio.gather(*(each.task for each in (*flood, *others)), return_exceptions=True)
+        await Loading(gate, "slow", loaded).task
+        assert gate.num_inside == 0
+
+    asyncio.run(scenario())
+
+
+@in_loop
+async def test_what_requests_have_used_is_kept_by_model() -> None:
+    gate = Gate(GateLimits())
+    for model, tokens in (("a", 3), ("b", 4), ("a", 5)):
+        visitor = Visitor(gate, request=a_request(tokens))
+        visitor.record.model, visitor.record.cached_tokens = model, 2
+        await visitor.leave()
+    async with gate.admit(a_record()) as ticket:
+        ticket.record.model = "a"
+    assert gate.used == {"a": Usage(2, 8, 2, 4), "b": Usage(1, 4, 1, 2)}

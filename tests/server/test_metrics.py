@@ -1,10 +1,21 @@
+import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from ostro.engine.messages import ModelInfo, Pulse
+from ostro.engine.tally import Tally
+from ostro.server.app import build_app
+from ostro.server.auth import Keyring
+from ostro.server.fleet import build_models
+from ostro.server.ledger import Ledger, Totals
+from ostro.server.lifecycle import middlewares
 from ostro.server.logging import RequestRecord
 from ostro.server.metrics import Metrics
+from ostro.server.settings import Given, read_settings
 
 
 @dataclass
@@ -13,18 +24,45 @@ class Service:
 
     info: ModelInfo | None = None
     pulse: Pulse = field(default_factory=Pulse)
-    restarts: int = 0
 
 
 @dataclass
 class Fleet:
     models: dict[str, Service]
+    ledger: Ledger = field(default_factory=Ledger)
     first_name: str = "tiny"
     num_loads: int = 1
     num_evictions: int = 0
 
     def loaded(self) -> list[tuple[str, Service]]:
         return list(self.models.items())
+
+    def totals(self) -> list[tuple[str, Totals]]:
+        return [(name, self.ledger.totals(name)) for name in ("tiny", "other")]
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return metrics_of(Service())
+
+
+@pytest.fixture
+def app(metrics: Metrics, tmp_path: Path) -> FastAPI:
+    """Over a model that is never loaded, with the middlewares that count requests."""
+    settings = read_settings({"model": Given("tiny", "--model")}, directory=tmp_path).settings
+
+    async def build() -> FastAPI:
+        return build_app(build_models(settings), middlewares=middlewares(settings, Keyring(), metrics))
+
+    return asyncio.run(build())
+
+
+def ask(app: FastAPI, method: str, path: str) -> None:
+    async def request() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            await client.request(method, path)
+
+    asyncio.run(request())
 
 
 def metrics_of(service: Service, line: "Line | None" = None) -> Metrics:
@@ -50,6 +88,7 @@ def read(metrics: Metrics) -> dict[str, float]:
 
 def a_record() -> RequestRecord:
     record = RequestRecord(id="r", method="POST", path="/v1/completions", stream=True, status=200, started=100.0)
+    record.route = record.path
     record.prompt_tokens, record.lined_up, record.let_in = 7, 100.5, 101.5
     record.first_token, record.last_token, record.ended = 102.0, 103.0, 103.5
     record.completion_tokens, record.finish_reasons = 11, ["stop", "length"]
@@ -72,14 +111,11 @@ def test_finished_request_is_counted_under_the_names_that_others_chart() -> None
 
 
 def test_engines_state_is_read_from_its_pulse() -> None:
-    service = Service(
-        pulse=Pulse(steps=9, running=3, waiting=2, pages_total=100, pages_free=50, pages_cached=25, cache_hits=16)
-    )
+    service = Service(pulse=Pulse(running=3, waiting=2, pages_total=100, pages_free=50, pages_cached=25))
     samples = read(metrics_of(service, Line(num_waiting=4, num_inside=9)))
     assert samples["vllm:num_requests_running"] == 3
     assert samples["vllm:num_requests_waiting"] == 6
     assert samples["vllm:kv_cache_usage_perc"] == 0.25
-    assert samples["vllm:prefix_cache_hits_total"] == 16
     assert (samples["ostro_pages_total"], samples["ostro_pages_free"], samples["ostro_pages_cached"]) == (100, 50, 25)
     assert samples["ostro_requests_under_way"] == 9
     assert "ostro_load_seconds" not in samples
@@ -102,58 +138,94 @@ def test_loaded_model_tells_its_times() -> None:
     assert samples["ostro_engine_resident_bytes"] == 1024
 
 
-def test_counters_do_not_fall_when_the_engine_starts_anew() -> None:
-    service = Service(pulse=Pulse(steps=10, preemptions=4))
-    metrics = metrics_of(service, Line())
-    assert read(metrics)["vllm:num_preemptions_total"] == 4
-    service.restarts, service.pulse = 1, Pulse()
-    assert read(metrics)["vllm:num_preemptions_total"] == 4
-    service.pulse = Pulse(steps=20, preemptions=3)
-    samples = read(metrics)
-    assert (samples["vllm:num_preemptions_total"], samples["ostro_engine_restarts_total"]) == (7, 1)
+def test_counters_do_not_fall_when_an_engine_starts_anew_or_goes() -> None:
+    fleet, tally = Fleet({}), Tally()
+    metrics = Metrics(fleet, Line())
+
+    def counted() -> tuple[float, float, float]:
+        samples = read(metrics)
+        names = ("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "ostro_engine_restarts_total")
+        return samples[names[0]], samples[names[1]], samples[names[2]]
+
+    fleet.ledger.note("tiny", tally)
+    tally.take(Pulse(steps=10, preemptions=4, cache_hits=16))
+    assert counted() == (4, 16, 0)
+    tally.end_process()
+    tally.restarts += 1
+    assert counted() == (4, 16, 1)
+    tally.take(Pulse(steps=20, preemptions=3))
+    assert counted() == (7, 16, 1)
+    # Nobody looks between the last of one engine and the first of the next.
+    tally.take(Pulse(steps=25, preemptions=5, cache_hits=16))
+    tally.end_process()
+    another = Tally()
+    fleet.ledger.note("tiny", another)
+    assert counted() == (9, 32, 1)
+    another.take(Pulse(steps=30, preemptions=1))
+    assert counted() == (10, 32, 1)
 
 
 def test_request_that_never_reached_the_engine_counts_only_as_an_answer() -> None:
     metrics = metrics_of(Service(), Line())
-    metrics.record(RequestRecord(id="r", method="POST", path="/v1/completions", status=400))
+    path = "/v1/completions"
+    metrics.record(RequestRecord(id="r", method="POST", path=path, route=path, status=400))
     samples = read(metrics)
     assert samples['ostro_http_requests_total{path="/v1/completions",status="400"}'] == 1
     assert "vllm:e2e_request_latency_seconds_count" not in samples
 
 
-def test_made_up_paths_make_no_labels() -> None:
-    metrics = metrics_of(Service(), Line())
-    for number in range(50):
-        metrics.record(RequestRecord(id="r", method="GET", path=f"/made/up/{number}", status=404))
-        metrics.record(RequestRecord(id="r", method="OPTIONS", path=f"/made/up/{number}", status=200))
-        metrics.record(RequestRecord(id="r", method="GET", path=f"/made/up/{number}", status=401))
-    assert not any("made" in name for name in read(metrics))
+def test_made_up_paths_make_no_labels(app: FastAPI, metrics: Metrics) -> None:
+    """Anyone could make up labels: paths that looked like those of a model were taken as they were."""
+    made_up = [("GET", f"/made/up/{number}") for number in range(5)]
+    made_up += [("POST", "/v1/made-up/chat"), ("GET", "/v1/made-up/completions"), ("OPTIONS", "/made-up")]
+    made_up += [("POST", "/v1/chat/made-up/completions"), ("POST", "/v1/x/made-up/chat/completions")]
+    made_up += [("GET", "/v1/models/made-up"), ("POST", "/admin/unload/made/up"), ("POST", "/tokenize/made-up")]
+    for method, path in made_up:
+        ask(app, method, path)
+    labels = {name for name in read(metrics) if name.startswith("ostro_http_requests_total")}
+    assert not any("made" in label for label in labels)
+    assert {'path="not_found",status="404"', 'path="method_not_allowed",status="405"'} <= {
+        label.removeprefix("ostro_http_requests_total{").removesuffix("}") for label in labels
+    }
 
 
 @pytest.mark.parametrize(
-    ("path", "label"),
+    ("method", "path", "label", "status"),
     [
-        ("/v1/made/up/chat/completions", "/v1/{model}/chat/completions"),
-        ("/v1/made-up/completions", "/v1/{model}/completions"),
-        ("/admin/unload/made/up", "/admin/unload/{model}"),
-        ("/v1/chat/completions", "/v1/chat/completions"),
-        ("/v1/completions", "/v1/completions"),
-        ("/admin/stats", "/admin/stats"),
+        ("POST", "/v1/made/up/chat/completions", "/v1/{model}/chat/completions", 415),
+        ("POST", "/v1/made-up/completions", "/v1/{model}/completions", 415),
+        ("GET", "/v1/models/made/up", "/v1/models/{id}", 404),
+        ("POST", "/admin/unload/made/up", "/admin/unload/{model}", 404),
+        ("POST", "/v1/chat/completions", "/v1/chat/completions", 415),
+        ("POST", "/v1/completions", "/v1/completions", 415),
+        ("GET", "/healthz", "/healthz", 200),
+        ("GET", "/metrics", "/metrics", 200),
+        ("DELETE", "/v1/completions", "method_not_allowed", 405),
+        ("GET", "/v1/made/up", "not_found", 404),
     ],
 )
-def test_models_names_in_paths_make_no_labels(path: str, label: str) -> None:
-    metrics = metrics_of(Service())
-    metrics.record(RequestRecord(id="r", method="POST", path=path, status=400))
-    assert f'ostro_http_requests_total{{path="{label}",status="400"}}' in read(metrics)
+def test_requests_are_counted_under_the_template_of_their_path(
+    app: FastAPI, metrics: Metrics, method: str, path: str, label: str, status: int
+) -> None:
+    ask(app, method, path)
+    assert f'ostro_http_requests_total{{path="{label}",status="{status}"}}' in read(metrics)
+
+
+def test_request_that_was_turned_away_before_routing_has_one_label(metrics: Metrics) -> None:
+    for number in range(5):
+        metrics.record(RequestRecord(id="r", method="GET", path=f"/made/up/{number}", status=401))
+    assert read(metrics)['ostro_http_requests_total{path="other",status="401"}'] == 5
 
 
 def test_models_are_told_apart_and_counters_survive_an_eviction() -> None:
-    fleet = Fleet({"tiny": Service(), "other": Service(pulse=Pulse(steps=9, preemptions=4))})
+    fleet, tally = Fleet({"tiny": Service(), "other": Service()}), Tally()
     metrics = Metrics(fleet, Line())
-    other = 'vllm:num_preemptions_total{model_name="other"}'
-    assert read(metrics)[other] == 4
-    evicted = fleet.models.pop("other")
-    assert other not in read(metrics)
-    evicted.pulse = Pulse(steps=12, preemptions=1)
-    fleet.models["other"] = evicted
-    assert read(metrics)[other] == 5
+    fleet.ledger.note("other", tally)
+    tally.take(Pulse(preemptions=4))
+    running = 'vllm:num_requests_running{model_name="other"}'
+    preempted = 'vllm:num_preemptions_total{model_name="other"}'
+    assert running in read(metrics)
+    del fleet.models["other"]
+    samples = read(metrics)
+    assert running not in samples
+    assert samples[preempted] == 4

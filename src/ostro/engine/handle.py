@@ -43,6 +43,7 @@ from ostro.engine.messages import (
 )
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
+from ostro.engine.tally import Tally
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
@@ -137,15 +138,25 @@ class Stream:
 class EngineHandle:
     """One engine process and its successors. Use within one event loop."""
 
-    def __init__(self, config: EngineConfig, *, stall_seconds: float = 60.0, stop_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        path: str | None = None,
+        name: str | None = None,
+        stall_seconds: float = 60.0,
+        stop_seconds: float = 5.0,
+    ) -> None:
+        """`path` is where the model's files are, if that is known, and `name` what their source calls it."""
         self.config = config
+        self._boot = Boot(config, path, name)
         self.stall_seconds = stall_seconds
         self.stop_seconds = stop_seconds
         self.state = State.LOADING
         self.info: ModelInfo | None = None
         self.failure: OstroError | None = None
         self.pulse = Pulse()
-        self.restarts = 0
+        self.tally = Tally()
         # Requests that the engine is at work on.
         self._streams: dict[int, Stream] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -161,6 +172,10 @@ class EngineHandle:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
+
+    @property
+    def restarts(self) -> int:
+        return self.tally.restarts
 
     @property
     def num_streams(self) -> int:
@@ -222,7 +237,7 @@ class EngineHandle:
     async def fail(self, error: OstroError) -> None:
         """Ends the process for good: the API process found that it cannot serve this model."""
         if self.state not in _ENDED:
-            self.failure = error
+            self.failure = _load_error(type(error).__name__, error.message)
             await self._end(State.FAILED)
 
     async def _end(self, state: State) -> None:
@@ -281,7 +296,7 @@ class EngineHandle:
                 await asyncio.wait_for(self._ending.wait(), pause)
                 return
             pause = min(2 * pause, _LONGEST_PAUSE)
-            self.restarts += 1
+            self.tally.restarts += 1
 
     def _status(self) -> int | None:
         return None if self._process is None else self._process.returncode
@@ -296,7 +311,7 @@ class EngineHandle:
         self._process, self._stuck, was_ready = process, False, False
         try:
             reader, self._writer = await asyncio.open_connection(sock=sock)
-            self._send(Boot(self.config))
+            self._send(self._boot)
             await self._converse(reader)
         except asyncio.CancelledError:
             self._kill()
@@ -329,6 +344,7 @@ class EngineHandle:
         if self.state not in _ENDED:
             self._enter(State.LOADING)
         self.pulse = Pulse()
+        self.tally.end_process()
         how = f"made no progress for {self.stall_seconds:g} s" if self._stuck else "stopped while it was at work"
         self._fail_streams(f"The engine {how}. A new one starts: try again.")
 
@@ -354,6 +370,7 @@ class EngineHandle:
                 if message.steps != self.pulse.steps:
                     self._idle_seconds = 0.0
                 self.pulse = message
+                self.tally.take(message)
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))
@@ -429,7 +446,8 @@ def _submission(request: Request) -> bytes:
 
 def _load_error(name: str, message: str) -> OstroError:
     kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, OstroError):
+    # What is wrong with the server's own settings no request can mend.
+    if isinstance(kind, type) and issubclass(kind, OstroError) and not issubclass(kind, BadRequest):
         return kind(message)
     return ModelError(message)
 

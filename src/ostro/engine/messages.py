@@ -25,6 +25,10 @@ class Boot(Message, frozen=True):
     """The first message to a new engine."""
 
     config: EngineConfig
+    path: str | None = None
+    """Where the model's files are, if they were found already."""
+    name: str | None = None
+    """What to call it then."""
 
 
 class Submit(Message, frozen=True):
@@ -59,6 +63,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """What those will take there."""
     device_bytes: int = 0
     """Memory of the GPU, pages included."""
+    keeps_kv: bool = True
+    """Whether what was computed for a token stays; if not, a continuation may be scored in one pass."""
     adapters: tuple[str, ...] = ()
     """What a request may name beside the model itself."""
 
@@ -98,6 +104,8 @@ class Pulse(Message, frozen=True):
     preemptions: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
+    outer_steps: int = 0
+    saved_steps: int = 0
 
 
 class Stepped(Message, frozen=True):

@@ -18,6 +18,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
 
+import msgspec
+
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.faults import Faults
@@ -115,6 +117,8 @@ class EngineLoop:
             self.faults.before_step(self.core.scheduler.counters.steps)
             if progress := self.core.step():
                 self.channel.send(Stepped(progress))
+        # What was counted since the last one.
+        self.channel.send(pulse(self.core))
 
     def _take_messages(self) -> bool:
         """Handles what has arrived, and waits for something if there is nothing to do. False: stop."""
@@ -174,6 +178,8 @@ def pulse(core: EngineCore) -> Pulse:
         preemptions=counters.preemptions,
         cache_queries=counters.cache_queries,
         cache_hits=counters.cache_hits,
+        outer_steps=counters.outer_steps,
+        saved_steps=counters.saved_steps,
     )
 
 
@@ -195,6 +201,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         max_len=core.scheduler.max_len,
         vocab_size=spec.vocab_size,
         generates=spec.generates,
+        keeps_kv=spec.keeps_kv,
         page_size=spec.page_size,
         num_pages=spec.num_pages,
         load_seconds=loaded - started,
@@ -269,15 +276,16 @@ def main() -> int:
     assert isinstance(boot, Boot), "the first message is Boot"
     faults = Faults.from_environment()
     try:
-        checkpoint = open_checkpoint(boot.config.model)
+        checkpoint = open_checkpoint(boot.path or boot.config.model, model_config=boot.config.model_config)
+        name = boot.name or checkpoint.name
         # Until this process ends nobody may delete its files.
         held = ModelStore().hold(checkpoint.path)
-        channel.send(Located(checkpoint.name, str(checkpoint.path)))
+        channel.send(Located(name, str(checkpoint.path)))
         core, info = load(checkpoint, boot.config, faults)
     except OstroError as error:
         channel.send(LoadFailed(type(error).__name__, error.message))
         return 1
-    channel.send(Ready(info))
+    channel.send(Ready(msgspec.structs.replace(info, name=name)))
     with held:
         EngineLoop(core, inbox, channel, faults).run()
     return 0

@@ -3,6 +3,9 @@
 Everything needs a key once one is set, also paths that do not exist, but for the few that are listed here. The check is
 on the path as it arrived, before any routing, and on what decoding makes of it: the stricter of the two holds. Keys are
 kept as SHA-256 digests, and all of them are compared, each in constant time.
+
+A browser that shows somebody's web page can reach a server that nobody else can, and tells whose page it is in Origin.
+So where the admin's part needs no key, it is closed to pages of other servers.
 """
 
 import hashlib
@@ -19,6 +22,7 @@ from ostro.errors import BadRequest, NotAuthorized
 from ostro.server.error_handlers import error_response
 from ostro.server.logging import RequestRecord
 
+ANONYMOUS = "anonymous"
 # Probes and balancers ask these, and they tell nothing of the model.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health"})
 # What only an operator asks.
@@ -59,15 +63,19 @@ class Keyring:
             needed = self._needed(path)
             if needed and known not in needed:
                 raise _refusal(key, known)
-        return "anonymous" if known is None else known.label
+        return ANONYMOUS if known is None else known.label
 
     def _needed(self, path: str) -> tuple[Key, ...]:
         """The keys of which one is needed; none if the path is open."""
         if path in OPEN_PATHS:
             return ()
-        if path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/"):
+        if _is_admins(path):
             return self.admin or self.keys
         return self.keys + self.admin if self.keys or path == METRICS_PATH else ()
+
+
+def _is_admins(path: str) -> bool:
+    return path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
 
 
 def _refusal(given: str | None, known: Key | None) -> NotAuthorized:
@@ -106,16 +114,21 @@ def read_key_file(path: Path) -> list[str]:
 class Authentication:
     """ASGI middleware: nobody gets further without the key that the path needs."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, origins: Iterable[str] = ()) -> None:
+        """`origins` are those whose pages may call the admin's part without a key, by name."""
         self.app = app
         self.keyring = keyring
+        self.origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
+        paths, headers = _paths(scope), Headers(scope=scope)
         try:
-            label = self.keyring.label(_paths(scope), _bearer(Headers(scope=scope)))
+            label = self.keyring.label(paths, _bearer(headers))
+            if label == ANONYMOUS and any(map(_is_admins, paths)):
+                self._check_origin(headers)
         except NotAuthorized as error:
             await _refuse(error, scope, receive, send)
             return
@@ -123,6 +136,17 @@ class Authentication:
         if isinstance(record, RequestRecord):
             record.key = label
         await self.app(scope, receive, send)
+
+    def _check_origin(self, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if origin is None or origin in self.origins:
+            return
+        # The scheme is left out: a proxy before us may have taken TLS off.
+        if origin.partition("://")[2].lower() != headers.get("host", "").lower():
+            raise NotAuthorized(
+                "A page of another server may not call /admin without a key. Start the server with --admin-key, and "
+                "send the key in a header: Authorization: Bearer YOUR_KEY."
+            )
 
 
 def _paths(scope: Scope) -> list[str]:

@@ -1,14 +1,15 @@
 """From an HTTP request to its answer: through the gate, to the engine, back as one body or as a stream of events.
 
-read, parse ──> model ──> prepare ──> wait in line ──> engine ──┬──> one JSON body
-   4xx         404, 503     4xx          429, 503               └──> first event in hand: 200, events, [DONE]
+read, parse ──> model ──> prepare ──┬─────────────────────────────┬──> engine ──┬──> one JSON body
+   4xx         404, 503     4xx     └──> wait in line ──> model ──┘             └──> first event in hand: 200, events,
+                                           429, 503    404, 503                      [DONE]
 
 All of it from the model on ends when the client goes. Knows jobs; knows no endpoint.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,15 +59,8 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         try:
-            async with (
-                UntilDisconnect(receive),
-                self._api.gate.admit(self._record) as ticket,
-                AsyncExitStack() as held,
-            ):
-                # It may have to be loaded: that is part of the request's time.
-                model = await ticket.within(held.enter_async_context(self._api.models.use(job.model)))
-                self._record.model = model.name
-                requests = await ticket.turn(await ticket.within(job.prepare(model)))
+            async with UntilDisconnect(receive), self._api.gate.admit(self._record) as ticket:
+                model, requests = await self._turn(ticket)
                 if job.chunks is not None:
                     await self._stream(ticket, model, requests, partial(job.chunks, model), send)
                     return
@@ -76,6 +70,31 @@ class Answer(Response):
             await response(scope, receive, send)
         except ClientGone:
             self._record.error = "client_gone"
+
+    async def _turn(self, ticket: Ticket) -> tuple[Model, list[EngineRequest]]:
+        """The model, in use, and the requests, which its engine may have now.
+
+        Who waits in line lets go of the model, since others may need its room. If it is gone when the turn comes, the
+        turn is lent to others until it is loaded again; but only once, or a request might never have both.
+        """
+        prepare, keeps_turn = self._job.prepare, False
+        model = await self._take(ticket)
+        self._record.model = model.name
+        requests = ticket.enlist(await ticket.within(prepare(model)))
+        while not ticket.enter():
+            await ticket.let_go()
+            await ticket.turn()
+            with nullcontext() if keeps_turn else ticket.step_back_unless_at_once():
+                again = await self._take(ticket)
+            keeps_turn = True
+            if again.service is not model.service:
+                # It was loaded again, and requests are one service's own.
+                model, requests = again, ticket.enlist(await ticket.within(prepare(again)))
+        return model, requests
+
+    async def _take(self, ticket: Ticket) -> Model:
+        """It may have to be loaded: that is part of the request's time."""
+        return await ticket.take(self._api.models.use(self._job.model), self._job.model)
 
     async def _respond(self, model: Model, completions: list[Completion]) -> Response:
         def respond() -> Response:

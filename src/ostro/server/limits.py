@@ -3,14 +3,18 @@
 A route goes through the gate like this:
 
     async with gate.admit(record) as ticket:                  # 429 when the line is full, 503 while draining
-        requests = [await ticket.within(service.prepare(...))]
-        requests = await ticket.turn(requests)                # waits in line; each request gets its `turn`
-        async for deltas in ticket.watch(service.stream(requests[0])): ...      # or
-        completion = await ticket.complete(service.complete(requests[0]))
+        model = await ticket.take(models.use(name), name)     # 429 when too many wait for this one to be loaded
+        requests = ticket.enlist([await ticket.within(model.prepare(...))])      # each request gets its `turn`
+        await ticket.turn()                                   # waits in line
+        async for deltas in ticket.watch(model.stream(requests[0])): ...        # or
+        completion = await ticket.complete(model.complete(requests[0]))
 
 Everything inside ends with RequestTimeout once the request's time is over. The block may end in another task than it
 began in, as streamed answers do. `record` is the request's `logging.RequestRecord` (scope["state"]["record"]); the
 ticket writes queue time, first token, tokens and finish reasons into it.
+
+A slot is a request's right to be in an engine. Who waits for one should hold no model, whose room others may need; who
+waits for a model should hold no slot, which others may use: so `step_back_unless_at_once` lends it to them.
 
 The line is served by priority, then by turn. Turns are fair between keys (start-time fair queueing): every key has a
 clock that counts the tokens it was given, and a request's turn is its key's clock, or the clock of whoever is being
@@ -22,9 +26,9 @@ import asyncio
 import itertools
 import math
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Protocol, TypeVar
@@ -55,6 +59,24 @@ class GateLimits:
     """Most tokens that a request may ask for."""
     retry_after_drain: int = 5
     """What a client is told while the server shuts down: another one has taken over by then."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What requests for one model have asked of its engines."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were in the cache."""
+
+    def add(self, record: RequestRecord) -> None:
+        """Takes in a request that is over."""
+        self.requests += 1
+        self.prompt_tokens += record.prompt_tokens or 0
+        self.generated_tokens += record.completion_tokens
+        self.cached_tokens += record.cached_tokens or 0
 
 
 class Deltas(Protocol):
@@ -102,23 +124,62 @@ class Ticket:
         self._at_work: set[asyncio.Task[object]] = set()
         self._expired = False
         self._turns: list[int] = []
+        self._priority = 0
         self._cost = 0
         self._started = False
+        self._held = AsyncExitStack()
         self.record = record
         self.holds_slot = False
 
-    async def turn(self, requests: Sequence[Request]) -> list[Request]:
-        """Waits until the engine may have them. Raises QueueFull at once if too many tokens are waiting."""
+    async def take(self, model: AbstractAsyncContextManager[_T], name: str) -> _T:
+        """Waits for a model, and keeps it until it is let go or the request leaves. Raises QueueFull if too many wait
+        for the one of this name already, unless this request has been in line before.
+        """
+        with self._gate.loading(name, is_new=not self._turns):
+            return await self.within(self._held.enter_async_context(model))
+
+    async def let_go(self) -> None:
+        """Of the model, if it has one."""
+        await self._held.aclose()
+
+    def enlist(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests as the engine may have them. If they were prepared anew, they keep their turns."""
         requests = [self._gate.capped(request) for request in requests]
-        costs = [len(request.prompt_ids) + request.params.n for request in requests]
-        self.record.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
-        self._turns = [self._gate.clock.turn(self.record.key, cost) for cost in costs]
-        self._cost = sum(costs)
-        priority = min(request.priority for request in requests)
-        self.record.lined_up = time.monotonic()
-        await self.within(self._gate.line_up(self, (priority, self._turns[0]), self.record.prompt_tokens))
-        self.record.let_in = time.monotonic()
+        if not self._turns:
+            costs = [len(request.prompt_ids) + request.params.n for request in requests]
+            self.record.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+            self._turns = [self._gate.clock.turn(self.record.key, cost) for cost in costs]
+            self._priority = min(request.priority for request in requests)
+            self._cost = sum(costs)
         return [replace(request, turn=turn) for request, turn in zip(requests, self._turns, strict=True)]
+
+    async def turn(self) -> None:
+        """Waits for a slot. Raises QueueFull at once if too many tokens wait already and it was not in line before."""
+        is_new = self.record.lined_up is None
+        self.record.lined_up = self.record.lined_up or time.monotonic()
+        rank = self._priority, self._turns[0]
+        await self.within(self._gate.line_up(self, rank, self.record.prompt_tokens or 0, is_new=is_new))
+        self.record.let_in = time.monotonic()
+
+    def enter(self) -> bool:
+        """Whether it has a slot: it takes one if that needs no waiting."""
+        if not self.holds_slot and self._gate.take_slot(self):
+            self.record.let_in = time.monotonic()
+            self.record.lined_up = self.record.lined_up or self.record.let_in
+        return self.holds_slot
+
+    @contextmanager
+    def step_back_unless_at_once(self) -> Iterator[None]:
+        """Unless the block is over before anything else can run, the slot goes to the next in line."""
+        stepping_back = asyncio.get_running_loop().call_soon(self._step_back)
+        try:
+            yield
+        finally:
+            stepping_back.cancel()
+
+    def _step_back(self) -> None:
+        self.record.let_in = None
+        self._gate.give_back_slot(self)
 
     async def within(self, work: Awaitable[_T]) -> _T:
         """Its result, or RequestTimeout."""
@@ -193,16 +254,23 @@ class Ticket:
 class Gate:
     """Use within one event loop."""
 
-    def __init__(self, limits: GateLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: GateLimits, *, many_models: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """With many models, requests that wait for one of them to be loaded leave room for those of others."""
         self.limits = limits
         self.clock = FairClock()
         self.draining = False
         self.num_inside = 0
-        self.num_served = 0
+        self.used: defaultdict[str, Usage] = defaultdict(Usage)
+        """By the model's name in answers."""
         self.num_waiting = 0
         self.waiting_tokens = 0
         self._time = clock
         self._slots = limits.concurrent
+        self._places = limits.concurrent + limits.waiting
+        self._many_models = many_models
+        self._loading: Counter[str] = Counter()
         self._order = itertools.count()
         self._line: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._waits: deque[float] = deque(maxlen=_MEASURED)
@@ -221,7 +289,10 @@ class Gate:
             yield ticket
         finally:
             timer.cancel()
-            self._leave(ticket)
+            try:
+                await ticket.let_go()
+            finally:
+                self._leave(ticket)
 
     def drain(self) -> None:
         """Lets nobody in any more; who is inside may finish."""
@@ -247,15 +318,42 @@ class Gate:
             )
         return replace(request, params=request.params.with_changes(max_tokens=cap))
 
-    async def line_up(self, ticket: Ticket, rank: tuple[int, int], tokens: int) -> None:
-        """Waits for a slot; the ticket gives it back when it leaves."""
-        if self._slots:
-            # A free slot means that nobody waits: one that is given back goes to the line first.
-            self._slots -= 1
-            ticket.holds_slot = True
-            self._waits.append(0.0)
+    @contextmanager
+    def loading(self, model: str, *, is_new: bool) -> Iterator[None]:
+        """Around a wait for the model. Raises QueueFull if a new request is one too many.
+
+        As many may wait for one model as there are places left, for itself and others: so one that everybody asks for
+        gets half of them, two such get a third each, and no number of them gets all.
+        """
+        waiting = self._loading[model]
+        if is_new and self._many_models and waiting >= max(1, self._places - self.num_inside):
+            raise QueueFull(
+                f"{waiting} requests wait for this model to be loaded already. Try again later.",
+                retry_after=self.retry_after(),
+            )
+        self._loading[model] += 1
+        try:
+            yield
+        finally:
+            self._loading[model] -= 1
+            if not self._loading[model]:
+                del self._loading[model]
+
+    def take_slot(self, ticket: Ticket) -> bool:
+        """Whether there is one now; the ticket gives it back when it leaves."""
+        # A free slot means that nobody waits: one that is given back goes to the line first.
+        if not self._slots:
+            return False
+        self._slots -= 1
+        ticket.holds_slot = True
+        self._waits.append(0.0)
+        return True
+
+    async def line_up(self, ticket: Ticket, rank: tuple[int, int], tokens: int, *, is_new: bool) -> None:
+        """Waits for a slot."""
+        if self.take_slot(ticket):
             return
-        if self.waiting_tokens and self.waiting_tokens + tokens > self.limits.waiting_tokens:
+        if is_new and self.waiting_tokens and self.waiting_tokens + tokens > self.limits.waiting_tokens:
             raise QueueFull(
                 f"{self.waiting_tokens} prompt tokens are waiting already. Try again later.",
                 retry_after=self.retry_after(),
@@ -276,17 +374,21 @@ class Gate:
                     heapify(self._line)
             else:
                 # The slot came in the same moment as the end.
-                self._give_back_slot()
+                self._pass_on_slot()
             raise
         finally:
             self.num_waiting -= 1
             self.waiting_tokens -= tokens
             self._waits.append(self._time() - since)
 
+    def give_back_slot(self, ticket: Ticket) -> None:
+        ticket.holds_slot = False
+        self._pass_on_slot()
+
     def _check(self) -> None:
         if self.draining:
             raise Unavailable("The server is shutting down.", retry_after=self.limits.retry_after_drain)
-        if self.num_inside >= self.limits.concurrent + self.limits.waiting:
+        if self.num_inside >= self._places:
             raise QueueFull(
                 f"{self.num_inside} requests are under way or waiting already. Try again later.",
                 retry_after=self.retry_after(),
@@ -294,15 +396,16 @@ class Gate:
 
     def _leave(self, ticket: Ticket) -> None:
         self.num_inside -= 1
-        self.num_served += 1
         ticket.settle()
+        if ticket.record.model is not None and ticket.record.let_in is not None:
+            self.used[ticket.record.model].add(ticket.record)
         if ticket.holds_slot:
-            self._give_back_slot()
+            self.give_back_slot(ticket)
         if not self.num_inside:
             self.clock.rest()
             self._empty.set()
 
-    def _give_back_slot(self) -> None:
+    def _pass_on_slot(self) -> None:
         """To the first in line."""
         while self._line:
             *_, place = heappop(self._line)

@@ -46,6 +46,8 @@ class RequestRecord:
     id: str
     method: str
     path: str
+    route: str | None = None
+    """The template of its path, such as /v1/models/{id}; None for a path that nobody serves."""
     key: str = "anonymous"
     """The label of the key it came with; never the key."""
     model: str | None = None
@@ -161,6 +163,7 @@ class RequestLog:
             await self.app(scope, receive, send_with_id)
         finally:
             record.ended = time.monotonic()
+            record.route = record.route or getattr(scope.get("route"), "path_format", None)
             self.on_end(record)
             self._write(record)
 

@@ -2,13 +2,10 @@
 the engines' pulses; knows no requests.
 
 Gauges and the engines' counters are read from the models when somebody asks; histograms and successes are fed as
-requests end. An engine counts from zero after a restart or another load; what it had counted before is kept here.
+requests end. No counter ever falls, and a model that is unloaded keeps its own.
 """
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -19,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.engine.messages import ModelInfo, Pulse
 from ostro.server.auth import METRICS_PATH
+from ostro.server.ledger import Totals
 from ostro.server.logging import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -47,19 +45,9 @@ _SECONDS = (
 _LONG_SECONDS = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
-
-_NAMED_PATHS = tuple(
-    (re.compile(pattern), label)
-    for pattern, label in (
-        (r"/v1/(?!chat/).+/chat/completions", "/v1/{model}/chat/completions"),
-        (r"/v1/(?!chat/).+/completions", "/v1/{model}/completions"),
-        (r"/v1/models/.+", "/v1/models/{model}"),
-        (r"/admin/load/.+", "/admin/load/{model}"),
-        (r"/admin/unload/.+", "/admin/unload/{model}"),
-        (r"/admin/pin/.+", "/admin/pin/{model}"),
-        (r"/admin/unpin/.+", "/admin/unpin/{model}"),
-    )
-)
+# What stands for a path without a route: 404, 405 and those that were turned away before any was looked for.
+_NO_ROUTE = {404: "not_found", 405: "method_not_allowed"}
+_OTHER = "other"
 
 
 class Served(Protocol):
@@ -69,8 +57,6 @@ class Served(Protocol):
     def info(self) -> ModelInfo | None: ...
     @property
     def pulse(self) -> Pulse: ...
-    @property
-    def restarts(self) -> int: ...
 
 
 class Fleet(Protocol):
@@ -87,27 +73,15 @@ class Fleet(Protocol):
     def loaded(self) -> Sequence[tuple[str, Served]]:
         """Each with its name in answers."""
 
+    def totals(self) -> Sequence[tuple[str, Totals]]:
+        """What engines have counted, also those that are gone, by the same names."""
+
 
 class Line(Protocol):
     """What metrics read of the gate."""
 
     num_waiting: int
     num_inside: int
-
-
-@dataclass(slots=True)
-class Totals:
-    """The engine's counters over all its lives."""
-
-    steps: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    cache_queries: int = 0
-    cache_hits: int = 0
-
-    def plus(self, pulse: Pulse) -> "Totals":
-        return Totals(**{each.name: getattr(self, each.name) + getattr(pulse, each.name) for each in fields(self)})
 
 
 class Metrics:
@@ -131,10 +105,7 @@ class Metrics:
     def record(self, record: RequestRecord) -> None:
         """Takes in a request that is over."""
         name = record.model or self._fleet.first_name
-        # A path that nobody serves is anyone's to make up: it must not become a label.
-        known = record.status not in (None, 401, 404, 405) and record.method in ("GET", "POST")
-        path = _without_name(record.path) if known else "other"
-        self._http.labels(name, path, str(record.status or "gone")).inc()
+        self._http.labels(name, _path_label(record), str(record.status or "gone")).inc()
         if record.prompt_tokens is None or record.let_in is None:
             return
         self._prompt.labels(name).inc(record.prompt_tokens)
@@ -155,12 +126,11 @@ class Metrics:
         return Counter(name, text, ["model_name", *labels], registry=self.registry)
 
 
-def _without_name(path: str) -> str:
-    """A model's name in a path is anyone's to make up too."""
-    for pattern, label in _NAMED_PATHS:
-        if pattern.fullmatch(path):
-            return label
-    return path
+def _path_label(record: RequestRecord) -> str:
+    """Never the path itself: anyone can make those up, and a label is kept for good."""
+    if record.route is None or record.status == 405:
+        return _NO_ROUTE.get(record.status or 0, _OTHER)
+    return record.route
 
 
 def _observe(histogram: Histogram, value: float | None) -> None:
@@ -168,59 +138,23 @@ def _observe(histogram: Histogram, value: float | None) -> None:
         histogram.observe(value)
 
 
-@dataclass(slots=True)
-class _Life:
-    """A model's counters over all its engines."""
-
-    before: Totals = field(default_factory=Totals)
-    last: Pulse = field(default_factory=Pulse)
-    restarts: int = 0
-
-    def totals(self, service: Served) -> Totals:
-        """A counter must never fall: what an engine had counted is kept when the next one starts from zero."""
-        pulse = service.pulse
-        if service.restarts != self.restarts or pulse.steps < self.last.steps:
-            self.before = self.before.plus(self.last)
-            self.restarts = service.restarts
-        self.last = pulse
-        return self.before.plus(pulse)
-
-    def lose(self) -> None:
-        """The engine is gone, and another may come."""
-        self.before, self.last, self.restarts = self.before.plus(self.last), Pulse(), 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One model, as it is now."""
-
-    name: str
-    service: Served
-    pulse: Pulse
-    totals: Totals
-
-
-_Reading = tuple[str, str, Callable[[_Look], float]]
-
-_GAUGES: Sequence[_Reading] = (
-    ("vllm:num_requests_running", "Sequences that the engine runs.", lambda look: look.pulse.running),
-    ("vllm:kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", lambda look: _used(look.pulse)),
-    ("ostro_pages_total", "Pages of keys and values.", lambda look: look.pulse.pages_total),
-    ("ostro_pages_free", "Pages that hold nothing.", lambda look: look.pulse.pages_free),
-    ("ostro_pages_cached", "Pages that hold a prefix which nobody uses now.", lambda look: look.pulse.pages_cached),
+_GAUGES: Sequence[tuple[str, str, Callable[[Pulse], float]]] = (
+    ("vllm:num_requests_running", "Sequences that the engine runs.", lambda pulse: pulse.running),
+    ("vllm:kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", lambda pulse: _used(pulse)),
+    ("ostro_pages_total", "Pages of keys and values.", lambda pulse: pulse.pages_total),
+    ("ostro_pages_free", "Pages that hold nothing.", lambda pulse: pulse.pages_free),
+    ("ostro_pages_cached", "Pages that hold a prefix which nobody uses now.", lambda pulse: pulse.pages_cached),
 )
-_COUNTERS: Sequence[_Reading] = (
-    ("vllm:num_preemptions", "Sequences that gave up their pages.", lambda look: look.totals.preemptions),
-    (
-        "vllm:prefix_cache_queries",
-        "Prompt tokens looked up in the cache.",
-        lambda look: look.totals.cache_queries,
-    ),
-    ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda look: look.totals.cache_hits),
-    ("ostro_engine_steps", "Steps of the engine.", lambda look: look.totals.steps),
-    ("ostro_computed_tokens", "Tokens computed, prompts and outputs.", lambda look: look.totals.computed_tokens),
-    ("ostro_sampled_tokens", "Tokens sampled, aborted requests included.", lambda look: look.totals.generated_tokens),
-    ("ostro_engine_restarts", "Times the engine was started anew.", lambda look: look.service.restarts),
+_COUNTERS: Sequence[tuple[str, str, Callable[[Totals], float]]] = (
+    ("vllm:num_preemptions", "Sequences that gave up their pages.", lambda totals: totals.preemptions),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda totals: totals.cache_queries),
+    ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda totals: totals.cache_hits),
+    ("ostro_engine_steps", "Steps of the engine.", lambda totals: totals.steps),
+    ("ostro_computed_tokens", "Tokens computed, prompts and outputs.", lambda totals: totals.computed_tokens),
+    ("ostro_sampled_tokens", "Tokens sampled, aborted requests included.", lambda totals: totals.generated_tokens),
+    ("ostro_outer_steps", "Outer steps of an HRM.", lambda totals: totals.outer_steps),
+    ("ostro_outer_steps_saved", "Outer steps that halting early has saved.", lambda totals: totals.saved_steps),
+    ("ostro_engine_restarts", "Times the engine was started anew.", lambda totals: totals.restarts),
 )
 _LOADED: Sequence[tuple[str, str, Callable[[ModelInfo], float]]] = (
     ("ostro_load_seconds", "Time to load the model.", lambda info: info.load_seconds),
@@ -239,30 +173,26 @@ class _Live(Collector):
     def __init__(self, fleet: Fleet, line: Line) -> None:
         self._fleet = fleet
         self._line = line
-        self._lives: defaultdict[str, _Life] = defaultdict(_Life)
 
     def collect(self) -> Iterator[Metric]:
-        loaded = dict(self._fleet.loaded())
-        for name in self._lives.keys() - loaded.keys():
-            self._lives[name].lose()
-        looks = [
-            _Look(name, service, service.pulse, self._lives[name].totals(service)) for name, service in loaded.items()
-        ]
+        loaded, totals = dict(self._fleet.loaded()), dict(self._fleet.totals())
+        pulses = {name: service.pulse for name, service in loaded.items()}
         waiting = "vllm:num_requests_waiting", "Requests that wait to run."
         # Who waits at the gate waits for no engine in particular.
-        first = self._fleet.first_name
-        at_gate = {first: self._line.num_waiting} | {look.name: 0 for look in looks if look.name != first}
-        in_engine = {look.name: look.pulse.waiting for look in looks}
-        yield _family(GaugeMetricFamily, *waiting, {name: at_gate[name] + in_engine.get(name, 0) for name in at_gate})
-        for kind, readings in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, text, read in readings:
-                yield _family(kind, name, text, {look.name: read(look) for look in looks})
-        infos = {look.name: look.service.info for look in looks}
+        at_gate = {self._fleet.first_name: self._line.num_waiting}
+        in_engine = {name: pulse.waiting for name, pulse in pulses.items()}
+        both = {name: at_gate.get(name, 0) + in_engine.get(name, 0) for name in at_gate | in_engine}
+        yield _family(GaugeMetricFamily, *waiting, both)
+        for name, text, read in _GAUGES:
+            yield _family(GaugeMetricFamily, name, text, {model: read(pulse) for model, pulse in pulses.items()})
+        for name, text, count in _COUNTERS:
+            yield _family(CounterMetricFamily, name, text, {model: count(each) for model, each in totals.items()})
+        infos = {name: service.info for name, service in loaded.items()}
         for name, text, of in _LOADED:
             values = {model: of(info) for model, info in infos.items() if info is not None}
             yield _family(GaugeMetricFamily, name, text, values)
         yield GaugeMetricFamily("ostro_requests_under_way", "HTTP requests inside the gate.", self._line.num_inside)
-        yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(looks))
+        yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(loaded))
         yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._fleet.num_loads)
         yield CounterMetricFamily("ostro_model_evictions", "Models that made room.", self._fleet.num_evictions)
 
@@ -285,6 +215,9 @@ class MetricsEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == METRICS_PATH and scope["method"] in ("GET", "HEAD"):
+            record = scope.get("state", {}).get("record")
+            if isinstance(record, RequestRecord):
+                record.route = METRICS_PATH
             await Response(self.metrics.render(), media_type=CONTENT_TYPE)(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -3,9 +3,11 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelView
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
+from ostro.server.limits import Usage
 from ostro.server.schemas import ModelStats, Stats
 from ostro.server.service import ModelService
 
@@ -16,27 +18,31 @@ def router(api: Api) -> APIRouter:
     @routes.post("/load/{model:path}", **described(ModelStats, not_found=True))
     async def load(model: str) -> Response:
         """Loads a model and waits for it; others may have to go for it."""
-        await api.models.pool.load(api.models.find(model))
-        return await _told(api, model)
+        spec = (await api.models.view(model)).spec
+        await api.models.pool.load(spec.name)
+        return _told(api, spec)
 
     @routes.post("/unload/{model:path}", **described(ModelStats, not_found=True))
     async def unload(model: str) -> Response:
         """Unloads a model once its requests have ended. It is loaded again when somebody asks for it."""
-        await api.models.pool.unload(api.models.find(model))
-        return await _told(api, model)
+        spec = (await api.models.view(model)).spec
+        await api.models.pool.unload(spec.name)
+        return _told(api, spec)
 
     @routes.post("/pin/{model:path}", **described(ModelStats, not_found=True))
     async def pin(model: str) -> Response:
         """Keeps a model loaded, whatever else is asked for; loads it if it is not."""
-        await api.models.pool.pin(api.models.find(model), True)
-        await api.models.pool.load(api.models.find(model))
-        return await _told(api, model)
+        spec = (await api.models.view(model)).spec
+        await api.models.pool.pin(spec.name, True)
+        await api.models.pool.load(spec.name)
+        return _told(api, spec)
 
     @routes.post("/unpin/{model:path}", **described(ModelStats, not_found=True))
     async def unpin(model: str) -> Response:
         """Lets a model go when others need its room."""
-        await api.models.pool.pin(api.models.find(model), False)
-        return await _told(api, model)
+        spec = (await api.models.view(model)).spec
+        await api.models.pool.pin(spec.name, False)
+        return _told(api, spec)
 
     @routes.get("/stats", **described(Stats))
     async def stats() -> Response:
@@ -58,14 +64,17 @@ def router(api: Api) -> APIRouter:
     return routes
 
 
-async def _told(api: Api, name: str) -> Response:
-    return json_response(_stats(api, await api.models.view(name)))
+def _told(api: Api, spec: ModelSpec) -> Response:
+    """Also of a model that is gone from its place, and now from here."""
+    return json_response(_stats(api, api.models.pool.view_of(spec)))
 
 
 def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
+    name = api.models.shown(view.spec)
     pulse = None if view.service is None else view.service.pulse
+    used = api.gate.used.get(name, Usage())
     return ModelStats(
-        id=api.models.shown(view.spec, view.service),
+        id=name,
         state=view.state.value,
         pinned=view.pinned,
         parent=view.spec.base,
@@ -73,15 +82,16 @@ def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
         device_bytes=view.device_bytes,
         requests=view.in_use,
         waiting=view.waiting,
+        requests_total=used.requests,
+        prompt_tokens=used.prompt_tokens,
+        cached_tokens=used.cached_tokens,
+        generated_tokens=used.generated_tokens,
         loads=view.loads,
         evictions=view.evictions,
         load_seconds=view.load_seconds,
         idle_seconds=view.last_used,
         pages=None if pulse is None else pulse.pages_total,
         pages_free=None if pulse is None else pulse.pages_free,
-        generated_tokens=None if pulse is None else pulse.generated_tokens,
-        cache_queries=None if pulse is None else pulse.cache_queries,
-        cache_hits=None if pulse is None else pulse.cache_hits,
-        restarts=None if view.service is None else view.service.restarts,
+        restarts=api.models.ledger.totals(view.spec.base or view.name).restarts,
         failure=view.failure,
     )

@@ -14,7 +14,11 @@ from ostro.server.schemas import Alive, Health, Readiness, Version
 _RETRY_SECONDS = "2"
 
 _Hindrance = Literal["loading", "failed", "draining"]
-_HINDRANCES: dict[PoolState, _Hindrance] = {PoolState.LOADING: "loading", PoolState.FAILED: "failed"}
+_HINDRANCES: dict[PoolState, _Hindrance] = {
+    PoolState.FETCHING: "loading",
+    PoolState.LOADING: "loading",
+    PoolState.FAILED: "failed",
+}
 
 
 def router(api: Api, version: str) -> APIRouter:
@@ -35,11 +39,11 @@ def router(api: Api, version: str) -> APIRouter:
     async def health() -> Response:
         """The same, with what people ask next."""
         hindrance = _hindrance(api)
-        services = [view.service for view in api.models.views() if view.service is not None]
+        services = [view.service for view in api.models.pool.touched() if view.service is not None]
         state = Health(
             status=hindrance or "ok",
             requests=sum(service.num_requests for service in services),
-            restarts=sum(service.restarts for service in services),
+            restarts=sum(totals.restarts for _, totals in api.models.totals()),
         )
         return _judged(state, hindrance)
 

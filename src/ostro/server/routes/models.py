@@ -9,6 +9,9 @@ from ostro.server.documentation import described
 from ostro.server.schemas import ModelCard, ModelList
 from ostro.server.service import ModelService
 
+# A place that takes longer to answer is listed as it was; before anything is known, that would be nothing at all.
+_LOOK_SECONDS, _FIRST_LOOK_SECONDS = 1.0, 5.0
+
 
 def router(api: Api) -> APIRouter:
     routes = APIRouter(tags=["models"])
@@ -16,7 +19,8 @@ def router(api: Api) -> APIRouter:
     @routes.get("/v1/models", **described(ModelList))
     async def list_models() -> Response:
         """What is served here: loaded, loading, and what would be loaded if it were asked for."""
-        await api.models.pool.catalog.refresh_if_old()
+        catalog = api.models.pool.catalog
+        await catalog.refresh_if_old(wait_seconds=_LOOK_SECONDS if catalog.specs() else _FIRST_LOOK_SECONDS)
         return json_response(ModelList(data=[_card(api, view) for view in api.models.views()]))
 
     # An id may have slashes.
@@ -29,13 +33,12 @@ def router(api: Api) -> APIRouter:
 
 
 def _card(api: Api, view: ModelView[ModelService]) -> ModelCard:
-    name = api.models.shown(view.spec, view.service)
     return ModelCard(
-        id=name,
+        id=api.models.shown(view.spec),
         created=api.started,
         owned_by="ostro",
         permission=[],
-        root=view.spec.base or (name if view.service is None else view.service.name),
+        root=view.spec.base or view.spec.name,
         parent=view.spec.base,
         max_model_len=None if view.service is None or view.service.info is None else view.service.info.max_len,
         state=view.state.value,

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -50,8 +49,8 @@ async def _with_model(api: Api, http: Request, name: str, answer: Callable[[Mode
     """In a thread, with the writing of the answer, which is as long as the text; as one of those that the gate lets
     in.
     """
-    async with api.gate.admit(record_of(http)) as ticket, AsyncExitStack() as held:
-        model = await ticket.within(held.enter_async_context(api.models.use(name)))
+    async with api.gate.admit(record_of(http)) as ticket:
+        model = await ticket.take(api.models.use(name), name)
         return await ticket.within(asyncio.to_thread(answer, model.service))
 
 

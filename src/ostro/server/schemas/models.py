@@ -16,7 +16,7 @@ class ModelCard(WireModel):
     parent: str | None
     max_model_len: int | None
     """Longest sequence, prompt and output together; null before the model is loaded."""
-    state: Literal["available", "loading", "ready", "draining", "failed"]
+    state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
     """An available model is loaded when it is first asked for."""
 
 
@@ -47,7 +47,7 @@ class ModelStats(WireModel):
     """One model, for whoever runs the server."""
 
     id: str
-    state: Literal["available", "loading", "ready", "draining", "failed"]
+    state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
     pinned: bool
     parent: str | None
     """Of an adapter: the model that it sits on."""
@@ -55,9 +55,15 @@ class ModelStats(WireModel):
     """Memory of its engine on the host, measured; null before it was first loaded."""
     device_bytes: int | None
     requests: int
-    """Under way."""
+    """That have the model now."""
     waiting: int
     """For it to be loaded."""
+    requests_total: int
+    """That its engines were given since the server started, and have ended. So are the next three."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were found in the cache."""
+    generated_tokens: int
     loads: int
     evictions: int
     load_seconds: float | None
@@ -66,11 +72,8 @@ class ModelStats(WireModel):
     """Since it was last used."""
     pages: int | None
     pages_free: int | None
-    generated_tokens: int | None
-    """Of the engine that runs now, as are the next two."""
-    cache_queries: int | None
-    cache_hits: int | None
-    restarts: int | None
+    restarts: int
+    """Of its engines, or its base's, since the server started."""
     failure: str | None
 
 
