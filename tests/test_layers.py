@@ -29,6 +29,7 @@ LAYERS = {
     "ostro.errors": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sources": Layer(
         ours=("ostro.sources", "ostro.errors", "ostro.weights.cache"),
         never=("torch",),
@@ -62,6 +63,7 @@ LAYERS = {
             "ostro.kernels",
             "ostro.models",
             "ostro.weights",
+            "ostro.machine",
             *_VALUES,
         )
     ),
@@ -72,6 +74,7 @@ LAYERS = {
             "ostro.engine.messages",
             "ostro.engine.request",
             "ostro.engine.scheduler",
+            "ostro.engine.tally",
             "ostro.errors",
             "ostro.config",
         ),
@@ -92,14 +95,22 @@ LAYERS = {
     ),
     # What loading will take, by files alone.
     "ostro.planning": Layer(
-        ours=("ostro.models.config", "ostro.runner.memory", "ostro.weights", "ostro.errors", "ostro.config"),
+        ours=(
+            "ostro.models.config",
+            "ostro.runner.memory",
+            "ostro.weights",
+            "ostro.machine",
+            "ostro.errors",
+            "ostro.config",
+        ),
         never=("torch", "numpy"),
     ),
     "ostro.pool": Layer(
         ours=("ostro.pool", "ostro.engine.handle", "ostro.engine.messages", "ostro.errors", "ostro.config"),
         never=("torch", "numpy"),
     ),
-    "ostro.outputs": Layer(ours=("ostro.runner.base",), never=("torch", "numpy")),
+    "ostro.evaluation": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),
+    "ostro.outputs": Layer(ours=("ostro.runner.base", "ostro.errors"), never=("torch", "numpy")),
     "ostro.frontend": Layer(
         ours=(
             "ostro.engine.request",
@@ -112,7 +123,15 @@ LAYERS = {
         never=("torch",),
     ),
     "ostro.llm": Layer(
-        ours=("ostro.frontend", "ostro.engine", "ostro.runner", "ostro.text", "ostro.weights", *_VALUES),
+        ours=(
+            "ostro.frontend",
+            "ostro.engine",
+            "ostro.runner",
+            "ostro.sources",
+            "ostro.text",
+            "ostro.weights",
+            *_VALUES,
+        ),
         lazily=("torch",),
     ),
     # Text in, text out, for many callers: joins the frontend and the engine's handle.
@@ -122,6 +141,7 @@ LAYERS = {
             "ostro.engine.handle",
             "ostro.engine.messages",
             "ostro.engine.request",
+            "ostro.engine.tally",
             "ostro.frontend",
             "ostro.text",
             "ostro.weights",
@@ -135,16 +155,47 @@ LAYERS = {
         never=("torch",),
     ),
     # They show what the engine tells of itself.
+    "ostro.server.ledger": Layer(ours=("ostro.engine.tally",), never=("torch",)),
     "ostro.server.metrics": Layer(
-        ours=("ostro.server.auth", "ostro.server.logging", "ostro.engine.messages"), never=("torch",)
+        ours=("ostro.server.auth", "ostro.server.ledger", "ostro.server.logging", "ostro.engine.messages"),
+        never=("torch",),
     ),
     "ostro.server.lifecycle": Layer(
         ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors"), never=("torch",)
     ),
+    "ostro.server.settings": Layer(
+        ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.errors", "ostro.config"), never=("torch", "numpy")
+    ),
+    "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
+    # Files for the pool, by way of a process of their own.
+    "ostro.server.supply": Layer(
+        ours=("ostro.pool", "ostro.sources", "ostro.weights", "ostro.errors", "ostro.config"), never=("torch",)
+    ),
     # From settings to a pool of models.
     "ostro.server.fleet": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.planning", "ostro.sources", "ostro.weights", *_VALUES),
+        ours=(
+            "ostro.server",
+            "ostro.pool",
+            "ostro.planning",
+            "ostro.machine",
+            "ostro.sources",
+            "ostro.weights",
+            *_VALUES,
+        ),
         never=("torch",),
+    ),
+    # Other servers over HTTP, and models in this process, as their users see them.
+    "ostro.compare": Layer(
+        ours=(
+            "ostro.compare",
+            "ostro.llm",
+            "ostro.frontend",
+            "ostro.engine.request",
+            "ostro.runner.base",
+            "ostro.weights",
+            *_VALUES,
+        ),
+        never=("torch", "numpy", "httpx"),
     ),
     "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
     "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),

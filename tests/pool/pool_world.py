@@ -15,7 +15,7 @@ from ostro.engine.handle import State
 from ostro.engine.messages import ModelInfo
 from ostro.errors import OstroError, Unavailable
 from ostro.pool.catalog import Catalog, ModelSpec
-from ostro.pool.pool import Footprint, ModelPool, ModelView, PoolLimits, PoolState
+from ostro.pool.pool import Files, Footprint, ModelPool, ModelView, PoolLimits, PoolState
 
 MIB = 1 << 20
 _LONGEST = 36_000.0
@@ -76,6 +76,9 @@ class Model:
     error: OstroError | None = None
     expected: bool = True
     """Whether what it takes can be told before it is loaded."""
+    fetch: float = 0.0
+    """How long its files are on their way here, if nobody interrupts them."""
+    fetch_error: OstroError | None = None
 
 
 class FakeService:
@@ -158,6 +161,45 @@ class FakeService:
         self._changed = asyncio.Event()
 
 
+class FakeSupply:
+    """Files that take time to get here and then stay."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.held: list[str] = []
+        self.fetching: list[str] = []
+        self.fetched: list[str] = []
+        self._spent: dict[str, float] = {}
+
+    async def find(self, spec: ModelSpec) -> Files | None:
+        await asyncio.sleep(0.01)
+        return None if self._left(spec.name) > 0 else self._files(spec.name)
+
+    async def fetch(self, spec: ModelSpec) -> Files:
+        name, began = spec.name, now()
+        self.world.check(name not in self.fetching, f"{name} was fetched twice at a time")
+        self.fetching.append(name)
+        self.world.check(len(self.fetching) <= self.world.limits.fetches, "too many fetches")
+        try:
+            await asyncio.sleep(self._left(name))
+        finally:
+            self.fetching.remove(name)
+            self._spent[name] = self._spent.get(name, 0.0) + now() - began
+        if (error := self.world.models[name].fetch_error) is not None:
+            self._spent[name] = 0.0
+            raise error
+        self.fetched.append(name)
+        return self._files(name)
+
+    def _left(self, name: str) -> float:
+        left = self.world.models[name].fetch - self._spent.get(name, 0.0)
+        return left if left > 1e-6 else 0.0
+
+    def _files(self, name: str) -> Files:
+        self.held.append(name)
+        return Files(f"/cache/{name}", name, lambda: self.held.remove(name))
+
+
 @dataclass
 class World:
     models: dict[str, Model]
@@ -195,7 +237,7 @@ class World:
         if not right:
             self.wrong.append(f"{what} at {now()}")
 
-    async def expected(self, spec: ModelSpec) -> Footprint | None:
+    async def expected(self, spec: ModelSpec, files: Files | None) -> Footprint | None:
         await asyncio.sleep(0.1)
         model = self.models[spec.name]
         if not model.expected:
@@ -230,6 +272,7 @@ class Pool(ModelPool[FakeService]):
         **limits: Any,
     ) -> None:
         self.world = World(world, PoolLimits(**limits), exact)
+        self.files = FakeSupply(self.world)
         self.made: list[FakeService] = []
         specs = [a_spec(name, pinned=name in pinned) for name in world]
         specs += [a_spec(name, base=base) for name, base in (adapters or {}).items()]
@@ -237,12 +280,14 @@ class Pool(ModelPool[FakeService]):
             a_catalog(*specs),
             self._make_service,
             self.world.limits,
+            supply=self.files if any(model.fetch for model in world.values()) else None,
             expected=self.world.expected,
             patience=patience,
             clock=now,
         )
 
-    def _make_service(self, spec: ModelSpec) -> FakeService:
+    def _make_service(self, spec: ModelSpec, files: Files | None) -> FakeService:
+        self.world.check(files is None or spec.name in self.files.held, f"{spec.name} was loaded without its files")
         self.made.append(FakeService(self.world, spec))
         return self.made[-1]
 
@@ -255,7 +300,7 @@ class Pool(ModelPool[FakeService]):
         """With requests under way."""
         self.world.ending = True
         await self.stop()
-        assert (self.world.live, self.world.wrong) == ([], [])
+        assert (self.world.live, self.files.held, self.files.fetching, self.world.wrong) == ([], [], [], [])
 
     def view(self, name: str) -> ModelView[FakeService]:
         return next(view for view in self.views() if view.name == name)

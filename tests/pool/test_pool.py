@@ -10,7 +10,7 @@ from pool_world import MIB, FakeService, Model, Pool, a_catalog, a_spec, in_worl
 from ostro.engine.handle import State
 from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable
 from ostro.pool.catalog import ModelSpec
-from ostro.pool.pool import ModelPool, PoolLimits, PoolState
+from ostro.pool.pool import Files, ModelPool, PoolLimits, PoolState
 
 
 def models(names: str, **how: int | float) -> dict[str, Model]:
@@ -297,7 +297,7 @@ async def test_any_other_error_of_a_service_fails_the_load() -> None:
             raise RuntimeError("a bug")
 
     world = Pool(models("a")).world
-    pool = ModelPool(a_catalog(a_spec("a")), lambda spec: Broken(world, spec), PoolLimits())
+    pool = ModelPool(a_catalog(a_spec("a")), lambda spec, files: Broken(world, spec), PoolLimits())
     with pytest.raises(ModelError, match="a bug"):
         await pool.load("a")
     await pool.stop()
@@ -305,7 +305,7 @@ async def test_any_other_error_of_a_service_fails_the_load() -> None:
 
 @in_world
 async def test_service_that_cannot_be_made_fails_the_load() -> None:
-    def refuse(spec: ModelSpec) -> FakeService:
+    def refuse(spec: ModelSpec, files: Files | None) -> FakeService:
         raise BadRequest("No such setting.")
 
     pool = ModelPool(a_catalog(a_spec("a")), refuse, PoolLimits())

@@ -1,10 +1,11 @@
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from pool_world import a_spec
+from pool_world import a_spec, until
 
 from ostro.errors import BadRequest, DownloadFailed, ModelNotFound
 from ostro.pool.catalog import Catalog, ModelSpec
@@ -16,6 +17,7 @@ class Roots:
     def __init__(self, **holds: Sequence[str]) -> None:
         self.holds = {root: list(names) for root, names in holds.items()}
         self.errors: dict[str, Exception] = {}
+        self.slow: dict[str, threading.Event] = {}
         self.looks = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -24,18 +26,27 @@ class Roots:
         assert threading.current_thread() is not threading.main_thread(), "the event loop would stand still"
         self.looks += 1
         self.gate.wait(10)
+        if root in self.slow:
+            self.slow[root].wait(10)
         if root in self.errors:
             raise self.errors[root]
         return [(name, f"{root}/{name}") for name in self.holds[root]]
 
-    def catalog(self, *fixed: ModelSpec, refresh_seconds: float = 0.0) -> Catalog:
+    def catalog(self, *fixed: ModelSpec, refresh_seconds: float = 0.0, list_seconds: float = 10.0) -> Catalog:
         return Catalog(
-            fixed, roots=list(self.holds), make=self._make, list_models=self.list, refresh_seconds=refresh_seconds
+            fixed,
+            roots=list(self.holds),
+            make=self._make,
+            list_models=self.list,
+            refresh_seconds=refresh_seconds,
+            list_seconds=list_seconds,
         )
 
     def _make(self, name: str, reference: str) -> ModelSpec:
         if name == "bad":
             raise BadRequest("No such setting.")
+        if name == "odd":
+            raise TypeError("'<' not supported")
         spec = a_spec(name)
         return ModelSpec(name=name, config=type(spec.config)(model=reference))
 
@@ -152,7 +163,8 @@ async def test_unforeseen_error_of_a_root_is_told_without_its_details() -> None:
 
 @in_loop
 async def test_unfit_entries_of_a_root_hide_no_others() -> None:
-    catalog = Roots(one=["..", "a b", "bad", "m"]).catalog()
+    """A setting of a wrong type, which nobody had foreseen, removed all models of its root."""
+    catalog = Roots(one=["..", "a b", "bad", "odd", "m"]).catalog()
     await catalog.refresh()
     assert names(catalog) == ["m"]
 
@@ -165,6 +177,79 @@ async def test_error_names_near_models_and_not_all_of_them() -> None:
     assert str(raised.value).count("model-") == 4
     with pytest.raises(ModelNotFound, match="No models are known"):
         await Roots(one=[]).catalog().find("m")
+
+
+@in_loop
+async def test_root_that_does_not_answer_keeps_nobody_waiting_for_long() -> None:
+    """A bucket that stalled held up the list of models, and the end of the server."""
+    roots = Roots(one=["m"], two=["n"])
+    roots.gate.clear()
+    catalog = roots.catalog(a_spec("x"), refresh_seconds=60.0, list_seconds=0.2)
+    await catalog.refresh_if_old(wait_seconds=0.01)
+    assert names(catalog) == ["x"]
+    with pytest.raises(DownloadFailed, match="TimeoutError"):
+        await catalog.find("m")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("list "))
+    # What is told late counts all the same, and it was asked for once.
+    roots.gate.set()
+    await until(lambda: catalog.is_whole)
+    assert names(catalog) == ["x", "m", "n"]
+    assert roots.looks == 2
+
+
+@in_loop
+async def test_slow_root_does_not_hide_what_others_hold() -> None:
+    roots = Roots(fast=["a"], slow=["b"])
+    catalog = roots.catalog(list_seconds=5.0)
+    slow = threading.Event()
+    roots.slow["slow"] = slow
+    await catalog.refresh_if_old(wait_seconds=0.5)
+    assert names(catalog) == ["a"]
+    slow.set()
+    assert (await catalog.find("b")).name == "b"
+
+
+@in_loop
+async def test_close_gives_up_on_a_look() -> None:
+    roots = Roots(one=["m"])
+    roots.gate.clear()
+    catalog = roots.catalog()
+    looking = asyncio.create_task(catalog.refresh())
+    await asyncio.sleep(0.05)
+    catalog.close()
+    await looking
+    roots.gate.set()
+
+
+@in_loop
+async def test_name_in_two_roots_is_told_once() -> None:
+    catalog = Roots(one=["m", "a"], two=["m", "b"]).catalog()
+    log = logging.getLogger("ostro.pool.catalog")
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        await catalog.refresh()
+        await catalog.refresh()
+    finally:
+        log.removeHandler(handler)
+    assert told == ["m under two is not served: a place named before it has a model of that name."]
+    assert (await catalog.find("m")).config.model == "one/m"
+
+
+@in_loop
+async def test_misses_among_many_models_are_told_soon() -> None:
+    """Every name was compared with the wrong one: half a second for thousands, in which nobody else was served. So many
+    misses took minutes.
+    """
+    catalog = Roots(one=[f"organisation-{n % 50}/some-model-{n}-instruct" for n in range(20_000)]).catalog(
+        refresh_seconds=60.0
+    )
+    await catalog.refresh()
+    for number in range(200):
+        with pytest.raises(ModelNotFound, match="organisation-7/some-model-7007-instruct"):
+            await catalog.find(f"organisation-7/some-model-7007-instruc{'t' * (2 + number % 50)}")
 
 
 def test_two_models_of_one_name_are_refused() -> None:

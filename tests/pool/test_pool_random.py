@@ -53,6 +53,7 @@ def settings_of_a_pool(draw: st.DrawFn) -> Setting:
             stop=draw(st.sampled_from([0.0, 0.2, 3.0])),
             mib=draw(st.sampled_from([100, 200, 300])),
             expected=exact or draw(st.booleans()),
+            fetch=draw(st.sampled_from([0.0, 0.0, 0.5, 5.0])),
         )
         for name in NAMES
     }
@@ -68,6 +69,7 @@ def settings_of_a_pool(draw: st.DrawFn) -> Setting:
             "wait_seconds": WAIT,
             "retry_seconds": 5.0,
             "idle_seconds": draw(st.none() | st.sampled_from([1.0, 60.0])),
+            "fetches": draw(st.integers(1, 3)),
         },
         exact=exact,
         steps=draw(st.lists(st.tuples(seconds, use | use | use | st.builds(Do, act, name)), max_size=40)),
@@ -138,7 +140,9 @@ def test_whatever_happens_each_request_ends_and_nothing_is_left_over(setting: Se
         assert now() - last <= 2 * (WAIT + 30.0) + 60.0
         await asyncio.sleep(120)
         assert all((view.in_use, view.waiting) == (0, 0) for view in pool.views())
-        assert not any(view.state in (PoolState.LOADING, PoolState.DRAINING) for view in pool.views())
+        busy = (PoolState.FETCHING, PoolState.LOADING, PoolState.DRAINING)
+        assert not any(view.state in busy for view in pool.views())
+        assert set(pool.files.held) <= {view.name for view in pool.views() if view.service is not None}
         pool.world.check_limits()
         await serves_all(pool)
         await pool.end()

@@ -23,7 +23,7 @@ def a_pool(root: Path, limits: PoolLimits) -> ModelPool[ModelService]:
         for name in (*NAMES, "missing")
     ]
     catalog = Catalog(specs, make=lambda name, reference: specs[0], list_models=lambda root: [])
-    return ModelPool(catalog, lambda spec: ModelService(spec.config), limits, patience=0.1)
+    return ModelPool(catalog, lambda spec, files: ModelService(spec.config), limits, patience=0.1)
 
 
 def is_alive(pid: int) -> bool:

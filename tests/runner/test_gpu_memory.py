@@ -11,7 +11,14 @@ SHAPE = ModelShape(
 GB = 1 << 30
 
 
-def pages(monkeypatch: pytest.MonkeyPatch, *, free: int, kv_memory: int | None = None, utilization: float = 0.9) -> int:
+def pages(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    free: int,
+    kv_memory: int | None = None,
+    utilization: float = 0.9,
+    limit: int | None = None,
+) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 10 * GB))
     return gpu_num_pages(
         SHAPE,
@@ -21,6 +28,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, *, free: int, kv_memory: int | None =
         utilization=utilization,
         max_batch_tokens=1024,
         max_batch_seqs=8,
+        limit=limit,
     )
 
 
@@ -41,6 +49,13 @@ def test_asked_for_memory_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -
     assert pages(monkeypatch, free=9 * GB, kv_memory=100 * each) == 99
     with pytest.raises(BadRequest, match="are left for it; lower it"):
         pages(monkeypatch, free=9 * GB, kv_memory=9 * GB)
+
+
+def test_a_share_may_be_limited_and_what_is_asked_for_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = page_bytes(SHAPE, 64, 2)
+    assert pages(monkeypatch, free=9 * GB, limit=50 * each) == 49
+    assert pages(monkeypatch, free=9 * GB, limit=50 * each, kv_memory=100 * each) == 99
+    assert pages(monkeypatch, free=9 * GB, limit=90 * GB) == pages(monkeypatch, free=9 * GB)
 
 
 def test_too_little_memory_is_said_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,17 @@
 """Models straight from a bucket, a real store behind it, in real processes."""
 
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from live_server import live_server
+from live_server import LiveServer, live_server
 from model_directory import write_model
-from object_stores import BUCKET, ObjectStore, running_store
+from object_stores import BUCKET, CREDENTIALS, ObjectStore, running_store
 
 
 def put(store: ObjectStore, name: str, directory: Path) -> None:
@@ -30,6 +35,8 @@ def test_models_of_a_bucket_are_served_and_need_no_network_the_second_time(schem
                 answer = client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, answer.text
                 texts[name] = answer.json()["choices"][0]["text"]
+                # Its own name, not that of a directory in the cache.
+                assert client.get(f"/v1/models/{name}").json()["root"] == name
             assert client.post("/admin/unload/one").json()["state"] == "available"
             # The bucket is gone, and what was fetched from it is still here.
             stores.close()
@@ -37,3 +44,78 @@ def test_models_of_a_bucket_are_served_and_need_no_network_the_second_time(schem
             assert again.json()["choices"][0]["text"] == texts["one"]
             missing = client.post("/v1/completions", json={**body, "model": "three"})
             assert missing.status_code in (404, 502)
+
+
+@pytest.fixture
+def silent_store() -> Iterator[dict[str, str]]:
+    """The environment that leads to a store which takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield CREDENTIALS | {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.getsockname()[1]}"}
+
+
+def ended(live: LiveServer) -> int:
+    """Its exit status after a signal. It has much less time than the store's client has patience."""
+    live.process.send_signal(signal.SIGTERM)
+    return live.process.wait(20)
+
+
+def test_a_bucket_that_does_not_answer_holds_up_nobody(tmp_path: Path, silent_store: dict[str, str]) -> None:
+    """The list of models waited for it for minutes, and so did the end of the server."""
+    first = write_model(tmp_path / "first")
+    args = (str(first), "--models", f"gs://{BUCKET}/models/", "--threads", "1")
+    with live_server(tmp_path, *args, env=silent_store) as live, live.client() as client:
+        listed = client.get("/v1/models").json()["data"]
+        assert {card["id"]: card["state"] for card in listed} == {"first": "ready"}
+        assert client.post("/v1/completions", json={"prompt": "the dog", "max_tokens": 2}).status_code == 200
+        assert ended(live) == 0
+
+
+def test_a_model_on_its_way_is_told_and_takes_no_place(tmp_path: Path, silent_store: dict[str, str]) -> None:
+    tiny = write_model(tmp_path / "tiny")
+    env = silent_store | {"OSTRO_CACHE": str(tmp_path / "cache")}
+    args = ("--model", f"tiny={tiny}", "--model", f"far=gs://{BUCKET}/models/far", "--max-models", "1")
+    with live_server(tmp_path, *args, "--load-timeout", "2", env=env) as live, live.client() as client:
+        answer = client.post("/v1/completions", json={"model": "far", "prompt": "the dog"})
+        assert answer.status_code == 503
+        assert "still being fetched" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        states = {card["id"]: card["state"] for card in client.get("/v1/models").json()["data"]}
+        assert states == {"tiny": "ready", "far": "fetching"}
+        stats = {each["id"]: each for each in client.get("/admin/stats").json()["models"]}
+        assert (stats["far"]["state"], stats["far"]["bytes"], stats["tiny"]["evictions"]) == ("fetching", 0, 0)
+        answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "the dog", "max_tokens": 2})
+        assert answer.status_code == 200
+        assert client.post("/admin/unload/far").json()["state"] == "available"
+        assert ended(live) == 0
+
+
+def test_a_server_of_one_model_is_loading_while_that_is_fetched(tmp_path: Path, silent_store: dict[str, str]) -> None:
+    env = silent_store | {"OSTRO_CACHE": str(tmp_path / "cache")}
+    reference = f"gs://{BUCKET}/models/far"
+    with live_server(tmp_path, reference, env=env, ready=False) as live, live.client() as client:
+        for _ in range(5):
+            answer = client.get("/readyz")
+            assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
+            time.sleep(0.2)
+        assert client.get("/healthz").status_code == 200
+        assert ended(live) == 0
+
+
+def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_path: Path) -> None:
+    """What came from a bucket counted as nothing until it was loaded."""
+    with running_store("gs") as store:
+        for seed, name in enumerate(("one", "two")):
+            put(store, name, write_model(tmp_path / name, seed=seed))
+        environment = {**store.environment(store.url), "GCS_BUCKET": BUCKET, "OSTRO_CACHE": str(tmp_path / "cache")}
+        args = ("--threads", "1", "--memory-budget", "512M", "--kv-memory", "1M", "--max-models", "9")
+        with live_server(tmp_path, *args, faults="", env=environment) as live, live.client() as client:
+            for name in ("one", "two"):
+                body = {"model": name, "prompt": "the dog", "max_tokens": 2}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+        log = [json.loads(line)["message"] for line in live.log_text.splitlines() if line.startswith("{")]
+    # Known from its files, two made room before it was loaded, not after.
+    assert log.index("one is unloaded to make room.") < next(
+        number for number, message in enumerate(log) if message.startswith("two was loaded")
+    )
+    assert "does not fit" not in "".join(log)

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 from live_server import LiveServer, live_server
+from live_service import live_models, set_faults
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter
 
@@ -96,15 +99,43 @@ def test_a_request_must_name_one_of_several_models(server: LiveServer) -> None:
         assert answer.json()["error"]["param"] == "model"
 
 
-def test_a_broken_model_is_reported_and_the_others_go_on(server: LiveServer) -> None:
+def test_a_broken_model_is_reported_and_the_others_go_on(server: LiveServer, models: Path) -> None:
     with server.client(authorization="Bearer boss") as client:
         first, second = complete(client, "broken"), complete(client, "broken")
         assert first.status_code == second.status_code == 500
-        assert "model.safetensors" in first.json()["error"]["message"]
+        assert first.json()["error"]["message"].startswith("The model's files are damaged or malformed.")
         [told] = [each for each in client.get("/admin/stats").json()["models"] if each["id"] == "broken"]
         assert (told["state"], told["loads"]) == ("failed", 0)
-        assert told["failure"]
+        assert str(models / "broken" / "model.safetensors") in told["failure"]
         assert complete(client, "alpha").status_code == 200
+
+
+def test_a_listed_model_that_cannot_be_loaded_is_no_fault_of_the_client(tmp_path: Path) -> None:
+    """It was called unknown, and the answer named the files of the server."""
+    root = tmp_path / "models"
+    write_model(root / "weightless")
+    (root / "weightless" / "model.safetensors").unlink()
+    write_model(root / "wordless")
+    (root / "wordless" / "tokenizer.json").unlink()
+    write_model(root / "long")
+    config = tmp_path / "ostro.yaml"
+    config.write_text("model_settings: {long: {max_seq_len: 9999}}")
+    reasons = {
+        "weightless": (503, "holds neither model.safetensors"),
+        "wordless": (503, "There is no tokenizer.json"),
+        "long": (500, "max_seq_len is 9999"),
+    }
+    args = ("--models", str(root), "--threads", "1", "--config", str(config))
+    with live_server(tmp_path, *args, faults="") as live, live.client() as client:
+        for name, (status, reason) in reasons.items():
+            answer = complete(client, name)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, "model_error"), answer.text
+            assert "The server's log says" in answer.json()["error"]["message"]
+            assert str(tmp_path) not in answer.text
+            [told] = [each for each in client.get("/admin/stats").json()["models"] if each["id"] == name]
+            assert reason in told["failure"]
+            while reason not in live.log_text:
+                time.sleep(0.05)
 
 
 def test_a_model_has_settings_of_its_own(server: LiveServer) -> None:
@@ -164,6 +195,84 @@ def test_metrics_tell_the_models_apart(server: LiveServer) -> None:
     assert "ostro_models_loaded 2.0" in text
 
 
+def test_totals_survive_the_end_of_an_engine(models: Path, tmp_path: Path) -> None:
+    """Counts since the last look were lost with the engine, and /admin/stats lost all of them."""
+    sampled, restarts = "ostro_sampled_tokens_total", "ostro_engine_restarts_total"
+    args = ("--models", str(models), "--threads", "1")
+    with live_server(tmp_path, *args) as live, live.client() as client:
+
+        def counted(name: str) -> float:
+            [line] = [
+                line
+                for line in client.get("/metrics").text.splitlines()
+                if line.startswith(f'{name}{{model_name="alpha"')
+            ]
+            return float(line.rpartition(" ")[2])
+
+        def told() -> dict[str, int]:
+            [stats] = [each for each in client.get("/admin/stats").json()["models"] if each["id"] == "alpha"]
+            return {name: stats[name] for name in ("requests_total", "generated_tokens", "restarts")}
+
+        assert told() == {"requests_total": 0, "generated_tokens": 0, "restarts": 0}
+        for loads in (1, 2):
+            for _ in range(2):
+                body = {"model": "alpha", "prompt": "the quick", "max_tokens": 6, "ignore_eos": True}
+                assert client.post("/v1/completions", json=body).status_code == 200
+            client.post("/admin/unload/alpha").raise_for_status()
+            assert (counted(sampled), counted(restarts)) == (12 * loads, 0)
+            assert told() == {"requests_total": 2 * loads, "generated_tokens": 12 * loads, "restarts": 0}
+
+
+def test_requests_in_line_hold_no_model(models: Path, tmp_path: Path) -> None:
+    """A queue for one model kept it loaded until the last of them was served, and those for another had a 503."""
+    args = ("--models", str(models), "--max-models", "1", "--max-concurrent-requests", "1", "--threads", "1")
+
+    async def scenario(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+
+            async def ask(model: str) -> tuple[int, str]:
+                body = {"model": model, "prompt": "the quick", "max_tokens": 6, "temperature": 0}
+                answer = await client.post("/v1/completions", json=body)
+                return answer.status_code, answer.json()["choices"][0]["text"]
+
+            async def stats() -> tuple[int, dict[str, dict[str, object]]]:
+                told = (await client.get("/admin/stats")).json()
+                return told["waiting"], {each["id"]: each for each in told["models"]}
+
+            expected = await ask("alpha")
+            endless = {"model": "alpha", "prompt": "the", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=endless) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                in_line = [asyncio.create_task(ask("alpha")) for _ in range(3)]
+                while (await stats())[0] < 3:
+                    await asyncio.sleep(0.02)
+                assert (await stats())[1]["alpha"]["requests"] == 1
+                other = asyncio.create_task(ask("org-gamma"))
+                while (await stats())[1]["alpha"]["state"] != "draining":
+                    await asyncio.sleep(0.02)
+            assert (await other)[0] == 200
+            assert await asyncio.gather(*in_line) == [expected] * 3
+            assert (await stats())[1]["alpha"]["loads"] == 2
+
+    with live_server(tmp_path, *args, faults="fake,step_seconds=0.02") as live:
+        asyncio.run(asyncio.wait_for(scenario(live.url), 60))
+
+
+def test_a_model_that_is_ready_is_had_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose turn it is gives that up when the model does not come before anything else can run."""
+    set_faults(monkeypatch)
+
+    async def scenario() -> None:
+        async with live_models() as (models, _):
+            waited: list[bool] = []
+            asyncio.get_running_loop().call_soon(waited.append, True)
+            async with models.use("default"):
+                assert not waited
+
+    asyncio.run(scenario())
+
+
 def test_named_models_the_first_of_which_answers_by_default(models: Path, tmp_path: Path) -> None:
     args = (str(models / "alpha"), "--model", f"tiny={models / 'org-gamma'}", "--pin", "tiny", "--threads", "1")
     env = {"DEFAULT_MAX_TOKENS": "3", "DEFAULT_TEMPERATURE": "0"}
@@ -175,6 +284,47 @@ def test_named_models_the_first_of_which_answers_by_default(models: Path, tmp_pa
         assert answer["usage"]["completion_tokens"] == 3
         again = client.post("/v1/completions", json={"prompt": "the dog"}).json()
         assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+
+
+def test_the_first_model_keeps_its_name_and_the_server_stays_ready_while_models_take_turns(tmp_path: Path) -> None:
+    """A model that nobody had named was called after its file only while it was loaded: then the name was nobody's, or
+    another model's. And each time that it was loaded again, balancers took the server out.
+    """
+    first = write_model(tmp_path / "first")
+    (first / "model.safetensors").rename(first / "beta.safetensors")
+    for name in ("beta", "other"):
+        write_model(tmp_path / "place" / name)
+    place = str(tmp_path / "place")
+    args = (str(first / "beta.safetensors"), "--models", place, "--pin", "nobody", "--max-models", "1")
+    with live_server(tmp_path, *args, faults="fake,load_seconds=0.5") as live, live.client() as client:
+        seen = []
+        for name in ("beta", "other", "beta", "default"):
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(complete, client, name)
+                while not answer.done():
+                    seen.append(client.get("/readyz").status_code)
+            assert answer.result().json()["model"] == ("beta" if name == "default" else name)
+            assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["beta", "other"]
+        assert set(seen) == {200}
+    lines = [json.loads(line)["message"] for line in live.log_text.splitlines()]
+    assert any("speak of a model that is not there" in line and "'nobody'" in line for line in lines)
+
+
+def test_models_under_a_place_that_are_pinned_come_before_the_server_is_ready(models: Path, tmp_path: Path) -> None:
+    args = ("--models", str(models), "--pin", "broken,org/gamma", "--load-timeout", "0.2", "--threads", "1")
+    with live_server(tmp_path, *args, faults="") as live, live.client() as client:
+        found = states(client)
+        assert (found["broken"], found["org-gamma"], found["alpha"]) == ("failed", "ready", "available")
+
+
+def test_a_model_whose_adapter_cannot_be_loaded_ends_the_server_as_any_that_is_alone(
+    models: Path, tmp_path: Path
+) -> None:
+    """It stayed, said that it was ready, and had no model for anybody."""
+    args = (str(models / "alpha"), "--lora", f"french={tmp_path / 'nowhere'}", "--threads", "1")
+    with live_server(tmp_path, *args, faults="", ready=False) as live:
+        assert live.process.wait(30) == 1
+        assert "which should hold an adapter" in live.log_text
 
 
 def test_a_log_line_tells_of_each_load(server: LiveServer) -> None:
@@ -205,9 +355,18 @@ def test_adapters_are_served_under_their_own_names_beside_their_base(models: Pat
             texts[name] = answer["choices"][0]["text"]
         assert len(set(texts.values())) == 3
         # Asked again, from the cache of prefixes: nobody has another's keys.
-        assert {name: complete(client, name).json()["choices"][0]["text"] for name in texts} == texts
+        prompt = "the quick brown fox " * 8
+        firsts = {name: complete(client, name, prompt).json() for name in texts}
+        again = {name: complete(client, name, prompt).json() for name in texts}
+        for name in texts:
+            assert firsts[name]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert again[name]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+            assert again[name]["choices"][0]["text"] == firsts[name]["choices"][0]["text"]
+        assert len({answer["choices"][0]["text"] for answer in again.values()}) == 3
         stats = {each["id"]: each for each in client.get("/admin/stats").json()["models"]}
         assert (stats["alpha"]["loads"], stats["french"]["bytes"]) == (1, 0)
+        assert {name: each["requests_total"] for name, each in stats.items()} == dict.fromkeys(texts, 3)
+        assert all(0 < each["cached_tokens"] < each["prompt_tokens"] for each in stats.values())
 
 
 def test_an_adapter_has_vectors_of_its_own(tmp_path: Path) -> None:

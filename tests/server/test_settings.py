@@ -5,7 +5,9 @@ import yaml
 
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
-from ostro.server.fleet import fixed_specs, roots
+from ostro.machine import free_memory
+from ostro.planning import plan
+from ostro.server.fleet import build_models, fixed_specs, roots
 from ostro.server.settings import ALIASES, PREFIX, REFUSED, Given, Merged, ServeSettings, read_settings
 
 
@@ -13,6 +15,7 @@ from ostro.server.settings import ALIASES, PREFIX, REFUSED, Given, Merged, Serve
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PORT", *(PREFIX + name.upper() for name in ServeSettings.model_fields)):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def read(directory: Path, *, yaml_text: str | None = None, dotenv: str | None = None, **given: object) -> Merged:
@@ -80,7 +83,9 @@ def test_our_own_variable_beats_an_alias(tmp_path: Path, monkeypatch: pytest.Mon
     ("key", "field"), [(key, field) for field, names in ALIASES.items() for key in names.yaml if field != "device"]
 )
 def test_keys_of_other_servers_are_read_from_yaml(tmp_path: Path, key: str, field: str) -> None:
-    value = "true" if field == "cors_credentials" else '"7"' if field in ("model", "tokenizer") else "1"
+    value = (
+        "true" if field == "cors_credentials" else '"7"' if field in ("model", "tokenizer", "levanter_config") else "1"
+    )
     merged = read(tmp_path, yaml_text=f"serve:\n  hrm:\n    {key}: {value}\n")
     assert merged.origins == {field: f"{key} in {tmp_path / 'ostro.yaml'}"}
 
@@ -117,7 +122,7 @@ def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
         ("tensor_parallel_size: 2", "on one device"),
         ("enable_chunked_prefill: false", "always computed in chunks"),
         ("log_level: loud", "'debug', 'info', 'warning' or 'error'"),
-        ("checkpoint_path: x", "checkpoint_path cannot be honoured: Levanter"),
+        ("checkpoint_path: x\nhf_checkpoint: y", "exclude each other"),
         ("port: 1\nserve: {port: 2}", "port says again what port in .* has said"),
         ("model: a\nhf_checkpoint: b", "hf_checkpoint says again what model in"),
         ("- 1", "must hold settings"),
@@ -215,7 +220,7 @@ def test_models_come_from_references_names_and_roots(tmp_path: Path, monkeypatch
     text = "model: [org/one, tiny=./tiny]\nmodels: ./models\nmodel_settings: {tiny: {max_seq_len: 7, pinned: true}}"
     settings = read(tmp_path, yaml_text=text).settings
     one, tiny = fixed_specs(settings)
-    assert (one.name, one.config.model, one.pinned, one.named) == ("org/one", "org/one", False, False)
+    assert (one.name, one.config.model, one.pinned) == ("org/one", "org/one", False)
     assert (tiny.name, tiny.config.model, tiny.config.max_seq_len, tiny.pinned) == ("tiny", "./tiny", 7, True)
     assert roots(settings) == ("./models", "gs://b/models/")
 
@@ -232,10 +237,126 @@ def test_a_server_of_one_model_keeps_it_and_one_of_roots_has_no_model_of_its_own
         ("model: [a=./x, a=./y]", "Two models are called 'a'"),
         ("models: ./m\nlora: x=./y", "needs a model to sit on"),
         ("lora: ./y", "NAME=DIRECTORY"),
-        ("model: a=./x\nmodel_settings: {a: {colour: 1}}", "colour is no setting of a model"),
+        ("model: [a=./x, b=./y]\nserved_model_name: b", "'b' means the first model"),
+        ("model: [a=./x, default=./y]", "'default' means the first model"),
+        ("models: ./m\nserved_model_name: b", "served_model_name is for the first model that was named, and none was"),
+        ("model: a=./x\nlora: gpt=./y\nserved_model_name: [one, gpt]", "'gpt' means the first model"),
+        ("model: [a=./x, tiny=./y]\npin: tinny", "pin speaks of 'tinny', .* There is: a, tiny"),
+        ("model: a=./x\nmodel_settings: {b: {threads: 1}}", "model_settings speaks of 'b', .* There is: a"),
+        ("model: a=./x\nlora: b=./y\nmodel_settings: {b: {threads: 1}}", "speaks of 'b', .* There is: a"),
     ],
 )
 def test_models_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:
     settings = read(tmp_path, yaml_text=text).settings
     with pytest.raises(BadRequest, match=words):
         fixed_specs(settings)
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ("{colour: 1}", "colour is no setting of a model. Those are"),
+        ("{max_seq_length: 1}", "max_seq_length is no setting of a model. Did you mean max_seq_len"),
+        ("{port: 1}", "port is no setting of a model"),
+        ("{max_seq_len: lots}", "max_seq_len = 'lots': Input should be a valid integer"),
+        ("{kv_memory: lots}", "kv_memory = 'lots': a memory size is written 512M or 2G"),
+        ("{kv_memory: 4000000000000000000}", "kv_memory must be at most"),
+        ("{device: [cpu]}", r"device = \['cpu'\]: Input should be"),
+        ("{pinned: 'no'}", "pinned = 'no': it must be true or false"),
+        ("7", "Input should be a valid dictionary"),
+    ],
+)
+def test_a_models_own_settings_are_checked_at_the_start(tmp_path: Path, own: str, complaint: str) -> None:
+    """A wrong type took all models of a place away, without a word."""
+    with pytest.raises(BadRequest, match=f"^model_settings .*'a'.*{complaint}") as error:
+        read(tmp_path, yaml_text=f"models: ./m\nmodel_settings: {{a: {own}}}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_models_own_settings_are_read_as_the_others_are(tmp_path: Path) -> None:
+    own = "{kv_memory: 1G, max_seq_len: '4096', disable_cuda_graph: true, quantize: int8, pinned: true}"
+    settings = read(tmp_path, yaml_text=f"model: [a=./x, b=./y]\nthreads: 3\nmodel_settings: {{a: {own}}}").settings
+    mine, other = (spec.config for spec in fixed_specs(settings))
+    assert (mine.kv_memory, mine.max_seq_len, mine.cuda_graphs, mine.quantize) == (1 << 30, 4096, False, "int8")
+    assert (mine.threads, other.threads, other.kv_memory, other.cuda_graphs) == (3, 3, None, True)
+
+
+def test_settings_find_a_model_by_another_spelling_unless_that_is_anothers_name(tmp_path: Path) -> None:
+    """What was pinned as org-one was not, in silence."""
+    text = (
+        "model: [org/one=./x, org/two=./y, org-two=./z]\npin: org-one, org-two\nmodel_settings: {org-one: {threads: 1}}"
+    )
+    specs = fixed_specs(read(tmp_path, yaml_text=text).settings)
+    assert [(spec.name, spec.pinned, spec.config.threads) for spec in specs] == [
+        ("org/one", True, 1),
+        ("org/two", False, None),
+        ("org-two", True, None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["french", "gpt", "default", "a"])
+def test_a_model_is_pinned_by_any_of_its_names_and_by_those_of_its_adapters(tmp_path: Path, name: str) -> None:
+    text = f"model: [a=./x, b=./y]\nserved_model_name: gpt\nlora: french=./z\npin: {name}"
+    specs = fixed_specs(read(tmp_path, yaml_text=text).settings)
+    assert [(spec.name, spec.pinned) for spec in specs] == [("a", True), ("b", False), ("french", False)]
+
+
+def test_a_model_and_its_adapters_are_one_model(tmp_path: Path) -> None:
+    """They counted as several: one that could not be loaded left a server that was ready for nothing."""
+    settings = read(tmp_path, yaml_text="model: a=./x\nlora: french=./z").settings
+    assert [(spec.name, spec.pinned) for spec in fixed_specs(settings)] == [("a", True), ("french", False)]
+    assert not settings.has_several
+    assert build_models(settings).only is not None
+
+
+def test_a_bucket_implies_the_defaults_of_its_design_and_a_small_machine_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models at a time, on a small machine, too."""
+    monkeypatch.setenv("GCS_BUCKET", "b")
+    settings = read(tmp_path).settings
+    assert (settings.port, settings.max_models, settings.request_timeout) == (8080, 2, 300)
+    assert (settings.gate().concurrent, settings.default_max_tokens, settings.default_temperature) == (50, 512, 0.7)
+    monkeypatch.setenv("LOCAL_DEV", "true")
+    merged = read(tmp_path)
+    assert (merged.settings.max_models, merged.settings.quantize, merged.settings.port) == (1, "int8", 8080)
+    assert merged.origins["max_models"] == "implied by LOCAL_DEV in the environment"
+
+
+def test_several_models_have_a_budget_by_default_and_one_has_none(tmp_path: Path) -> None:
+    """Without one, no model went until the machine was full."""
+    assert read(tmp_path, yaml_text="model: ./a").settings.memory_budget is None
+    for text in ("models: ./m", "model: [a=./x, b=./y]", "gcs_bucket: b"):
+        merged = read(tmp_path, yaml_text=f"{text}\ndevice: cpu")
+        assert 0 < (merged.settings.memory_budget or 0) < free_memory()
+        assert merged.origins["memory_budget"] == f"implied by {text.partition(':')[0]} in {tmp_path / 'ostro.yaml'}"
+        assert merged.settings.gpu_memory_budget is None
+    assert read(tmp_path, yaml_text="models: ./m\nmemory_budget: 3G").settings.memory_budget == 3 << 30
+
+
+def test_keys_and_values_of_one_model_leave_most_of_a_budget(tmp_path: Path) -> None:
+    """`ostro serve --memory-budget 3G` refused the default model: it counted 4 GiB for keys and values."""
+    config = read(tmp_path, yaml_text="memory_budget: 3G\ndevice: cpu").settings.engine()
+    assert config.kv_memory_limit == 3 << 28
+    assert plan(None, config, memory=16 << 30).total_bytes < 3 << 30
+    text = "memory_budget: 3G\ngpu_memory_budget: 8G\ndevice: cuda"
+    assert read(tmp_path, yaml_text=text).settings.engine().kv_memory_limit == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("models: ./m", 1),
+        ("gcs_bucket: b", 1),
+        ("models: ./m\nmax_models: 3", 3),
+        ("gcs_bucket: b\nkv_memory: 2G", 2),
+        ("models: ./m\ngpu_memory_budget: 8G", None),
+        ("model: ./a", None),
+    ],
+)
+def test_models_that_each_fill_a_gpu_are_loaded_one_at_a_time(tmp_path: Path, text: str, most: int | None) -> None:
+    """The second one failed, for the first had taken nine tenths of the GPU."""
+    merged = read(tmp_path, yaml_text=f"{text}\ndevice: cuda")
+    assert merged.settings.max_models == most
+    if text == "models: ./m":
+        assert merged.origins["max_models"].endswith(", on a GPU without kv_memory")

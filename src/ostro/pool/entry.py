@@ -12,6 +12,7 @@ from ostro.engine.handle import State
 from ostro.engine.messages import ModelInfo
 from ostro.errors import OstroError
 from ostro.pool.catalog import ModelSpec
+from ostro.pool.files import Files
 from ostro.pool.room import Footprint, Room
 
 
@@ -45,6 +46,7 @@ S = TypeVar("S", bound=Service)
 
 class PoolState(StrEnum):
     AVAILABLE = "available"
+    FETCHING = "fetching"
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -76,6 +78,14 @@ class Entry(Generic[S]):
         """
         self.asked_to_go = False
         """It is unloaded when nobody uses it any more, whether others wait for room or not."""
+
+        self.files: Files | None = None
+        """Kept from when somebody waits for the model until its service has ended."""
+        self.absent = False
+        """Whether they were looked for, and must be fetched."""
+        # At most one task looks for them or fetches them.
+        self.bringing: asyncio.Task[Files | None] | None = None
+        self.bringing_since = 0.0
 
         # At most one task brings its service up, and one ends it.
         self.coming: asyncio.Task[None] | None = None
@@ -117,6 +127,10 @@ class Entry(Generic[S]):
         return self.service is not None
 
     @property
+    def fetching(self) -> bool:
+        return self.bringing is not None and self.absent
+
+    @property
     def leaving(self) -> bool:
         """Whether its room will be free once its last request has ended, whatever else happens."""
         return self.resident and (self.going is not None or self.asked_to_go)
@@ -146,6 +160,11 @@ class Entry(Generic[S]):
         """It has failed, and may be tried again."""
         self.state = PoolState.DRAINING if self.resident else PoolState.AVAILABLE
         self.failure = None
+
+    def let_files_go(self) -> None:
+        if self.files is not None:
+            self.files.close()
+            self.files = None
 
     def lease(self, name: str | None, now: float) -> S:
         assert self.service is not None, "only a loaded model can be used"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from ostro.errors import ModelNotFound
+from ostro.errors import UnknownModel
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})?")
@@ -17,7 +17,7 @@ def is_name(name: str) -> bool:
 def resolve(name: str, known: Collection[str]) -> str | None:
     """The known name that is meant: itself, else the one that differs only in "/" for "-"; None if there is none.
 
-    Raises ModelNotFound if it could be either of two.
+    Raises UnknownModel if it could be either of two.
     """
     if name in known:
         return name
@@ -25,9 +25,7 @@ def resolve(name: str, known: Collection[str]) -> str | None:
         return None
     matches = [other for other in _spellings(name) if other in known]
     if len(matches) > 1:
-        raise ModelNotFound(
-            f"{name!r} could be {' or '.join(map(repr, matches))}. Ask for one of them by its own name."
-        )
+        raise UnknownModel(f"{name!r} could be {' or '.join(map(repr, matches))}. Ask for one of them by its own name.")
     return matches[0] if matches else None
 
 

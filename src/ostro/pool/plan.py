@@ -2,6 +2,7 @@
 
 Models that somebody waits for stand in line by their oldest waiter. For each in turn:
 
+    its files are not here ───────────> fetch them: that takes no room, and nobody has to go for it
     there is room ────────────────────> load
     idle models make room ────────────> evict them, least recently used first
     only with busy ones is it enough ─> after some patience drain them, least recently loaded first; then evict
@@ -16,7 +17,7 @@ moment after its last request, too: a client that sends one request after the ot
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -31,6 +32,11 @@ _RETRY_PINNED = 30
 
 @dataclass(slots=True)
 class Plan(Generic[S]):
+    find: list[Entry[S]] = field(default_factory=list)
+    """Their files should be looked for."""
+    fetch: list[Entry[S]] = field(default_factory=list)
+    abandon: list[Entry[S]] = field(default_factory=list)
+    """Their files are fetched though nobody waits for them any more, and others wait to be fetched."""
     expect: list[Entry[S]] = field(default_factory=list)
     """What they take should be foreseen first."""
     load: list[Entry[S]] = field(default_factory=list)
@@ -42,8 +48,15 @@ class Plan(Generic[S]):
     """When to ask again, if nothing happens before."""
 
 
-def make_plan(entries: Iterable[Entry[S]], limits: PoolLimits, *, patience: float, now: float) -> Plan[S]:
+def make_plan(
+    entries: Collection[Entry[S]], limits: PoolLimits, *, supplied: bool = False, patience: float, now: float
+) -> Plan[S]:
+    """If the pool is `supplied`, models need files, which are brought first."""
     plan: Plan[S] = Plan()
+    line = _line(entries, now)
+    if supplied:
+        _bring(line, entries, limits, plan, now)
+        line = [place for place in line if place[0].files is not None]
     residents = [entry for entry in entries if entry.resident]
     staying = [entry for entry in residents if not entry.leaving]
     pinned = together(entry.room for entry in staying if entry.pinned)
@@ -51,7 +64,7 @@ def make_plan(entries: Iterable[Entry[S]], limits: PoolLimits, *, patience: floa
     taken = together(entry.room for entry in residents)
     promised = together(entry.room for entry in staying)
     guessing = any(entry.footprint is None for entry in residents)
-    for entry, since in _line(entries, now):
+    for entry, since in line:
         if limits.by_memory and entry.footprint is None and not entry.expected:
             plan.expect.append(entry)
             continue
@@ -79,7 +92,10 @@ def too_large(entry: Entry[S], limits: PoolLimits) -> ModelError | None:
     beyond = entry.room.beyond(limits)
     if beyond is None:
         return None
-    return ModelError(f"{entry.name} needs {beyond}. Raise --memory-budget or serve a smaller model.")
+    return ModelError(
+        f"{entry.name} needs {beyond}. Raise the budget (--memory-budget, --gpu-memory-budget), lower --kv-memory, or "
+        "serve a smaller model."
+    )
 
 
 def idle_for(entry: Entry[S], entries: Sequence[Entry[S]], limits: PoolLimits) -> list[Entry[S]] | None:
@@ -98,6 +114,30 @@ def _line(entries: Iterable[Entry[S]], now: float) -> list[tuple[Entry[S], float
         if entry.state is PoolState.AVAILABLE and not entry.resident and (since := entry.waiting_since(now)) is not None
     ]
     return sorted(waited_for, key=lambda place: place[1])
+
+
+def _bring(
+    line: Sequence[tuple[Entry[S], float]], entries: Iterable[Entry[S]], limits: PoolLimits, plan: Plan[S], now: float
+) -> None:
+    """Plans how the files of those in line get here. A fetch goes on when nobody waits for it, until others need its
+    place.
+    """
+    under_way = [entry for entry in entries if entry.fetching]
+    ending = [entry for entry in under_way if entry.bringing is not None and entry.bringing.cancelling()]
+    unwanted = [entry for entry in under_way if entry not in ending and entry.waiting_since(now) is None]
+    num_free, num_freed = limits.fetches - len(under_way), len(ending)
+    for entry, _ in line:
+        if entry.files is not None or entry.bringing is not None:
+            continue
+        if not entry.absent:
+            plan.find.append(entry)
+        elif num_free > 0:
+            plan.fetch.append(entry)
+            num_free -= 1
+        elif num_freed > 0:
+            num_freed -= 1
+        elif unwanted:
+            plan.abandon.append(unwanted.pop(0))
 
 
 def _pinned_out(entry: Entry[S], pinned: Room, limits: PoolLimits) -> Unavailable | None:

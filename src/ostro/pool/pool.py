@@ -4,10 +4,13 @@ knows services by their protocol; knows no HTTP, no tokens, no files.
     async with pool.use("org/model") as (spec, service): ...     # waits until it is ready; in use until left
 
     available ──> loading ──> ready ──> draining ──> available       a draining model takes no new requests; when the
-        ▲          │   ▲        │           │                        last one has ended, its service is stopped, and
-        │          │   └────────┘           └──> ready               only then the next one starts
-        │          ▼   its engine died       nobody needs its room any more
-        └─────── failed   told to all who ask, until it is time for another try
+     │  ▲  ▲       │   ▲        │           │                        last one has ended, its service is stopped, and
+     ▼  │  │       │   └────────┘           └──> ready               only then the next one starts
+    fetching       ▼   its engine died       nobody needs its room any more
+           └──── failed   told to all who ask, until it is time for another try
+
+A model is fetched before it has room: nobody goes for one whose files are still on their way, and what it will take is
+told by the files.
 """
 
 import asyncio
@@ -18,17 +21,28 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic
 
 from ostro.engine.handle import State
 from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.entry import Entry, PoolState, S, Service, Waiter
+from ostro.pool.files import Files, Supply
 from ostro.pool.names import resolve
 from ostro.pool.plan import idle_for, make_plan, too_large
 from ostro.pool.room import Footprint, PoolLimits
 
-__all__ = ["Footprint", "ModelPool", "ModelView", "PoolCounters", "PoolLimits", "PoolState", "Service"]
+__all__ = [
+    "Files",
+    "Footprint",
+    "ModelPool",
+    "ModelView",
+    "PoolCounters",
+    "PoolLimits",
+    "PoolState",
+    "Service",
+    "Supply",
+]
 
 _LOOK_SECONDS = 0.5
 # An estimate that takes longer is worth less than the time.
@@ -49,7 +63,7 @@ class ModelView(Generic[S]):
 
     name: str
     state: PoolState
-    """LOADING also while it waits in line for that."""
+    """FETCHING or LOADING also while it waits in line for that."""
     pinned: bool
     in_use: int
     """Requests under this name that have the model now."""
@@ -86,20 +100,23 @@ class ModelPool(Generic[S]):
     def __init__(
         self,
         catalog: Catalog,
-        make: Callable[[ModelSpec], S],
+        make: Callable[[ModelSpec, Files | None], S],
         limits: PoolLimits,
         *,
-        expected: Callable[[ModelSpec], Awaitable[Footprint | None]] | None = None,
+        supply: Supply | None = None,
+        expected: Callable[[ModelSpec, Files | None], Awaitable[Footprint | ModelError | None]] | None = None,
         patience: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` gives a service that is not started; `expected` what a model will take, before its first load.
-        `patience` is how long a request waits before models in use are drained for it.
+        """`make` gives a service that is not started; `expected` what a model will take, before its first load, or why
+        it can never be loaded here. Both get what `supply` brought, None without one. `patience` is how long a request
+        waits before models in use are drained for it.
         """
         self.catalog = catalog
         self.limits = limits
         self.counters = PoolCounters()
         self._make = make
+        self._supply = supply
         self._expected = expected
         self._patience = patience
         self._clock = clock
@@ -120,18 +137,20 @@ class ModelPool(Generic[S]):
     async def stop(self) -> None:
         """Ends all services, also those that load. Who waits gets Unavailable."""
         self._stopped = True
+        self.catalog.close()
         if self._timer is not None:
             self._timer.cancel()
-        ending = list(self._chores)
+        ending: list[asyncio.Task[Any]] = list(self._chores)
         for entry in self._entries.values():
             entry.refuse(_shutting_down())
-            if entry.expecting is not None:
-                ending.append(entry.expecting)
+            ending += [task for task in (entry.expecting, entry.bringing) if task is not None]
         for task in ending:
             task.cancel()
         ending += [self._retire(entry) for entry in self._entries.values() if entry.resident]
         if ending:
             await asyncio.wait(ending)
+        for entry in self._entries.values():
+            entry.let_files_go()
 
     def use(self, name: str) -> AbstractAsyncContextManager[tuple[ModelSpec, S]]:
         """The model, once it is ready; it stays loaded until the block is left, which another task may do.
@@ -155,6 +174,11 @@ class ModelPool(Generic[S]):
         if failed:
             entry.revive()
             entry.num_failures = 0
+        if entry.bringing is not None:
+            entry.refuse(Unavailable(f"{entry.name} was unloaded while it was fetched. Ask again to load it."))
+            entry.bringing.cancel()
+            await asyncio.wait([entry.bringing])
+            return True
         if not entry.resident:
             return False
         if entry.ready_at is None:
@@ -175,9 +199,28 @@ class ModelPool(Generic[S]):
         specs = self.catalog.specs()
         known = {spec.name for spec in specs}
         return [
-            *map(self._view, specs),
-            *(self._view(entry.spec) for entry in self._entries.values() if entry.resident and entry.name not in known),
+            *map(self.view_of, specs),
+            *(view for view in self.touched() if view.service is not None and view.name not in known),
         ]
+
+    def touched(self) -> list[ModelView[S]]:
+        """Of the models that were asked for at some time, adapters aside: far fewer than there are, perhaps."""
+        return [self.view_of(entry.spec) for entry in self._entries.values()]
+
+    def view_of(self, spec: ModelSpec) -> ModelView[S]:
+        entry = self._entries.get(self._bases.get(spec.name, spec.base or spec.name))
+        return _untouched(spec) if entry is None else self._view(spec, entry)
+
+    async def spec(self, name: str) -> ModelSpec:
+        """What a name stands for, in the catalog or loaded and gone from there. Loads nothing. Raises ModelNotFound."""
+        try:
+            return await self.catalog.find(name)
+        except ModelNotFound:
+            # Gone from where it was found; what is loaded is served on.
+            loaded = resolve(name, [entry.name for entry in self._entries.values() if entry.resident])
+            if loaded is None:
+                raise
+            return self._entries[loaded].spec
 
     @asynccontextmanager
     async def _use(self, name: str) -> AsyncIterator[tuple[ModelSpec, S]]:
@@ -189,14 +232,7 @@ class ModelPool(Generic[S]):
             self._leave(entry, spec.name)
 
     async def _find(self, name: str) -> tuple[ModelSpec, Entry[S]]:
-        try:
-            spec = await self.catalog.find(name)
-        except ModelNotFound:
-            # Gone from where it was found; what is loaded is served on.
-            loaded = resolve(name, [entry.name for entry in self._entries.values() if entry.resident])
-            if loaded is None:
-                raise
-            spec = self._entries[loaded].spec
+        spec = await self.spec(name)
         base = spec if spec.base is None else await self.catalog.find(spec.base)
         if base.base is not None:
             raise ModelError(
@@ -206,7 +242,7 @@ class ModelPool(Generic[S]):
         entry = self._entries.get(base.name)
         if entry is None:
             entry = self._entries[base.name] = Entry(base)
-        elif not entry.resident:
+        elif not entry.resident and entry.files is None and entry.bringing is None:
             entry.spec = base
         return spec, entry
 
@@ -263,7 +299,9 @@ class ModelPool(Generic[S]):
         since = min(waiter.since, entry.waiting_since(now) or waiter.since)
         entry.promise = (since, now + retry_after + max(1.0, self._patience))
         waited = f"{now - waiter.since:.0f} s"
-        if entry.state is PoolState.LOADING:
+        if entry.fetching:
+            message = f"{entry.name} is still being fetched after a wait of {waited}. Try again in {retry_after} s."
+        elif entry.state is PoolState.LOADING:
             message = f"{entry.name} is still loading after a wait of {waited}. Try again in {retry_after} s."
         else:
             message = f"{entry.name} waits for room: in {waited} no other model could go. Try again in {retry_after} s."
@@ -274,9 +312,11 @@ class ModelPool(Generic[S]):
         measured = [other.load_seconds for other in self._entries.values() if other.load_seconds is not None]
         usual = sum(measured) / len(measured) if measured else _LOAD_GUESS
         left = usual if entry.load_seconds is None else entry.load_seconds
-        if entry.state is PoolState.LOADING:
+        # What takes longer than ever may well take as long again.
+        if entry.fetching:
+            left += now - entry.bringing_since
+        elif entry.state is PoolState.LOADING:
             spent = now - entry.began_at
-            # One that takes longer than ever may well take as long again.
             left = left - spent if spent < left else spent
         return min(max(1, math.ceil(left)), _LONGEST_RETRY_AFTER)
 
@@ -291,7 +331,16 @@ class ModelPool(Generic[S]):
         for entry in self._entries.values():
             if entry.leaving and not entry.in_use:
                 self._retire(entry)
-        plan = make_plan(self._entries.values(), self.limits, patience=self._patience, now=now)
+            if not entry.resident and (entry.state is PoolState.FAILED or entry.waiting_since(now) is None):
+                entry.let_files_go()
+        supplied = self._supply is not None
+        plan = make_plan(self._entries.values(), self.limits, supplied=supplied, patience=self._patience, now=now)
+        for entry in (*plan.find, *plan.fetch):
+            self._bring(entry)
+        for entry in plan.abandon:
+            _log.info("%s is no longer fetched: nobody waits for it, and others do.", entry.name)
+            assert entry.bringing is not None
+            entry.bringing.cancel()
         for entry in plan.expect:
             self._expect(entry)
         for entry, error in plan.refuse:
@@ -332,31 +381,59 @@ class ModelPool(Generic[S]):
         if entry.state is PoolState.READY:
             entry.admit(self._clock())
 
+    def _bring(self, entry: Entry[S]) -> None:
+        """Looks for its files; if that was in vain, fetches them."""
+        entry.bringing_since = self._clock()
+        entry.bringing = asyncio.create_task(self._files_of(entry), name=f"bring {entry.name}")
+        entry.bringing.add_done_callback(lambda task: self._take_files(entry, task))
+
+    async def _files_of(self, entry: Entry[S]) -> Files | None:
+        assert self._supply is not None
+        return await (self._supply.fetch(entry.spec) if entry.absent else self._supply.find(entry.spec))
+
+    def _take_files(self, entry: Entry[S], brought: asyncio.Task[Files | None]) -> None:
+        fetched, entry.bringing, entry.absent = entry.absent, None, False
+        if not brought.cancelled():
+            match brought.exception():
+                case None:
+                    entry.files = brought.result()
+                    entry.absent = entry.files is None and not fetched
+                case OstroError() as error:
+                    self._fail(entry, error)
+                case other:
+                    message = f"The files of {entry.name} cannot be had ({other!r}). See the server's messages."
+                    self._fail(entry, ModelError(message))
+        self._plan()
+
     def _expect(self, entry: Entry[S]) -> None:
         if entry.expecting is None:
             entry.expecting = asyncio.create_task(self._foresee(entry), name=f"expect {entry.name}")
 
     async def _foresee(self, entry: Entry[S]) -> None:
-        [outcome] = await asyncio.gather(self._estimate(entry.spec), return_exceptions=True)
-        if isinstance(outcome, BaseException):
-            # What is wrong with the model, if anything, the load tells better.
-            _log.info("What %s will take is not known: %r", entry.name, outcome)
-        else:
-            entry.footprint = outcome
-        entry.expected, entry.expecting = True, None
+        outcome = await self._estimate(entry)
+        entry.expecting = None
+        if isinstance(outcome, ModelError):
+            self._fail(entry, outcome)
+            return
+        entry.footprint, entry.expected = outcome, True
         self._plan()
 
-    async def _estimate(self, spec: ModelSpec) -> Footprint | None:
+    async def _estimate(self, entry: Entry[S]) -> Footprint | ModelError | None:
         if self._expected is None:
             return None
-        async with asyncio.timeout(_EXPECT_SECONDS):
-            return await self._expected(spec)
+        try:
+            async with asyncio.timeout(_EXPECT_SECONDS):
+                return await self._expected(entry.spec, entry.files)
+        except Exception as error:  # noqa: BLE001
+            # What is wrong with the model, if anything, the load tells better.
+            _log.info("What %s will take is not known: %r", entry.name, error)
+            return None
 
     def _load(self, entry: Entry[S]) -> None:
         entry.failure = None
         entry.began_at = self._clock()
         try:
-            entry.service = self._make(entry.spec)
+            entry.service = self._make(entry.spec, entry.files)
         except OstroError as error:
             self._fail(entry, error)
             return
@@ -466,17 +543,26 @@ class ModelPool(Generic[S]):
         self._plan()
 
     async def _load_first_models(self) -> None:
-        """The pinned ones first: they must have their room. Those under roots are known only after a look."""
-        first = [spec for spec in self.catalog.specs() if spec.pinned]
-        if self.catalog.default is not None and self.catalog.default not in first:
-            first.append(self.catalog.default)
+        """The pinned ones first: they must have their room. Those under roots are known only after a look; roots that
+        cannot be listed are looked at again, ever later.
+        """
+        first = [spec.name for spec in self.catalog.specs() if spec.pinned]
+        if self.catalog.default is not None and self.catalog.default.name not in first:
+            first.append(self.catalog.default.name)
+        pause = self.limits.retry_seconds
         async with asyncio.TaskGroup() as loads:
-            for spec in first:
-                loads.create_task(self._load_first(spec.name))
-            await self.catalog.refresh()
-            for spec in self.catalog.specs():
-                if spec.pinned and spec not in first:
-                    loads.create_task(self._load_first(spec.name))
+            for name in first:
+                loads.create_task(self._load_first(name))
+            while True:
+                await self.catalog.refresh()
+                found = [spec.name for spec in self.catalog.specs() if spec.pinned and spec.name not in first]
+                for name in found:
+                    loads.create_task(self._load_first(name))
+                first += found
+                if self.catalog.is_whole:
+                    break
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_RETRY_PAUSE)
 
     async def _load_first(self, name: str) -> None:
         try:
@@ -489,15 +575,19 @@ class ModelPool(Generic[S]):
             self._leave(entry, None)
 
     async def _look_after_models(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            for entry in list(self._entries.values()):
-                self._look(entry)
-                if self._unused(entry):
-                    _log.info("%s was not used for a while and is unloaded.", entry.name)
-                    self._ask_to_go(entry)
-            # A place in line may have lapsed.
-            self._plan()
+        async with asyncio.TaskGroup() as retries:
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                for entry in list(self._entries.values()):
+                    self._look(entry)
+                    if entry.pinned and entry.state is PoolState.FAILED and self._clock() >= entry.retry_at:
+                        _log.info("%s is pinned and failed: it is tried again.", entry.name)
+                        retries.create_task(self._load_first(entry.name))
+                    if self._unused(entry):
+                        _log.info("%s was not used for a while and is unloaded.", entry.name)
+                        self._ask_to_go(entry)
+                # A place in line may have lapsed.
+                self._plan()
 
     def _unused(self, entry: Entry[S]) -> bool:
         longest = self.limits.idle_seconds
@@ -505,13 +595,13 @@ class ModelPool(Generic[S]):
             return False
         return self._clock() - entry.last_use() >= longest
 
-    def _view(self, spec: ModelSpec) -> ModelView[S]:
-        entry = self._entries.get(self._bases.get(spec.name, spec.base or spec.name)) or Entry(spec)
+    def _view(self, spec: ModelSpec, entry: Entry[S]) -> ModelView[S]:
         whole = entry.resident and spec.base is None
         in_line = entry.state is PoolState.AVAILABLE and bool(entry.waiters)
+        to_fetch = entry.fetching or (in_line and entry.absent)
         return ModelView(
             name=spec.name,
-            state=PoolState.LOADING if in_line else entry.state,
+            state=PoolState.FETCHING if to_fetch else PoolState.LOADING if in_line else entry.state,
             pinned=entry.pinned,
             in_use=entry.leases[spec.name],
             waiting=sum(waiter.name == spec.name for waiter in entry.waiters),
@@ -525,6 +615,25 @@ class ModelPool(Generic[S]):
             spec=spec,
             service=entry.service,
         )
+
+
+def _untouched(spec: ModelSpec) -> ModelView[S]:
+    return ModelView(
+        name=spec.name,
+        state=PoolState.AVAILABLE,
+        pinned=spec.pinned,
+        in_use=0,
+        waiting=0,
+        bytes=0,
+        device_bytes=0,
+        load_seconds=None,
+        loads=0,
+        evictions=0,
+        last_used=None,
+        failure=None,
+        spec=spec,
+        service=None,
+    )
 
 
 def _shutting_down() -> Unavailable:

@@ -26,6 +26,8 @@ class PoolLimits:
     """How long a request waits for its model."""
     idle_seconds: float | None = None
     """What was not used for so long is unloaded, unless it is pinned."""
+    fetches: int = 4
+    """How many models' files may be on their way here at a time. They take no room."""
     retry_seconds: float = 30.0
     """A model that could not be loaded is not tried again sooner. Doubles with each failure, up to ten minutes."""
 

@@ -1,11 +1,9 @@
-"""How many pages fit. Knows a model's shape and the machine's memory; allocates nothing, and plans without torch."""
+"""How many pages fit. Knows a model's shape and numbers of bytes; allocates nothing, and plans without torch."""
 
-import os
-import sys
-from pathlib import Path
 from typing import Protocol
 
 from ostro.errors import BadRequest, ModelError
+from ostro.machine import free_memory
 
 # Of the memory that is free once the weights are loaded: room is left for activations and for everyone else.
 _SHARE = 0.4
@@ -49,11 +47,12 @@ def num_pages(
     itemsize: int,
     kv_memory: int | None,
     max_batch_seqs: int,
+    limit: int | None = None,
     free: int | None = None,
 ) -> int:
     """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once.
 
-    `free` is what is free once the model is loaded; None looks.
+    `limit` bounds the share. `free` is what is free once the model is loaded; None looks.
     """
     each = page_bytes(shape, page_size, itemsize)
     useful = max_batch_seqs * -(-shape.max_seq_len // page_size)
@@ -66,7 +65,7 @@ def num_pages(
         if kv_memory > free:
             raise BadRequest(f"kv_memory is {kv_memory} bytes, but only {free} are free; lower it.", param="kv_memory")
         return kv_memory // each
-    budget = min(int(free * _SHARE), _MOST)
+    budget = min(int(free * _SHARE), _MOST if limit is None else min(_MOST, limit))
     if budget < each:
         raise ModelError(
             f"One page takes {each} bytes and {budget} are free for keys and values; free some, or lower page_size."
@@ -83,8 +82,11 @@ def gpu_num_pages(
     utilization: float,
     max_batch_tokens: int,
     max_batch_seqs: int,
+    limit: int | None = None,
 ) -> int:
-    """Pages within `kv_memory` bytes, or within the GPU's memory beside the model, which is loaded, and one step."""
+    """Pages within `kv_memory` bytes, or within the GPU's memory beside the model, which is loaded, and one step; of
+    that no more than `limit` bytes.
+    """
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -96,6 +98,7 @@ def gpu_num_pages(
         step=step,
         kv_memory=kv_memory,
         utilization=utilization,
+        limit=limit,
     )
 
 
@@ -106,9 +109,20 @@ def gpu_step_bytes(shape: Shape, *, itemsize: int, max_batch_tokens: int, max_ba
     return max_batch_tokens * widest * itemsize + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
 
 
-def pages_beside(each: int, *, free: int, total: int, step: int, kv_memory: int | None, utilization: float) -> int:
+def pages_beside(
+    each: int,
+    *,
+    free: int,
+    total: int,
+    step: int,
+    kv_memory: int | None,
+    utilization: float,
+    limit: int | None = None,
+) -> int:
     """Pages of `each` bytes on a GPU of `total` bytes where `free` are left and one step's work takes `step`."""
     budget = int(total * utilization) - (total - free) - step
+    if limit is not None:
+        budget = min(budget, limit)
     if kv_memory is not None:
         if kv_memory > free - step:
             raise BadRequest(
@@ -123,29 +137,3 @@ def pages_beside(each: int, *, free: int, total: int, step: int, kv_memory: int 
             "raise gpu_memory_utilization, lower max_batch_tokens, or take a smaller model."
         )
     return budget // each - 1
-
-
-def free_memory() -> int:
-    """Bytes that can be had without swapping, within the container's limit if there is one."""
-    return min(_free_on_machine(), _free_in_container())
-
-
-def _free_on_machine() -> int:
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _free_in_container(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    limit, used = (_lines(cgroup / name) for name in ("memory.max", "memory.current"))
-    if not limit or not used or limit[0] == "max":
-        return sys.maxsize
-    return max(0, int(limit[0]) - int(used[0]))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []

@@ -11,11 +11,12 @@ from torch import Tensor
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.kernels.paged_attention import PagedAttention, Piece
+from ostro.machine import free_memory
 from ostro.models.base import Model
 from ostro.models.layers import Matrix
 from ostro.models.lora import Adapters
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
-from ostro.runner.memory import free_memory, page_bytes, second_layout_fits
+from ostro.runner.memory import page_bytes, second_layout_fits
 from ostro.runner.pooling import pooled_share
 from ostro.runner.sampler import position_logprobs, sample
 from ostro.weights import Pooling

@@ -1,51 +1,72 @@
 """From settings to models: which there are, what each is run with, and the pool that holds them."""
 
 import asyncio
+import logging
 import re
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, ModelError
+from ostro.machine import device_here, gpu_memory
 from ostro.pool.catalog import Catalog, ModelSpec
-from ostro.pool.pool import Footprint, ModelPool
-from ostro.server.models import Models
+from ostro.pool.names import resolve
+from ostro.pool.pool import Files, Footprint, ModelPool
+from ostro.server.models import ANY, Models
+from ostro.server.naming import reference_name
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
-from ostro.weights.hub import parse_hub_id
+from ostro.server.supply import CachedSupply
+
+if TYPE_CHECKING:
+    from ostro.planning import Plan
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)=(?!=)(?P<rest>.+)", re.ASCII)
-# What a model may have of its own: the rest is the machine's, or says which model it is.
-_OWN = {field.name for field in fields(EngineConfig)} - {"model", "serving", "adapters"}
+
+_log = logging.getLogger(__name__)
 
 
 def build_models(settings: ServeSettings) -> Models:
     """Starts nothing."""
+    specs = fixed_specs(settings)
     catalog = Catalog(
-        fixed_specs(settings),
+        specs,
         roots=roots(settings),
-        make=lambda name, reference: _spec(settings, name, reference),
+        make=partial(_found_spec, settings, [spec.name for spec in specs]),
         list_models=_list_models,
     )
     limits = settings.pool()
+    if settings.has_several:
+        _tell_limits(settings)
     budgeted = limits.memory is not None or limits.device_memory is not None
     pool = ModelPool(
         catalog,
-        lambda spec: ModelService(spec.config, stall_seconds=settings.stall_timeout),
+        partial(_service, settings.stall_timeout),
         limits,
+        supply=CachedSupply(),
         expected=_expected if budgeted else None,
     )
-    return Models(pool, served_names=settings.served_model_name)
+    elsewhere = _names_elsewhere(settings, specs)
+    return Models(
+        pool,
+        served_names=settings.served_model_name,
+        first=[
+            *(spec.name for spec in specs if spec.pinned or spec is specs[0]),
+            *(name for name in elsewhere if name in settings.pin or settings.is_pinned(name)),
+        ],
+        mentioned=elsewhere,
+    )
 
 
 def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
     """The models that were named, the first of which answers by default, and the adapters of that one."""
-    given: Sequence[str | None] = settings.model or ((None,) if not roots(settings) else ())
-    specs: list[ModelSpec] = []
-    for each in given:
-        name, reference = _split(each)
-        specs.append(_spec(settings, name or reference_name(reference), reference, named=name is not None))
+    given: Sequence[str | None] = settings.references or ((None,) if not roots(settings) else ())
+    named = [(name or reference_name(reference), reference) for name, reference in map(_split, given)]
+    names = [*(name for name, _ in named), *(name for name, _ in map(_adapter, settings.lora))]
+    specs = [_spec(settings, name, reference, names) for name, reference in named]
     if settings.lora:
         if not specs:
             raise BadRequest("An adapter needs a model to sit on: name one with --model.", param="lora")
@@ -54,11 +75,15 @@ def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
         specs += [
             ModelSpec(name=name, config=specs[0].config, base=specs[0].name, adapter=name) for name, _ in adapters
         ]
-    names = [spec.name for spec in specs]
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise BadRequest(f"Two models are called {doubled[0]!r}. Give one another name: --model NAME=…", param="model")
-    # A server of one model keeps it.
-    return [replace(specs[0], pinned=True)] if len(specs) == 1 and not roots(settings) else specs
+    _check_names(settings, names)
+    _names_elsewhere(settings, specs)
+    if not specs:
+        return []
+    # A server of one model keeps it, and who wants an adapter to stay wants its base.
+    alone = len(named) == 1 and not roots(settings)
+    by_other_names = {*_names_of_first(settings), *names[len(named) :]}
+    stays = alone or any(_said_of(name, settings.pin, names) is not None for name in by_other_names)
+    return [replace(specs[0], pinned=specs[0].pinned or stays), *specs[1:]]
 
 
 def roots(settings: ServeSettings) -> tuple[str, ...]:
@@ -67,24 +92,78 @@ def roots(settings: ServeSettings) -> tuple[str, ...]:
     return (*settings.models, *(() if bucket is None else (f"gs://{bucket}/{settings.gcs_model_prefix}",)))
 
 
-def reference_name(reference: str | None) -> str:
-    """What to call a model that nobody has named."""
-    if reference is None:
-        return "default"
-    hub_id = None if Path(reference).exists() else parse_hub_id(reference)
-    return hub_id[0] if hub_id is not None else Path(reference.rstrip("/")).name
+def _found_spec(settings: ServeSettings, fixed: Collection[str], name: str, reference: str) -> ModelSpec:
+    """Of a model under a root."""
+    if name in _names_of_first(settings):
+        raise BadRequest(f"{name!r} means the first model here, or none in particular. Give this one another name.")
+    return _spec(settings, name, reference, fixed)
 
 
-def _spec(settings: ServeSettings, name: str, reference: str | None, *, named: bool = True) -> ModelSpec:
-    own = dict(settings.model_settings.get(name, {}))
-    pinned = bool(own.pop("pinned", False)) or name in settings.pin
-    if unknown := sorted(own.keys() - _OWN):
+def _spec(settings: ServeSettings, name: str, reference: str | None, names: Collection[str]) -> ModelSpec:
+    key = _said_of(name, settings.model_settings, names)
+    own = settings if key is None else settings.of_model(key)
+    pinned = _said_of(name, settings.pin, names) is not None or (key is not None and settings.is_pinned(key))
+    return ModelSpec(name=name, config=replace(own.engine(), model=reference), pinned=pinned)
+
+
+def _said_of(name: str, said: Collection[str], names: Collection[str]) -> str | None:
+    """As what settings speak of a model, if they do. Another spelling of its name will do, unless that is another's."""
+    found = resolve(name, said)
+    return None if found != name and found in names else found
+
+
+def _names_elsewhere(settings: ServeSettings, specs: Sequence[ModelSpec]) -> list[str]:
+    """What settings speak of and only roots can have. Raises BadRequest if there are no roots."""
+    bases = [spec.name for spec in specs if spec.base is None]
+    pinnable = [*(spec.name for spec in specs), *(_names_of_first(settings) if specs else ())]
+    known = {"pin": pinnable, "model_settings": bases}
+    said = {"pin": settings.pin, "model_settings": tuple(settings.model_settings)}
+    missing = [(where, name) for where, names in said.items() for name in names if resolve(name, known[where]) is None]
+    for where, name in missing:
+        if not roots(settings):
+            raise BadRequest(
+                f"{where} speaks of {name!r}, and there is no such model. There is: {', '.join(known[where])}.",
+                param=where,
+            )
+    return list(dict.fromkeys(name for _, name in missing))
+
+
+def _check_names(settings: ServeSettings, names: Sequence[str]) -> None:
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise BadRequest(f"Two models are called {doubled[0]!r}. Give one another name: --model NAME=…", param="model")
+    if settings.served_model_name and not names:
         raise BadRequest(
-            f"model_settings of {name!r}: {unknown[0]} is no setting of a model. Those are {', '.join(sorted(_OWN))}.",
-            param="model_settings",
+            "served_model_name is for the first model that was named, and none was. Leave it out, or name one with "
+            "--model.",
+            param="served_model_name",
         )
-    config = replace(settings.engine(), model=reference, **own)  # type: ignore[arg-type]
-    return ModelSpec(name=name, config=config, pinned=pinned, named=named)
+    for name in names[1:]:
+        if name in _names_of_first(settings):
+            raise BadRequest(
+                f"{name!r} means the first model, so no other can be called that. Give one of them another name.",
+                param="served_model_name" if name in settings.served_model_name else "model",
+            )
+
+
+def _names_of_first(settings: ServeSettings) -> tuple[str, ...]:
+    """Beside its own."""
+    return (ANY, *settings.served_model_name)
+
+
+def _tell_limits(settings: ServeSettings) -> None:
+    """What nobody may have set."""
+    if settings.memory_budget is not None:
+        _log.info("All models together may take %.1f GiB of memory: memory_budget.", settings.memory_budget / (1 << 30))
+    if settings.fills_gpu:
+        tell, outcome = (
+            (_log.info, "one is loaded at a time")
+            if settings.max_models == 1
+            else (_log.warning, "a second one will not fit beside it")
+        )
+        tell(
+            "A model takes what it finds of the GPU, so %s. To have several, set kv_memory or gpu_memory_budget.",
+            outcome,
+        )
 
 
 def _split(given: str | None) -> tuple[str | None, str | None]:
@@ -100,17 +179,32 @@ def _adapter(given: str) -> tuple[str, str]:
     return match["name"], match["rest"]
 
 
-async def _expected(spec: ModelSpec) -> Footprint | None:
-    """What a model will take, by its files; not known of one that has yet to be downloaded."""
-    reference = spec.config.model
-    if reference is not None and not Path(reference).exists():
-        return None
-    from ostro.planning import plan
+def _service(stall_seconds: float, spec: ModelSpec, files: Files | None) -> ModelService:
+    assert files is not None
+    return ModelService(spec.config, path=files.path, name=files.name, stall_seconds=stall_seconds)
 
-    planned = await asyncio.to_thread(plan, reference, spec.config)
+
+async def _expected(spec: ModelSpec, files: Files | None) -> Footprint | ModelError | None:
+    """What a model will take, by its files."""
+    assert files is not None
+    planned = await asyncio.to_thread(_planned, files.path, spec.config)
     if planned.device == "cuda":
+        if not planned.num_pages:
+            return ModelError(
+                f"{spec.name} leaves no room for keys and values on this GPU of {planned.memory / (1 << 30):.1f} GiB. "
+                "Raise gpu_memory_utilization, lower max_batch_tokens, quantize it, or serve a smaller model."
+            )
         return Footprint(bytes=planned.host_bytes, device_bytes=planned.total_bytes)
     return Footprint(bytes=planned.total_bytes)
+
+
+def _planned(path: str, config: EngineConfig) -> "Plan":
+    """Of a GPU, all of it: what is there now makes room, if need be."""
+    from ostro.planning import plan
+
+    device = device_here(config.device)
+    gpu = gpu_memory() if device == "cuda" else None
+    return plan(path, config, device=device, memory=None if gpu is None else gpu[0])
 
 
 def _list_models(root: str) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ from ostro.server.models import Models
 from ostro.server.protocol import BoundedHttp
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
+from ostro.server.supply import sweep_cache
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
@@ -72,6 +73,7 @@ def serve(settings: ServeSettings) -> int:
     _allow_connections()
     pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
     configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
+    sweep_cache()
     with bind(settings.host, settings.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(Server(settings, keyring, sock).run())
 
@@ -98,7 +100,7 @@ def middlewares(settings: ServeSettings, keyring: Keyring, metrics: Metrics) -> 
         Middleware(RequestLog, on_end=metrics.record, access_log=settings.access_log, quiet=quiet),
         # Before the keys: a browser asks without one what it may send.
         *([_cors(settings)] if settings.enable_cors else []),
-        Middleware(Authentication, keyring=keyring),
+        Middleware(Authentication, keyring=keyring, origins=settings.cors_origins if settings.enable_cors else ()),
         Middleware(MetricsEndpoint, metrics=metrics),
     ]
 
@@ -138,9 +140,9 @@ class Server:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         models = build_models(self._settings)
-        gate = Gate(self._settings.gate())
+        gate = Gate(self._settings.gate(), many_models=models.only is None)
         http = self._http(models, gate)
-        await models.pool.start()
+        await models.start()
         serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")
         host, port = self._sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -148,7 +150,7 @@ class Server:
         try:
             return await self._until_over(models, gate, serving)
         finally:
-            await models.pool.stop()
+            await models.stop()
             http.should_exit = True
             await serving
 
@@ -216,9 +218,7 @@ class News:
         self._seen: dict[str, tuple[PoolState, int]] = {}
 
     def tell(self, log: structlog.stdlib.BoundLogger) -> None:
-        for view in self._models.views():
-            if view.spec.base is not None:
-                continue
+        for view in self._models.pool.touched():
             service = view.service
             state, restarts = self._seen.get(view.name, (PoolState.AVAILABLE, 0))
             now = 0 if service is None else service.restarts
@@ -227,7 +227,7 @@ class News:
                 log.error("the engine ended and is started anew", model=view.name, restarts=now)
             became_ready = view.state is PoolState.READY and state is not PoolState.READY
             if became_ready and service is not None and (info := service.info) is not None:
-                log.info("ready", **_facts(self._models.shown(view.spec, service), info))
+                log.info("ready", **_facts(self._models.shown(view.spec), info))
             if view.state is PoolState.FAILED and state is not PoolState.FAILED and self._models.only is None:
                 log.error("the model cannot be served", model=view.name, reason=view.failure)
 

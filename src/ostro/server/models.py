@@ -3,17 +3,25 @@
 Knows names and the pool; knows no HTTP and no engine.
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelPool, ModelView, PoolState
+from ostro.server.ledger import Ledger, Totals
 from ostro.server.service import ModelService
 
 ANY = "default"
 """What a request that names no model asks for."""
+
+_COMING = (PoolState.FETCHING, PoolState.LOADING)
+_AGAIN_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,52 +35,83 @@ class Model:
 
 
 class Models:
-    def __init__(self, pool: ModelPool[ModelService], *, served_names: Sequence[str] = ()) -> None:
-        """`served_names` are what clients may call the first model, the first of them in answers."""
+    def __init__(
+        self,
+        pool: ModelPool[ModelService],
+        *,
+        served_names: Sequence[str] = (),
+        first: Sequence[str] = (),
+        mentioned: Sequence[str] = (),
+    ) -> None:
+        """`served_names` are what clients may call the first model, the first of them in answers. `first` are loaded at
+        the start. `mentioned` are names that settings speak of: if there is no such model, that is told.
+        """
         self.pool = pool
         self.served_names = tuple(served_names)
+        self.ledger = Ledger()
+        self._first = tuple(first)
+        self._mentioned = tuple(mentioned)
+        self._begun = False
+        self._beginning: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to load the first models; returns at once."""
+        await self.pool.start()
+        self._beginning = asyncio.create_task(self._begin(), name="first models have come")
+
+    async def stop(self) -> None:
+        if self._beginning is not None:
+            self._beginning.cancel()
+        await self.pool.stop()
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Model]:
         """The model, loaded if need be, and kept until the block is left."""
-        async with self.pool.use(self.find(name)) as (spec, service):
-            yield Model(self.shown(spec, service), service, spec.adapter)
+        async with self.pool.use(await self.find(name)) as (spec, service):
+            self.ledger.note(spec.base or spec.name, service.tally)
+            yield Model(self.shown(spec), service, spec.adapter)
 
-    def find(self, name: str) -> str:
+    async def find(self, name: str) -> str:
         """The pool's name for what a client calls a model; what it does not know itself it leaves to the pool."""
         first = self.pool.catalog.default
-        if first is not None and name in (ANY, *self.served_names, self._own_name(first)):
+        if first is not None and name in (ANY, *self.served_names):
             return first.name
         if name == ANY:
+            if not self.pool.catalog.specs():
+                await self.pool.catalog.refresh_if_old()
             known = self.pool.catalog.specs()
-            if len(known) != 1:
+            if len(known) > 1:
                 raise BadRequest(
                     "There are several models here, so the request must name one. GET /v1/models lists them.",
                     param="model",
                 )
-            return known[0].name
+            # If there is none, the catalog knows what to say.
+            return known[0].name if known else name
         return name
 
     def views(self) -> list[ModelView[ModelService]]:
         return self.pool.views()
 
     async def view(self, name: str) -> ModelView[ModelService]:
-        """Raises ModelNotFound if no model has the name. Loads nothing."""
-        spec = await self.pool.catalog.find(self.find(name))
-        return next(view for view in self.views() if view.name == spec.name)
+        """Raises UnknownModel if no model has the name. Loads nothing."""
+        return self.pool.view_of(await self.pool.spec(await self.find(name)))
 
     def loaded(self) -> list[tuple[str, ModelService]]:
         """What has an engine, by its name in answers."""
-        return [
-            (self.shown(view.spec, view.service), view.service)
-            for view in self.views()
-            if view.service is not None and view.spec.base is None
-        ]
+        return [(self.shown(view.spec), view.service) for view in self.pool.touched() if view.service is not None]
+
+    def totals(self) -> list[tuple[str, Totals]]:
+        """What each model's engines have counted since the start, by its name in answers; also of what is unloaded."""
+        touched = self.pool.touched()
+        for view in touched:
+            if view.service is not None:
+                self.ledger.note(view.name, view.service.tally)
+        return [(self.shown(view.spec), self.ledger.totals(view.name)) for view in touched]
 
     @property
     def first_name(self) -> str:
         first = self.pool.catalog.default
-        return ANY if first is None else self.shown(first, None)
+        return ANY if first is None else self.shown(first)
 
     @property
     def num_loads(self) -> int:
@@ -82,32 +121,53 @@ class Models:
     def num_evictions(self) -> int:
         return self.pool.counters.evictions
 
-    def shown(self, spec: ModelSpec, service: ModelService | None) -> str:
+    def shown(self, spec: ModelSpec) -> str:
         """What answers call a model."""
         if spec is not self.pool.catalog.default:
             return spec.name
-        return self.served_names[0] if self.served_names else self._own_name(spec, service)
+        return self.served_names[0] if self.served_names else spec.name
 
     @property
     def only(self) -> ModelView[ModelService] | None:
-        """The one model of a server that serves no other."""
-        return self.views()[0] if self.pool.catalog.is_fixed and len(self.pool.catalog.specs()) == 1 else None
+        """The one model of a server that serves no other, but for adapters of it."""
+        if not self.pool.catalog.is_fixed:
+            return None
+        whole = [spec for spec in self.pool.catalog.specs() if spec.base is None]
+        return self.pool.view_of(whole[0]) if len(whole) == 1 else None
 
     @property
     def state(self) -> PoolState:
         """Of what must be there before requests are taken: the models that are loaded at the start.
 
-        A server of many models is ready when all of those have come or failed; one of a single model fails with it.
+        A server of many models is ready once all of those have come or failed, and stays so: that one of them is
+        loaded again keeps nobody from the others. One of a single model is what that is.
         """
         if (only := self.only) is not None:
-            return only.state
-        first = [view.state for view in self.views() if view.pinned or view.spec is self.pool.catalog.default]
-        return PoolState.LOADING if PoolState.LOADING in first else PoolState.READY
+            return PoolState.LOADING if only.state in _COMING else only.state
+        return PoolState.READY if self._begun else PoolState.LOADING
 
-    def _own_name(self, spec: ModelSpec, service: ModelService | None = None) -> str:
-        """A model that nobody gave a name has the name that its files give it, once they are there."""
-        if spec.named:
-            return spec.name
-        if service is None:
-            service = next((view.service for view in self.views() if view.name == spec.name), None)
-        return spec.name if service is None else service.name
+    async def _begin(self) -> None:
+        await asyncio.gather(*map(self._come, self._first))
+        self._begun = True
+        for name in self._mentioned:
+            try:
+                await self.pool.spec(name)
+            except UnknownModel as error:
+                _log.warning("The settings speak of a model that is not there. %s", error)
+            except OstroError:
+                # The place where it may be cannot be listed, which is told already.
+                pass
+
+    async def _come(self, name: str) -> None:
+        """Waits until a model was loaded, or could not be."""
+        with suppress(OstroError):
+            while not await self._has_come(name):
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _has_come(self, name: str) -> bool:
+        try:
+            await self.pool.load(name)
+        except Unavailable:
+            # It takes longer than a request would wait, or there is no room for it.
+            return self.pool.view_of(await self.pool.spec(name)).state not in _COMING
+        return True

@@ -12,6 +12,7 @@ from ostro.engine.door import Door
 from ostro.engine.handle import EngineHandle, State
 from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
+from ostro.engine.tally import Tally
 from ostro.errors import ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt
 from ostro.outputs import Completion, Delta
@@ -68,9 +69,12 @@ class Generation:
 class ModelService:
     """Use within one event loop. `start` begins to load, `settled` waits for the outcome, `stop` ends everything."""
 
-    def __init__(self, config: EngineConfig, *, stall_seconds: float = 60.0) -> None:
+    def __init__(
+        self, config: EngineConfig, *, path: str | None = None, name: str | None = None, stall_seconds: float = 60.0
+    ) -> None:
+        """`path` is where the model's files are, if that is known, and `name` what their source calls it."""
         self.config = config
-        self._handle = EngineHandle(config, stall_seconds=stall_seconds)
+        self._handle = EngineHandle(config, path=path, name=name, stall_seconds=stall_seconds)
         self._frontend: Frontend | None = None
         self._door: Door | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -96,6 +100,11 @@ class ModelService:
     def pulse(self) -> Pulse:
         """The engine's latest counters. They begin anew with a new engine process."""
         return self._handle.pulse
+
+    @property
+    def tally(self) -> Tally:
+        """What its engine has counted in all its processes."""
+        return self._handle.tally
 
     @property
     def restarts(self) -> int:
@@ -190,6 +199,21 @@ class ModelService:
 
         return await self._run(make, _length(messages))
 
+    async def prepare_scoring(
+        self, prompt: Prompt, continuation: Prompt, *, one_pass: bool = False, adapter: str | None = None
+    ) -> Request:
+        """The engine's request for the log-likelihood of a continuation; `one_pass` as in `Request`."""
+        frontend, door = self._ready()
+
+        def make() -> Request:
+            for text, name in ((prompt, "prompts"), (continuation, "continuations")):
+                _check_text(text, frontend.tokenizer, door, name)
+            request = frontend.scoring_request(prompt, continuation, one_pass=one_pass, adapter=adapter)
+            door.check(request, prompt="prompts")
+            return request
+
+        return await self._run(make, _length(prompt) + _length(continuation))
+
     async def prepare_embedding(self, text: Prompt, *, adapter: str | None = None) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
         frontend, door = self._ready()
@@ -259,6 +283,7 @@ class ModelService:
                 max_len=info.max_len,
                 vocab_size=info.vocab_size,
                 generates=info.generates,
+                keeps_kv=info.keeps_kv,
                 adapters=info.adapters,
             )
         return frontend, self._door
@@ -271,7 +296,7 @@ class ModelService:
 
 
 def _open_frontend(located: Located, config: EngineConfig) -> Frontend:
-    checkpoint = open_checkpoint(Path(located.path))
+    checkpoint = open_checkpoint(Path(located.path), model_config=config.model_config)
     path = Path(config.tokenizer) if config.tokenizer else checkpoint.tokenizer_path
     tokenizer = Tokenizer.load(path, chat_template=config.chat_template)
     return Frontend(located.name, tokenizer, checkpoint.pooling)

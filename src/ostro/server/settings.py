@@ -7,8 +7,8 @@ it cannot honour is an error with the reason. Names of other servers that mean t
 import difflib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,8 +23,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ostro.config import Device, DType, EngineConfig, KVDType, Quantization
+from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization
 from ostro.errors import BadRequest
+from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.pool.pool import PoolLimits
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
@@ -47,6 +48,7 @@ ALIASES: Mapping[str, Names] = {
     "model": Names(
         ("--hf-checkpoint", "--model-path"), ("AIOS_MODEL_PATH",), ("hf_checkpoint", "model_path", "model_name_or_path")
     ),
+    "levanter_config": Names(("--model-config",), (), ("model_config",)),
     "max_models": Names((), ("MAX_CACHED_MODELS",), ("max_cached_models",)),
     "gcs_bucket": Names((), ("GCS_BUCKET",)),
     "gcs_model_prefix": Names((), ("GCS_MODEL_PREFIX",)),
@@ -78,7 +80,6 @@ ALIASES: Mapping[str, Names] = {
 
 # What other servers have and this build does not: refused by name, with the reason.
 REFUSED: Mapping[str, str] = {
-    "checkpoint_path": "Levanter checkpoints cannot be read yet. Export the model in Hugging Face's format.",
     "cuda_graph_max_bs": "every batch size has its graph, captured when it is first needed. Leave it out.",
     "pages_per_seq": "a sequence has as many pages as its length needs. Use max_seq_len.",
     "seed": "a server's seed would be shared by all. Send a seed with the request.",
@@ -90,11 +91,19 @@ ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
 _OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "OSTRO_FAULTS"})
 
-# What a setting implies for others that nobody set.
+# What a setting implies for others that nobody set. Of two that imply the same one, the first wins.
 IMPLIED: Mapping[str, Mapping[str, object]] = {
-    "gcs_bucket": {"port": 8080, "max_models": 2},
     "local_dev": {"device": "cpu", "quantize": "int8", "max_models": 1, "max_batch_seqs": 8},
+    "gcs_bucket": {
+        "port": 8080,
+        "max_models": 2,
+        "max_concurrent_requests": 50,
+        "default_max_tokens": 512,
+        "default_temperature": 0.7,
+    },
 }
+# Of the memory that is free at the start, for the engines of several models; of a budget, for one's keys and values.
+_BUDGET_SHARE, _KV_SHARE = 0.8, 0.25
 
 # Sections of a YAML file that may hold settings, as in `serve: {hrm: {port: 9000}}`; other programs' are not ours.
 _SECTIONS = frozenset({"serve", "hrm", "ostro"})
@@ -165,6 +174,10 @@ class ServeSettings(BaseSettings):
         (),
         description="directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION; NAME=… gives it a name",
     )
+    checkpoint_path: str | None = Field(
+        None, description="a checkpoint of Levanter's, or a run, whose newest is taken; in place of a model"
+    )
+    levanter_config: str | None = Field(None, description="the YAML file that such a model was trained with")
     models: References = Field((), description="directory, gs:// or s3:// of which every model is served on demand")
     lora: References = Field((), description="NAME=DIRECTORY of a PEFT adapter of the first model")
     pin: Texts = Field((), description="models that stay loaded, separated by commas")
@@ -201,6 +214,9 @@ class ServeSettings(BaseSettings):
         None, description="sequences run at a time (default: 64 on a CPU, 256 on a GPU)"
     )
     prefix_caching: bool = Field(True, description="share computed prefixes between requests")
+    hrm_dialect: HrmDialect = Field("auto", description="upstream or aios; auto is what an HRM's files tell")
+    hrm_steps: Positive | None = Field(None, description="outer steps of an HRM for a token (default: the dialect's)")
+    hrm_halting: bool = Field(False, description="let an HRM halt before that, where its own head prefers to")
     threads: Positive | None = Field(None, description="CPU threads (default: one a core)")
     device: Device = Field("auto", description="cpu or cuda; auto is a GPU if there is one")
     dtype: DType = Field("auto", description="float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
@@ -268,9 +284,52 @@ class ServeSettings(BaseSettings):
         # `read_settings` has merged all sources: it must know where each value came from.
         return (init_settings,)
 
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The models that are named one by one."""
+        return self.model if self.checkpoint_path is None else (self.checkpoint_path,)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether models share the machine."""
+        return bool(self.models or self.gcs_bucket) or len(self.references) > 1
+
+    @property
+    def on_gpu(self) -> bool:
+        return device_here(self.device) == "cuda"
+
+    @property
+    def fills_gpu(self) -> bool:
+        """Whether each engine takes what it finds of a GPU, so that there is no room for a second one."""
+        return self.kv_memory is None and self.gpu_memory_budget is None and self.on_gpu
+
+    def of_model(self, name: str) -> "ServeSettings":
+        """With those of one model in place of what holds for all. Raises BadRequest for what is no setting of one."""
+        own = {key: value for key, value in self.model_settings.get(name, {}).items() if key != "pinned"}
+        for key in own.keys() - OWN:
+            close = difflib.get_close_matches(str(key), OWN, 1)
+            cure = f"Did you mean {close[0]}?" if close else f"Those are {', '.join(sorted(OWN))}."
+            raise _wrong_own(name, f"{key} is no setting of a model. {cure}")
+        try:
+            given = ServeSettings(**own)  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = str(first["loc"][0])
+            raise _wrong_own(name, f"{key} = {_short(own[key])}: {_complaint(first)}.") from None
+        return self.model_copy(update={key: getattr(given, key) for key in own})
+
+    def is_pinned(self, name: str) -> bool:
+        """By its own settings."""
+        pinned = self.model_settings.get(name, {}).get("pinned", False)
+        if not isinstance(pinned, bool):
+            raise _wrong_own(name, f"pinned = {_short(pinned)}: it must be true or false.")
+        return pinned
+
     def engine(self) -> EngineConfig:
         """For all models alike: the model itself is left out."""
         return EngineConfig(
+            kv_memory_limit=self._kv_limit(),
+            model_config=self.levanter_config,
             tokenizer=self.tokenizer,
             chat_template=self.chat_template,
             max_seq_len=self.max_seq_len,
@@ -287,8 +346,18 @@ class ServeSettings(BaseSettings):
             max_batch_tokens=self.max_batch_tokens,
             max_batch_seqs=self.max_batch_seqs,
             prefix_caching=self.prefix_caching,
+            hrm_dialect=self.hrm_dialect,
+            hrm_steps=self.hrm_steps,
+            hrm_halting=self.hrm_halting,
             threads=self.threads,
         )
+
+    def _kv_limit(self) -> int | None:
+        """Keys and values of one model may not use up a budget."""
+        if self.memory_budget is None and self.gpu_memory_budget is None:
+            return None
+        budget = self.gpu_memory_budget if self.on_gpu else self.memory_budget
+        return None if budget is None else int(budget * _KV_SHARE)
 
     def gate(self) -> GateLimits:
         return GateLimits(
@@ -320,6 +389,17 @@ class ServeSettings(BaseSettings):
         if self.api_key_file is not None:
             keys += read_key_file(self.api_key_file)
         return Keyring.of(keys, [each.get_secret_value() for each in self.admin_key])
+
+
+OWN = frozenset(ServeSettings.model_fields) & {field.name for field in fields(EngineConfig)} - {"model"} | {
+    "disable_cuda_graph",
+    "levanter_config",
+}
+"""What a model may have of its own: the rest is the machine's, or says which model it is."""
+
+
+def _wrong_own(name: str, complaint: str) -> BadRequest:
+    return BadRequest(f"model_settings of {name!r}: {complaint}", param="model_settings")
 
 
 # --- where they come from -------------------------------------------------------------------------------------------
@@ -361,20 +441,48 @@ def read_settings(
         given,
     ]
     merged = {name: each for source in sources for name, each in source.items()}
+    said = frozenset(merged)
     for cause, implied in IMPLIED.items():
         if cause in merged and str(merged[cause].value).lower() not in ("", "0", "false", "no", "off"):
             origin = f"implied by {merged[cause].origin}"
             merged = {name: Given(value, origin) for name, value in implied.items()} | merged
+    if "checkpoint_path" in merged and "model" in merged:
+        raise BadRequest(
+            f"checkpoint_path ({merged['checkpoint_path'].origin}) and model ({merged['model'].origin}) exclude each "
+            "other. Keep one of the two.",
+            param="checkpoint_path",
+        )
     try:
         settings = ServeSettings(**{name: each.value for name, each in merged.items()})  # type: ignore[arg-type]
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False)[0], merged) from None
     _check_together(settings)
+    if settings.has_several:
+        implied = _implied_by_several(settings, said, merged)
+        settings = settings.model_copy(update={name: each.value for name, each in implied.items()})
+        merged |= implied
     for name in ("api_key", "admin_key"):
         # An unset variable in a script must not open the server to everybody.
         if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
     return Merged(settings, {name: each.origin for name, each in merged.items()})
+
+
+def _implied_by_several(
+    settings: ServeSettings, said: Collection[str], merged: Mapping[str, Given]
+) -> dict[str, Given]:
+    """Limits for models that share a machine, where nobody has set any."""
+    cause = next(merged[name].origin for name in ("gcs_bucket", "models", "model") if name in merged)
+    implied = {}
+    if "max_models" not in said and settings.fills_gpu:
+        implied["max_models"] = Given(1, f"implied by {cause}, on a GPU without kv_memory")
+    if "memory_budget" not in said:
+        implied["memory_budget"] = Given(int(free_memory() * _BUDGET_SHARE), f"implied by {cause}")
+    shares_gpu = settings.on_gpu and not settings.fills_gpu and "gpu_memory_budget" not in said
+    if shares_gpu and (total_and_free := gpu_memory()) is not None:
+        budget = int(total_and_free[0] * settings.gpu_memory_utilization)
+        implied["gpu_memory_budget"] = Given(budget, f"implied by {cause}")
+    return implied
 
 
 def _from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
@@ -437,6 +545,13 @@ def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object
 
 
 def _check_together(settings: ServeSettings) -> None:
+    for name in settings.model_settings:
+        settings.is_pinned(name)
+        own = settings.of_model(name)
+        try:
+            own.engine()
+        except BadRequest as error:
+            raise _wrong_own(name, str(error)) from None
     if settings.enable_cors and settings.cors_credentials and "*" in settings.cors_origins:
         raise BadRequest(
             "cors_credentials needs origins by name: with * any page could act for your users. Set cors_origins."
@@ -448,11 +563,15 @@ def _check_together(settings: ServeSettings) -> None:
 def _refusal(error: ErrorDetails, given: Mapping[str, Given]) -> BadRequest:
     name = str(error["loc"][0])
     origin, value = given[name].origin, given[name].value
-    complaint = str(error["msg"]).removeprefix("Value error, ")
+    complaint = _complaint(error)
     if name == "port" and str(value).startswith("tcp://"):
         complaint = "Kubernetes sets this for a Service of that name; set enableServiceLinks: false in the pod"
     shown = "" if name in ("api_key", "admin_key") else f" = {_short(value)}"
     return BadRequest(f"{name}{shown} ({origin}): {complaint}.", param=name)
+
+
+def _complaint(error: ErrorDetails) -> str:
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def _short(value: object) -> str:

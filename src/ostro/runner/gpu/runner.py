@@ -137,6 +137,7 @@ class GpuRunner:
             utilization=config.gpu_memory_utilization,
             max_batch_tokens=config.max_batch_tokens,
             max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
         )
         return cls(
             model,

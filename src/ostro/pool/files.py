@@ -1,0 +1,27 @@
+"""What the pool knows of models' files: whether they are on this machine, and that they stay while it needs them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ostro.pool.catalog import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Files:
+    """A model's files on this machine. Nobody deletes them before `close` is called."""
+
+    path: str
+    name: str | None
+    """What their source calls the model; None where only the files tell."""
+    close: Callable[[], None]
+
+
+class Supply(Protocol):
+    """Brings models' files to this machine. Both raise OstroError, and give up when they are cancelled."""
+
+    async def find(self, spec: ModelSpec) -> Files | None:
+        """What is here already, in a moment; None if it must be fetched."""
+
+    async def fetch(self, spec: ModelSpec) -> Files:
+        """However long that takes. What has arrived when it is cancelled need not be fetched again."""

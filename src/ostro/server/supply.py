@@ -1,0 +1,128 @@
+"""How models' files get here for the pool: looked for in a thread, fetched by a process of its own, and held."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ostro import errors
+from ostro.config import EngineConfig
+from ostro.errors import DownloadFailed, ModelNotFound, OstroError
+from ostro.pool.catalog import ModelSpec
+from ostro.pool.files import Files
+from ostro.sources.store import ModelStore
+from ostro.weights.courier import Brought, Failed, Logged, Order, Word
+from ostro.weights.place import find_place
+
+
+class CachedSupply:
+    """Files on this machine as they are; all others by way of the caches of models."""
+
+    async def find(self, spec: ModelSpec) -> Files | None:
+        return await _in_thread(lambda: _found(spec.config.model))
+
+    async def fetch(self, spec: ModelSpec) -> Files:
+        process, sock = _spawn(spec.config)
+        writer: asyncio.StreamWriter | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=sock)
+            brought = await _outcome(reader, spec.name)
+            # The process holds them too, until it is ended.
+            files = await _in_thread(lambda: _held(brought.path, brought.name))
+            assert files is not None
+            return files
+        finally:
+            if writer is None:
+                sock.close()
+            else:
+                writer.close()
+            await _end(process)
+
+
+def sweep_cache() -> None:
+    """Begins to delete what broken downloads left behind; another process may keep it waiting."""
+    threading.Thread(target=ModelStore().sweep, name="sweep", daemon=True).start()
+
+
+def _found(reference: str | None) -> Files | None:
+    place = find_place(reference)
+    if place is None:
+        return None
+    try:
+        return _held(str(place.path), place.name)
+    except ModelNotFound:
+        # Evicted in the moment between.
+        return None
+
+
+def _held(path: str, name: str | None) -> Files:
+    return Files(path, name, ModelStore().hold(Path(path)).close)
+
+
+async def _in_thread(work: Callable[[], Files | None]) -> Files | None:
+    """What is held is let go if nobody is there any more to take it."""
+    found = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(found)
+    except asyncio.CancelledError:
+        found.add_done_callback(_let_go)
+        raise
+
+
+def _let_go(found: asyncio.Future[Files | None]) -> None:
+    if not found.cancelled() and found.exception() is None and (files := found.result()) is not None:
+        files.close()
+
+
+def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A courier, and our end of the socket between us."""
+    order = msgspec.json.encode(Order(config.model, config.model_config)).decode()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "ostro.weights.courier", str(theirs.fileno()), order]
+        try:
+            # A group of its own: what it starts, such as pip, is ended with it.
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0)
+        except OSError as error:
+            ours.close()
+            raise DownloadFailed(f"The process that fetches models could not be started ({error}).") from error
+    return process, ours
+
+
+async def _outcome(reader: asyncio.StreamReader, name: str) -> Brought:
+    """What the courier says in the end; what it logs until then is logged here."""
+    while line := await reader.readline():
+        match msgspec.json.decode(line, type=Word):
+            case Logged(logger=logger, level=level, text=text):
+                logging.getLogger(logger).log(level, "%s", text)
+            case Failed(error=kind, message=message):
+                raise _error(kind, message)
+            case Brought() as brought:
+                return brought
+    raise DownloadFailed(
+        f"The process that fetched {name} ended before it was done. See its messages, then ask again: what has arrived "
+        "is kept."
+    )
+
+
+def _error(kind: str, message: str) -> OstroError:
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, OstroError):
+        return known(message)
+    return DownloadFailed(message)
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    while process.poll() is None:
+        await asyncio.sleep(0.01)

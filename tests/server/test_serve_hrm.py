@@ -1,0 +1,125 @@
+"""A Hierarchical Reasoning Model behind all endpoints, served from a brain's files by the options of AI-OS's server."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hrm_brain import write_brain
+from live_server import LiveServer, live_server
+from model_directory import write_model
+from sse_events import events_of, streamed
+
+from ostro.config import EngineConfig
+from ostro.llm import LLM
+from ostro.sampling_params import SamplingParams
+
+MESSAGES = [{"role": "user", "content": "Say hello."}]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A brain's weights and the directory of a tokenizer."""
+    directory = tmp_path_factory.mktemp("hrm")
+    return write_brain(directory / "brains" / "actv1", vocab=700), write_model(directory / "tok")
+
+
+@pytest.fixture(scope="module")
+def server(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    brain, tokenizer = files
+    options = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), "--device", "cpu", "--threads", "1")
+    steps = ("--hrm-steps", "3", "--hrm-halting")
+    with live_server(tmp_path_factory.mktemp("served"), *options, *steps, faults="") as live:
+        yield live
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def llm(files: tuple[Path, Path]) -> LLM:
+    brain, tokenizer = files
+    return LLM(brain, EngineConfig(tokenizer=str(tokenizer), hrm_steps=3, hrm_halting=True, threads=1))
+
+
+def test_texts_are_those_of_the_engine_in_process(client: httpx.Client, llm: LLM) -> None:
+    prompts = ["the fox", "the lazy dog does not mind", "yes"]
+    body = {"prompts": prompts, "max_tokens": 6, "temperature": 0.7, "top_p": 0.9, "seed": 4}
+    given = client.post("/generate", json=body).json()
+    params = SamplingParams(max_tokens=6, temperature=0.7, top_p=0.9, seed=4)
+    assert given["completions"] == [each.text for each in llm.generate(prompts, params)]
+    events = events_of(client.post("/generate_stream", json=body).text)
+    texts = ["".join(each["text"] for each in events if each.get("index") == number) for number in range(3)]
+    assert texts == given["completions"]
+
+
+def test_several_choices_stream_at_once(client: httpx.Client) -> None:
+    body: dict[str, object] = {"prompt": "the fox", "max_tokens": 5, "n": 3, "seed": 1, "temperature": 1.5}
+    whole = client.post("/v1/completions", json=body).json()["choices"]
+    chunks = [chunk["choices"][0] for chunk in streamed(client, "/v1/completions", body)]
+    for choice in whole:
+        own = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        assert "".join(chunk["text"] for chunk in own) == choice["text"]
+    assert len({choice["text"] for choice in whole}) > 1
+
+
+def test_it_chats_by_the_tokenizers_template(client: httpx.Client) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 4}).json()
+    assert answer["usage"]["completion_tokens"] <= 4
+    assert answer["model"] == "actv1_student"
+
+
+def test_scores_are_those_of_the_steps_that_would_generate_it(client: httpx.Client, llm: LLM) -> None:
+    prompts, continuations = ["the fox", "the lazy"], [" jumps over", " dog"]
+    pairs = {"prompts": prompts, "continuations": continuations}
+    given = client.post("/loglikelihood", json=pairs).json()
+    assert given["ll"] == pytest.approx([each.logprob for each in llm.score(prompts, continuations)], abs=1e-5)
+    for at, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True)):
+        border = client.post("/tokenize", json={"prompt": prompt}).json()["count"]
+        body = {"prompt": prompt + continuation, "max_tokens": 0, "echo": True, "logprobs": 0}
+        echoed = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+        assert math.isclose(given["ll"][at], sum(echoed[border:]), abs_tol=1e-5)
+    one_pass = client.post("/pseudo_loglikelihood", json=pairs).json()
+    assert one_pass["num_tokens"] == given["num_tokens"]
+    expected = [each.logprob for each in llm.score(prompts, continuations, one_pass=True)]
+    assert one_pass["pll"] == pytest.approx(expected, abs=1e-5)
+    assert one_pass["pll"] != pytest.approx(given["ll"], abs=1e-3)
+
+
+def test_outer_steps_are_told(client: httpx.Client) -> None:
+    client.post("/generate", json={"prompts": ["the fox"] * 4, "max_tokens": 4})
+    told = {
+        line.partition("{")[0]: float(line.rpartition(" ")[2])
+        for line in client.get("/metrics").text.splitlines()
+        if line.startswith("ostro_outer_steps")
+    }
+    assert told["ostro_outer_steps_total"] > 0
+    assert "ostro_outer_steps_saved_total" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--hrm-dialect", "upstream", "--hrm-steps", "1", "--hrm-halting"), "hrm_halting saves nothing"),
+        (("--quantize", "int8"), "does not take quantize"),
+        (("--max-seq-len", "4096"), "max_seq_len is 4096"),
+    ],
+)
+def test_what_a_brain_cannot_do_is_refused_by_name(
+    files: tuple[Path, Path], tmp_path: Path, options: tuple[str, ...], complaint: str
+) -> None:
+    brain, tokenizer = files
+    args = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), *options)
+    with live_server(tmp_path, *args, faults="", ready=False) as live:
+        live.process.wait(30)
+        assert complaint in live.log_text
+
+
+def test_an_hrms_settings_are_refused_for_other_models(files: tuple[Path, Path], tmp_path: Path) -> None:
+    with live_server(tmp_path, str(files[1]), "--hrm-steps", "2", faults="", ready=False) as live:
+        live.process.wait(30)
+        assert "hrm_steps is for HRM checkpoints" in live.log_text
