@@ -245,17 +245,19 @@ class World:
         return Footprint(bytes=model.mib * MIB, device_bytes=model.device_mib * MIB)
 
 
-def no_roots(root: str) -> Sequence[tuple[str, str]]:
+def no_roots(root: str) -> Sequence[ModelSpec]:
     raise AssertionError("there are no roots")
 
 
-def a_spec(name: str, *, pinned: bool = False, base: str | None = None) -> ModelSpec:
-    adapter = None if base is None else name
-    return ModelSpec(name=name, config=EngineConfig(model=f"./{name}"), pinned=pinned, base=base, adapter=adapter)
+def a_spec(
+    name: str, *, pinned: bool = False, base: str | None = None, place: str = ".", adapters: Sequence[str] = ()
+) -> ModelSpec:
+    config = EngineConfig(model=f"{place}/{name}", adapters=tuple((each, f"{place}/{each}") for each in adapters))
+    return ModelSpec(name=name, config=config, pinned=pinned, base=base, adapter=None if base is None else name)
 
 
 def a_catalog(*specs: ModelSpec) -> Catalog:
-    return Catalog(specs, make=lambda name, reference: a_spec(name), list_models=no_roots)
+    return Catalog(specs, make=lambda spec: spec, list_models=no_roots)
 
 
 class Pool(ModelPool[FakeService]):
@@ -274,8 +276,12 @@ class Pool(ModelPool[FakeService]):
         self.world = World(world, PoolLimits(**limits), exact)
         self.files = FakeSupply(self.world)
         self.made: list[FakeService] = []
-        specs = [a_spec(name, pinned=name in pinned) for name in world]
-        specs += [a_spec(name, base=base) for name, base in (adapters or {}).items()]
+        adapters = adapters or {}
+        specs = [
+            a_spec(name, pinned=name in pinned, adapters=[each for each, base in adapters.items() if base == name])
+            for name in world
+        ]
+        specs += [a_spec(name, base=base) for name, base in adapters.items()]
         super().__init__(
             a_catalog(*specs),
             self._make_service,

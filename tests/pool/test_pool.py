@@ -592,3 +592,50 @@ async def test_views_tell_how_each_model_stands() -> None:
     assert (c.state, c.bytes, c.last_used, c.service, c.failure) == ("available", 0, None, None, None)
     await asyncio.gather(running, waiting)
     await pool.end()
+
+
+@in_world
+async def test_base_is_loaded_anew_for_adapters_found_since_and_nobody_is_cut_off() -> None:
+    pool = Pool(models("ab", fetch=1.0), adapters={"one": "a"})
+    long = [pool.request(name, 20.0) for name in ("a", "one")]
+    await until(lambda: pool.view("one").in_use == 1)
+    found = {"a": a_spec("a", adapters=["one", "two", "three"]), "b": a_spec("b")}
+    pool.catalog = a_catalog(*found.values(), *(a_spec(name, base="a") for name in ("one", "two", "three")))
+    # Who asks for others than the new one needs no reload.
+    assert await pool.work("one") == "one"
+    assert pool.counters.loads == 1
+    new = [pool.request(name) for name in ("two", "three", "two", "a")]
+    assert await asyncio.gather(*long, *new) == ["a", "one", "two", "three", "two", "a"]
+    assert (pool.counters.loads, pool.world.history) == (2, ["+a", "-a", "+a"])
+    assert [service.spec for service in pool.made] == [a_spec("a", adapters=["one"]), found["a"]]
+    assert await pool.work("three") == "three"
+    assert pool.counters.loads == 2
+    await pool.end()
+
+
+@in_world
+async def test_adapter_found_while_its_base_is_on_its_way_comes_with_the_next_load() -> None:
+    pool = Pool(models("a", fetch=10.0, load=10.0), adapters={})
+    first = pool.request("a")
+    await asyncio.sleep(5)
+    pool.catalog = a_catalog(a_spec("a", adapters=["one"]), a_spec("one", base="a"))
+    late = pool.request("one")
+    assert [await first, await late] == ["a", "one"]
+    assert pool.world.history == ["+a", "-a", "+a"]
+    await pool.end()
+
+
+@in_world
+async def test_adapter_gone_while_it_was_waited_for_is_unknown() -> None:
+    pool = Pool(models("a", load=10.0))
+    first = pool.request("a")
+    await until(lambda: pool.world.history == ["+a"])
+    pool.catalog = a_catalog(a_spec("a", adapters=["one"]), a_spec("one", base="a"))
+    late = pool.request("one")
+    await asyncio.sleep(1)
+    pool.catalog = a_catalog(a_spec("a"))
+    again = pool.request("a")
+    assert [await first, await again] == ["a", "a"]
+    assert isinstance(await outcome(late), ModelNotFound)
+    assert pool.counters.loads == 1
+    await pool.end()

@@ -16,13 +16,15 @@ class Roots:
 
     def __init__(self, **holds: Sequence[str]) -> None:
         self.holds = {root: list(names) for root, names in holds.items()}
+        self.bases: dict[str, str] = {}
+        self.pinned: set[str] = set()
         self.errors: dict[str, Exception] = {}
         self.slow: dict[str, threading.Event] = {}
         self.looks = 0
         self.gate = threading.Event()
         self.gate.set()
 
-    def list(self, root: str) -> list[tuple[str, str]]:
+    def list(self, root: str) -> list[ModelSpec]:
         assert threading.current_thread() is not threading.main_thread(), "the event loop would stand still"
         self.looks += 1
         self.gate.wait(10)
@@ -30,7 +32,9 @@ class Roots:
             self.slow[root].wait(10)
         if root in self.errors:
             raise self.errors[root]
-        return [(name, f"{root}/{name}") for name in self.holds[root]]
+        return [
+            a_spec(name, place=root, base=self.bases.get(name), pinned=name in self.pinned) for name in self.holds[root]
+        ]
 
     def catalog(self, *fixed: ModelSpec, refresh_seconds: float = 0.0, list_seconds: float = 10.0) -> Catalog:
         return Catalog(
@@ -42,13 +46,12 @@ class Roots:
             list_seconds=list_seconds,
         )
 
-    def _make(self, name: str, reference: str) -> ModelSpec:
-        if name == "bad":
+    def _make(self, found: ModelSpec) -> ModelSpec:
+        if found.name == "bad":
             raise BadRequest("No such setting.")
-        if name == "odd":
+        if found.name == "odd":
             raise TypeError("'<' not supported")
-        spec = a_spec(name)
-        return ModelSpec(name=name, config=type(spec.config)(model=reference))
+        return found
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -256,3 +259,84 @@ def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(BadRequest, match="Two models are called 'a'"):
         Roots().catalog(a_spec("a"), a_spec("b"), a_spec("a"))
     assert Roots().catalog().default is None
+
+
+class Told(logging.Handler):
+    """What the catalog says in the log while this is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> "Told":
+        logging.getLogger("ostro.pool.catalog").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("ostro.pool.catalog").removeHandler(self)
+
+
+@in_loop
+async def test_adapters_of_a_root_sit_on_models_beside_them_or_named_at_the_start() -> None:
+    roots = Roots(one=["org/tiny", "french", "german", "latin"], two=["other", "greek"])
+    roots.bases = {"french": "org-tiny", "german": "/train/org/tiny/", "latin": "gs://someone/x", "greek": "x"}
+    catalog = roots.catalog(a_spec("x", adapters=["given"]), a_spec("given", base="x"))
+    await catalog.refresh()
+    await catalog.refresh()
+    assert names(catalog) == ["x", "given", "french", "german", "greek", "latin", "org/tiny", "other"]
+    specs = {spec.name: spec for spec in catalog.specs()}
+    assert {name: spec.base for name, spec in specs.items() if spec.base} == {
+        "given": "x",
+        "french": "org/tiny",
+        "german": "org/tiny",
+        "latin": "x",
+        "greek": "x",
+    }
+    assert specs["org/tiny"].config.adapters == (("french", "one/french"), ("german", "one/german"))
+    assert specs["x"].config.adapters == (("given", "./given"), ("latin", "one/latin"), ("greek", "two/greek"))
+    assert (specs["x"].config.model, specs["other"].config.adapters) == ("./x", ())
+    assert (specs["latin"].adapter, specs["latin"].config) == ("latin", specs["x"].config)
+
+
+@in_loop
+async def test_adapter_without_its_base_is_left_out_and_that_is_told_once() -> None:
+    roots = Roots(one=["tiny", "a-b/c", "a/b-c", "lost", "upper", "either", "french"], two=["tiny", "german"])
+    roots.bases = {"lost": "org/large", "french": "tiny", "upper": "french", "either": "a-b-c", "german": "tiny"}
+    catalog = roots.catalog()
+    with Told() as told:
+        await catalog.refresh()
+        await catalog.refresh()
+    assert names(catalog) == ["a-b/c", "a/b-c", "french", "tiny"]
+    beside = "and no such model lies beside it or was named at the start."
+    assert sorted(line.partition(" Add that")[0] for line in told.lines) == [
+        "either under one is not served: 'a-b-c' could be 'a/b-c' or 'a-b/c'. Ask for one of them by its own name.",
+        # That of the other place is served under this name, and may be quite another.
+        f"german under two is not served: it is an adapter of 'tiny', {beside}",
+        f"lost under one is not served: it is an adapter of 'org/large', {beside}",
+        "tiny under two is not served: a place named before it has a model of that name.",
+        f"upper under one is not served: it is an adapter of 'french', {beside}",
+    ]
+    roots.holds["one"].append("org-large")
+    await catalog.refresh()
+    assert (await catalog.find("lost")).base == "org-large"
+
+
+@in_loop
+async def test_pinned_adapter_pins_its_base() -> None:
+    roots = Roots(one=["tiny", "french", "german"])
+    roots.bases, roots.pinned = {"french": "tiny", "german": "tiny"}, {"german"}
+    catalog = roots.catalog()
+    await catalog.refresh()
+    assert (await catalog.find("tiny")).pinned
+
+
+@in_loop
+async def test_of_two_of_one_name_in_a_root_the_first_is_served() -> None:
+    roots = Roots(one=["m", "m"])
+    catalog = roots.catalog()
+    with Told() as told:
+        await catalog.refresh()
+    assert told.lines == ["m under one is not served: there is another of that name. Rename one."]

@@ -6,7 +6,7 @@ import pytest
 from pool_world import FakeService, Model, Pool, World, a_spec, in_world, now
 
 from ostro.errors import DownloadFailed, ModelError, ModelNotFound
-from ostro.pool.catalog import Catalog
+from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import ModelPool, PoolLimits, PoolState
 
 
@@ -49,13 +49,13 @@ async def test_pinned_model_that_was_unloaded_stays_so() -> None:
 
 
 def test_pinned_model_of_a_root_that_could_not_be_listed_comes_when_it_can() -> None:
-    listings: list[DownloadFailed | list[tuple[str, str]]] = [
+    listings: list[DownloadFailed | list[ModelSpec]] = [
         DownloadFailed("The bucket does not answer."),
         DownloadFailed("Still not."),
-        [("a", "root/a")],
+        [a_spec("a", pinned=True)],
     ]
 
-    def list_models(root: str) -> list[tuple[str, str]]:
+    def list_models(root: str) -> list[ModelSpec]:
         outcome = listings.pop(0) if len(listings) > 1 else listings[0]
         if isinstance(outcome, Exception):
             raise outcome
@@ -63,9 +63,7 @@ def test_pinned_model_of_a_root_that_could_not_be_listed_comes_when_it_can() -> 
 
     async def scenario() -> None:
         world = World({"a": Model(load=0.01)}, PoolLimits(retry_seconds=0.05))
-        catalog = Catalog(
-            [], roots=["root"], make=lambda name, reference: a_spec(name, pinned=True), list_models=list_models
-        )
+        catalog = Catalog([], roots=["root"], make=lambda spec: spec, list_models=list_models)
         pool = ModelPool(catalog, lambda spec, files: FakeService(world, spec), world.limits)
         await pool.start()
         while not pool.counters.loads:
@@ -97,8 +95,8 @@ def test_loaded_model_that_left_its_place_is_still_known() -> None:
         catalog = Catalog(
             [],
             roots=["root"],
-            make=lambda name, reference: a_spec(name),
-            list_models=lambda root: [(name, name) for name in held],
+            make=lambda spec: spec,
+            list_models=lambda root: [a_spec(name) for name in held],
         )
         pool = ModelPool(catalog, lambda spec, files: FakeService(world, spec), world.limits)
         await pool.load("a")

@@ -22,7 +22,7 @@ def a_pool(root: Path, limits: PoolLimits) -> ModelPool[ModelService]:
         ModelSpec(name=name, config=EngineConfig(model=str(root / name), kv_memory=1 << 20, threads=1, device="cpu"))
         for name in (*NAMES, "missing")
     ]
-    catalog = Catalog(specs, make=lambda name, reference: specs[0], list_models=lambda root: [])
+    catalog = Catalog(specs, make=lambda spec: spec, list_models=lambda root: specs)
     return ModelPool(catalog, lambda spec, files: ModelService(spec.config), limits, patience=0.1)
 
 

@@ -25,8 +25,8 @@ def models_under_a_root(paths: Sequence[str]) -> Models:
     catalog = Catalog(
         [],
         roots=["root"],
-        make=lambda name, reference: ModelSpec(name=name, config=EngineConfig(model=reference)),
-        list_models=lambda root: [(Path(path).name, path) for path in paths],
+        make=lambda spec: spec,
+        list_models=lambda root: [ModelSpec(name=Path(path).name, config=EngineConfig(model=path)) for path in paths],
     )
     return Models(ModelPool(catalog, lambda spec, files: ModelService(spec.config), PoolLimits()))
 

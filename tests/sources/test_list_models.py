@@ -7,7 +7,7 @@ from object_stores import BUCKET, ObjectStore
 
 from ostro.errors import DownloadFailed, ModelNotFound
 from ostro.sources.base import ObjectInfo
-from ostro.sources.models import FoundModel, keys_of_models, list_models
+from ostro.sources.models import FoundModel, files_of_models, list_models
 
 pytest_plugins = ["store_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -98,7 +98,7 @@ def test_of_what_lies_too_deep_for_a_model_nothing_is_kept() -> None:
 
     class Bucket:
         def list(self, prefix: str) -> Iterator[ObjectInfo]:
-            for key in ("acme/tiny/config.json", "acme/run/step-1/model/array/0.0", "a/b/c/d"):
+            for key in ("acme/tiny/config.json", "acme/run/step-1/model/array/0.0", "a/b/c/d", "a/b/adapter/README.md"):
                 yield ObjectInfo(prefix + key, 1, "1")
 
         def stat(self, key: str) -> ObjectInfo:
@@ -107,7 +107,7 @@ def test_of_what_lies_too_deep_for_a_model_nothing_is_kept() -> None:
         def read(self, key: str, generation: str, start: int, end: int) -> Iterator[bytes]:
             raise AssertionError(key)
 
-    assert list(keys_of_models(Bucket(), "models/")) == ["acme/tiny/config.json"]
+    assert [key for key, _ in files_of_models(Bucket(), "models/")] == ["acme/tiny/config.json"]
 
 
 def test_a_place_that_is_not_there_is_an_error(tmp_path: Path) -> None:

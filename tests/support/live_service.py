@@ -39,7 +39,7 @@ async def live_service(
 async def live_models(config: EngineConfig | None = None) -> AsyncIterator[tuple[Models, ModelService]]:
     """A pool of one model, and its service, which is ready."""
     spec = ModelSpec(name="default", config=config or EngineConfig(), pinned=True)
-    catalog = Catalog([spec], make=lambda name, reference: spec, list_models=lambda root: [])
+    catalog = Catalog([spec], make=lambda found: found, list_models=lambda root: [spec])
     pool = ModelPool(catalog, lambda spec, files: ModelService(spec.config), PoolLimits())
     await pool.start()
     try:

@@ -13,21 +13,37 @@ from ostro.models.loading import places_of
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def peft_config(rank: int) -> dict[str, object]:
-    return {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(ALL), "bias": "none"}
+def peft_config(rank: int = 4, base: str | None = None) -> dict[str, object]:
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(ALL),
+        "bias": "none",
+    }
 
 
-def write_adapter(directory: Path, tensors: Mapping[str, torch.Tensor], *, rank: int = 4) -> Path:
+def write_adapter(
+    directory: Path, tensors: Mapping[str, torch.Tensor], *, rank: int = 4, base: str | None = None
+) -> Path:
     """Tensors by their names below PEFT's prefix."""
     directory.mkdir(parents=True)
-    (directory / "adapter_config.json").write_text(json.dumps(peft_config(rank)))
+    (directory / "adapter_config.json").write_text(json.dumps(peft_config(rank, base)))
     prefixed = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
     save_file(prefixed, directory / "adapter_model.safetensors")
     return directory
 
 
 def random_adapter(
-    directory: Path, model: Model, *, rank: int = 4, seed: int = 0, targets: Sequence[str] = ALL, spread: float = 0.2
+    directory: Path,
+    model: Model,
+    *,
+    rank: int = 4,
+    seed: int = 0,
+    targets: Sequence[str] = ALL,
+    spread: float = 0.2,
+    base: str | None = None,
 ) -> Path:
     """For a model's projections of these names; strong enough that greedy choices change."""
     generator = torch.Generator().manual_seed(seed)
@@ -42,4 +58,4 @@ def random_adapter(
             out_features, in_features = in_features, out_features
         tensors[f"{target}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator) * spread
         tensors[f"{target}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * spread
-    return write_adapter(directory, tensors, rank=rank)
+    return write_adapter(directory, tensors, rank=rank, base=base)

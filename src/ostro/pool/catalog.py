@@ -1,5 +1,6 @@
 """Which models there are: those that were named at the start, and those found under roots, which are looked at again
-when a name is missing. Knows names and settings; knows nothing of what is loaded.
+when a name is missing; and which of them the adapters found there sit on. Knows names and settings; knows nothing of
+what is loaded.
 """
 
 import asyncio
@@ -9,13 +10,15 @@ import math
 import threading
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, DownloadFailed, OstroError, UnknownModel
-from ostro.pool.names import is_name, resolve
+from ostro.pool.names import is_name, resolve, resolve_base
 
 _MOST_NAMED = 5
 _MOST_SHOWN = 200
@@ -38,10 +41,20 @@ class ModelSpec:
     """For a LoRA adapter: the name of the model that it sits on."""
 
 
+class Found(Protocol):
+    """What lies under a root."""
+
+    @property
+    def name(self) -> str: ...
+
+
+F = TypeVar("F", bound=Found)
+
+
 class Catalog:
-    """Use within one event loop. `make(name, reference)` gives the spec of a model found under a root;
-    `list_models(root)` gives names and references, and blocks: both run in a thread. A look ends after `list_seconds`;
-    what a root tells later counts all the same.
+    """Use within one event loop. `list_models(root)` gives what lies under a root, and `make` the spec of each: of an
+    adapter one whose `base` is what the adapter calls that, and whose `config.model` is where the adapter is. Both may
+    block: they run in a thread. A look ends after `list_seconds`; what a root tells later counts all the same.
     """
 
     def __init__(
@@ -49,8 +62,8 @@ class Catalog:
         fixed: Sequence[ModelSpec],
         *,
         roots: Sequence[str] = (),
-        make: Callable[[str, str], ModelSpec],
-        list_models: Callable[[str], Sequence[tuple[str, str]]],
+        make: Callable[[F], ModelSpec],
+        list_models: Callable[[str], Sequence[F]],
         refresh_seconds: float = 30.0,
         list_seconds: float = 30.0,
     ) -> None:
@@ -61,15 +74,18 @@ class Catalog:
             raise BadRequest(f"Two models are called {twice!r}. Give one of them another name.", param="model")
         self.default = fixed[0] if fixed else None
         self._roots = tuple(roots)
-        self._make = make
-        self._list_models = list_models
+
+        def list_specs(root: str) -> dict[str, ModelSpec]:
+            return self._specs_of(root, list_models(root), make)
+
+        self._list_specs = list_specs
         self._refresh_seconds = refresh_seconds
         self._list_seconds = list_seconds
         self._found: dict[str, dict[str, ModelSpec]] = {}
         self._errors: dict[str, OstroError] = {}
         self._specs = dict(self._fixed)
         self._names = sorted(self._specs)
-        self._doubled: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str, str]] = set()
         self._looked_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._listings: dict[str, asyncio.Future[None]] = {}
@@ -151,7 +167,7 @@ class Catalog:
         def run() -> None:
             outcome: dict[str, ModelSpec] | Exception
             try:
-                outcome = self._specs_of(root, self._list_models(root))
+                outcome = self._list_specs(root)
             except Exception as error:  # noqa: BLE001
                 outcome = error
             # The loop may have ended in the meantime.
@@ -171,34 +187,66 @@ class Catalog:
         self._specs = self._merged()
         self._names = sorted(self._specs)
 
-    def _specs_of(self, root: str, listing: Sequence[tuple[str, str]]) -> dict[str, ModelSpec]:
-        specs = {}
-        for name, reference in listing:
+    def _specs_of(self, root: str, listing: Sequence[F], make: Callable[[F], ModelSpec]) -> dict[str, ModelSpec]:
+        specs: dict[str, ModelSpec] = {}
+        for found in listing:
+            name = found.name
             if not is_name(name):
-                _log.warning("%r under %s is not served: it is not fit to be a model's name.", name, root)
-                continue
-            try:
-                specs[name] = self._make(name, reference)
-            except OstroError as error:
-                _log.warning("%s under %s is not served: %s", name, root, error)
-            except Exception:  # noqa: BLE001
-                _log.exception("%s under %s is not served: its settings cannot be read.", name, root)
+                self._tell(root, repr(name), "it is not fit to be a model's name.")
+            elif name in specs:
+                self._tell(root, name, "there is another of that name. Rename one.")
+            else:
+                try:
+                    specs[name] = make(found)
+                except OstroError as error:
+                    self._tell(root, name, error.message)
+                except Exception:  # noqa: BLE001
+                    _log.exception("%s under %s is not served: its settings cannot be read.", name, root)
         return specs
 
     def _merged(self) -> dict[str, ModelSpec]:
         found: dict[str, ModelSpec] = {}
         for root in self._roots:
             specs = self._found.get(root, {})
-            self._tell_doubled(root, specs.keys() & found.keys())
+            for name in sorted(specs.keys() & found.keys()):
+                self._tell(root, name, "a place named before it has a model of that name.")
             found = specs | found
-        return self._fixed | {name: found[name] for name in sorted(found.keys() - self._fixed.keys())}
+        merged = self._fixed | {name: found[name] for name in sorted(found.keys() - self._fixed.keys())}
+        adapters = [(root, spec) for root in self._roots for spec in self._found.get(root, {}).values() if spec.base]
+        return self._seated(merged, [(root, spec) for root, spec in adapters if merged[spec.name] is spec])
 
-    def _tell_doubled(self, root: str, names: Iterable[str]) -> None:
-        """Once for each: what is found first is served."""
-        for name in sorted(names):
-            if (root, name) not in self._doubled:
-                self._doubled.add((root, name))
-                _log.warning("%s under %s is not served: a place named before it has a model of that name.", name, root)
+    def _seated(
+        self, specs: Mapping[str, ModelSpec], adapters: Sequence[tuple[str, ModelSpec]]
+    ) -> dict[str, ModelSpec]:
+        """With the adapters found, each under a root, on their bases; without those that have none."""
+        seated = dict(specs)
+        near = {root: self._near(root, specs) for root in {root for root, _ in adapters}}
+        by_base: dict[str, list[ModelSpec]] = defaultdict(list)
+        for root, adapter in adapters:
+            try:
+                by_base[_base_of(adapter, near[root])].append(adapter)
+            except UnknownModel as error:
+                self._tell(root, adapter.name, error.message)
+                del seated[adapter.name]
+        for name, own in by_base.items():
+            base = specs[name]
+            places = ((adapter.name, adapter.config.model or "") for adapter in own)
+            config = replace(base.config, adapters=(*base.config.adapters, *places))
+            pinned = base.pinned or any(adapter.pinned for adapter in own)
+            seated[name] = replace(base, config=config, pinned=pinned)
+            seated |= {adapter.name: replace(adapter, config=config, base=name) for adapter in own}
+        return seated
+
+    def _near(self, root: str, specs: Mapping[str, ModelSpec]) -> set[str]:
+        """What adapters under a root may sit on: models of the same root, and those named at the start."""
+        near = self._found[root] | self._fixed
+        return {name for name, spec in near.items() if spec.base is None and specs[name] is spec}
+
+    def _tell(self, root: str, name: str, why: str) -> None:
+        """Once."""
+        if (root, name, why) not in self._told:
+            self._told.add((root, name, why))
+            _log.warning("%s under %s is not served: %s", name, root, why)
 
     def _choice(self, name: str) -> str:
         if not self._specs:
@@ -209,6 +257,17 @@ class Catalog:
         near = difflib.get_close_matches(name[:_MOST_SHOWN], names, n=_MOST_NAMED, cutoff=0.0)
         more = len(self._names) - len(near)
         return f"Ask for one of these: {', '.join(near)}{f' (or one of {more} others)' if more else ''}."
+
+
+def _base_of(adapter: ModelSpec, known: Collection[str]) -> str:
+    assert adapter.base is not None
+    base = resolve_base(adapter.base, known)
+    if base is None:
+        raise UnknownModel(
+            f"it is an adapter of {adapter.base[:_MOST_SHOWN]!r}, and no such model lies beside it or was named at the "
+            "start. Add that, or name another in a file base_model in its directory."
+        )
+    return base
 
 
 def _listing_error(root: str, error: BaseException) -> OstroError:

@@ -66,6 +66,9 @@ class Waiter(Generic[S]):
 class Entry(Generic[S]):
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+        """What it is loaded with, or will be."""
+        self.latest = spec
+        """As the catalog has it now."""
         self.pinned = spec.pinned
         self.state = PoolState.AVAILABLE
         self.service: S | None = None
@@ -160,6 +163,15 @@ class Entry(Generic[S]):
         """It has failed, and may be tried again."""
         self.state = PoolState.DRAINING if self.resident else PoolState.AVAILABLE
         self.failure = None
+
+    def renew(self) -> None:
+        """Takes up what the catalog says now, unless it is in the middle of something with what it said before."""
+        if self.service is None and self.bringing is None and self.spec != self.latest:
+            self.let_files_go()
+            self.spec = self.latest
+
+    def has_adapter(self, name: str | None) -> bool:
+        return name is None or name in self.spec.config.adapter_names
 
     def let_files_go(self) -> None:
         if self.files is not None:

@@ -15,10 +15,14 @@ class Files:
     name: str | None
     """What their source calls the model; None where only the files tell."""
     close: Callable[[], None]
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Of its adapters, too: their names and directories."""
 
 
 class Supply(Protocol):
-    """Brings models' files to this machine. Both raise OstroError, and give up when they are cancelled."""
+    """Brings the files of models, and of their adapters, to this machine. Both raise OstroError, and give up when they
+    are cancelled.
+    """
 
     async def find(self, spec: ModelSpec) -> Files | None:
         """What is here already, in a moment; None if it must be fetched."""

@@ -29,6 +29,12 @@ def resolve(name: str, known: Collection[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def resolve_base(asked: str, known: Collection[str]) -> str | None:
+    """The known model that an adapter means by what it says of its base: a name, or an address that ends in one."""
+    parts = asked.strip("/").split("/")
+    return resolve(asked, known) or resolve("/".join(parts[-2:]), known) or resolve(parts[-1], known)
+
+
 def _spellings(name: str) -> list[str]:
     if "/" in name:
         return [name.replace("/", "-")]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from ostro.engine.handle import State
-from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable
+from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.entry import Entry, PoolState, S, Service, Waiter
 from ostro.pool.files import Files, Supply
@@ -225,7 +225,7 @@ class ModelPool(Generic[S]):
     @asynccontextmanager
     async def _use(self, name: str) -> AsyncIterator[tuple[ModelSpec, S]]:
         spec, entry = await self._find(name)
-        service = await self._enter(entry, spec.name, self.limits.wait_seconds)
+        service = await self._enter_with_adapter(entry, spec)
         try:
             yield spec, service
         finally:
@@ -242,9 +242,23 @@ class ModelPool(Generic[S]):
         entry = self._entries.get(base.name)
         if entry is None:
             entry = self._entries[base.name] = Entry(base)
-        elif not entry.resident and entry.files is None and entry.bringing is None:
-            entry.spec = base
+        entry.latest = base
+        entry.renew()
         return spec, entry
+
+    async def _enter_with_adapter(self, entry: Entry[S], spec: ModelSpec) -> S:
+        """As `_enter`. A base that was loaded before the adapter was found is loaded anew, once nobody uses it."""
+        until = self._clock() + self.limits.wait_seconds
+        while True:
+            service = await self._enter(entry, spec.name, max(0.0, until - self._clock()))
+            if entry.has_adapter(spec.adapter):
+                return service
+            self._leave(entry, spec.name)
+            if spec.adapter not in entry.latest.config.adapter_names:
+                raise UnknownModel(f"{spec.name} is no longer there. Ask for another model.")
+            if entry.state is PoolState.READY:
+                _log.info("%s is loaded anew, with adapters found since: %s is asked for.", entry.name, spec.name)
+                self._ask_to_go(entry)
 
     async def _enter(self, entry: Entry[S], name: str | None, seconds: float | None) -> S:
         """Waits for a lease; `_leave` gives it back."""
@@ -537,6 +551,7 @@ class ModelPool(Generic[S]):
             _log.error("The service of %s did not end in order: %r", entry.name, outcome)
         entry.service = entry.going = entry.ready_at = None
         entry.asked_to_go = entry.expected = False
+        entry.renew()
         if entry.state is not PoolState.FAILED:
             entry.state = PoolState.AVAILABLE
         entry.gone.set()

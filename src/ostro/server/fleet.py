@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest, ModelError
+from ostro.errors import BadRequest, ModelError, ModelNotFound
 from ostro.machine import device_here, gpu_memory
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.names import resolve
@@ -20,9 +20,13 @@ from ostro.server.naming import reference_name
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
 from ostro.server.supply import CachedSupply
+from ostro.weights.adapter import CONFIG as ADAPTER_CONFIG
+from ostro.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
+from ostro.weights.adapter import read_base
 
 if TYPE_CHECKING:
     from ostro.planning import Plan
+    from ostro.sources.models import AdapterFiles, FoundModel
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)=(?!=)(?P<rest>.+)", re.ASCII)
 
@@ -92,11 +96,36 @@ def roots(settings: ServeSettings) -> tuple[str, ...]:
     return (*settings.models, *(() if bucket is None else (f"gs://{bucket}/{settings.gcs_model_prefix}",)))
 
 
-def _found_spec(settings: ServeSettings, fixed: Collection[str], name: str, reference: str) -> ModelSpec:
-    """Of a model under a root."""
+def _found_spec(settings: ServeSettings, fixed: Collection[str], found: "FoundModel") -> ModelSpec:
+    """Of a model under a root, or an adapter: see `Catalog`."""
+    name = found.name
     if name in _names_of_first(settings):
         raise BadRequest(f"{name!r} means the first model here, or none in particular. Give this one another name.")
-    return _spec(settings, name, reference, fixed)
+    if found.adapter is None:
+        return _spec(settings, name, found.reference, fixed)
+    if _said_of(name, settings.model_settings, fixed) is not None:
+        raise BadRequest("it is an adapter, and has the settings of its base. Leave it out of model_settings.")
+    return ModelSpec(
+        name=name,
+        config=EngineConfig(model=found.reference),
+        pinned=_said_of(name, settings.pin, fixed) is not None,
+        adapter=name,
+        base=_base(found.adapter),
+    )
+
+
+def _base(adapter: "AdapterFiles") -> str:
+    """What it calls its base. Raises ModelError or ModelNotFound for an adapter that would keep its base from loading.
+
+    Checks what can be told without the weights.
+    """
+    told = read_base(adapter.config)
+    if not adapter.has_weights:
+        raise ModelNotFound(f"there is no {ADAPTER_WEIGHTS} beside its {ADAPTER_CONFIG}. Upload it.")
+    base = adapter.base or told
+    if base is None:
+        raise ModelNotFound("it does not say what its base is. Name it in a file base_model in its directory.")
+    return base
 
 
 def _spec(settings: ServeSettings, name: str, reference: str | None, names: Collection[str]) -> ModelSpec:
@@ -181,13 +210,18 @@ def _adapter(given: str) -> tuple[str, str]:
 
 def _service(stall_seconds: float, spec: ModelSpec, files: Files | None) -> ModelService:
     assert files is not None
-    return ModelService(spec.config, path=files.path, name=files.name, stall_seconds=stall_seconds)
+    return ModelService(_here(spec, files), path=files.path, name=files.name, stall_seconds=stall_seconds)
+
+
+def _here(spec: ModelSpec, files: Files) -> EngineConfig:
+    """With the adapters where they are on this machine."""
+    return replace(spec.config, adapters=files.adapters)
 
 
 async def _expected(spec: ModelSpec, files: Files | None) -> Footprint | ModelError | None:
     """What a model will take, by its files."""
     assert files is not None
-    planned = await asyncio.to_thread(_planned, files.path, spec.config)
+    planned = await asyncio.to_thread(_planned, files.path, _here(spec, files))
     if planned.device == "cuda":
         if not planned.num_pages:
             return ModelError(
@@ -207,7 +241,7 @@ def _planned(path: str, config: EngineConfig) -> "Plan":
     return plan(path, config, device=device, memory=None if gpu is None else gpu[0])
 
 
-def _list_models(root: str) -> list[tuple[str, str]]:
+def _list_models(root: str) -> "list[FoundModel]":
     from ostro.sources.models import list_models
 
-    return [(found.name, found.reference) for found in list_models(root)]
+    return list_models(root)

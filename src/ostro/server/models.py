@@ -123,9 +123,10 @@ class Models:
 
     def shown(self, spec: ModelSpec) -> str:
         """What answers call a model."""
-        if spec is not self.pool.catalog.default:
+        first = self.pool.catalog.default
+        if first is None or spec.name != first.name or not self.served_names:
             return spec.name
-        return self.served_names[0] if self.served_names else spec.name
+        return self.served_names[0]
 
     @property
     def only(self) -> ModelView[ModelService] | None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,14 +21,14 @@ from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
 from ostro.sources.store import ModelStore
 from ostro.weights.courier import Brought, Failed, Logged, Order, Word
-from ostro.weights.place import find_place
+from ostro.weights.place import find_adapter, find_place
 
 
 class CachedSupply:
     """Files on this machine as they are; all others by way of the caches of models."""
 
     async def find(self, spec: ModelSpec) -> Files | None:
-        return await _in_thread(lambda: _found(spec.config.model))
+        return await _in_thread(lambda: _found(spec.config))
 
     async def fetch(self, spec: ModelSpec) -> Files:
         process, sock = _spawn(spec.config)
@@ -37,7 +37,7 @@ class CachedSupply:
             reader, writer = await asyncio.open_connection(sock=sock)
             brought = await _outcome(reader, spec.name)
             # The process holds them too, until it is ended.
-            files = await _in_thread(lambda: _held(brought.path, brought.name))
+            files = await _in_thread(lambda: _held(brought.path, brought.name, brought.adapters))
             assert files is not None
             return files
         finally:
@@ -53,19 +53,28 @@ def sweep_cache() -> None:
     threading.Thread(target=ModelStore().sweep, name="sweep", daemon=True).start()
 
 
-def _found(reference: str | None) -> Files | None:
-    place = find_place(reference)
+def _found(config: EngineConfig) -> Files | None:
+    place = find_place(config.model)
     if place is None:
         return None
+    adapters = []
+    for name, reference in config.adapters:
+        directory = find_adapter(reference, config.model, place.path)
+        if directory is None:
+            return None
+        adapters.append((name, str(directory)))
     try:
-        return _held(str(place.path), place.name)
+        return _held(str(place.path), place.name, tuple(adapters))
     except ModelNotFound:
         # Evicted in the moment between.
         return None
 
 
-def _held(path: str, name: str | None) -> Files:
-    return Files(path, name, ModelStore().hold(Path(path)).close)
+def _held(path: str, name: str | None, adapters: tuple[tuple[str, str], ...]) -> Files:
+    with ExitStack() as held:
+        for each in (path, *(directory for _, directory in adapters)):
+            held.enter_context(ModelStore().hold(Path(each)))
+        return Files(path, name, held.pop_all().close, adapters)
 
 
 async def _in_thread(work: Callable[[], Files | None]) -> Files | None:
@@ -85,7 +94,7 @@ def _let_go(found: asyncio.Future[Files | None]) -> None:
 
 def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A courier, and our end of the socket between us."""
-    order = msgspec.json.encode(Order(config.model, config.model_config)).decode()
+    order = msgspec.json.encode(Order(config.model, config.model_config, config.adapters)).decode()
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "ostro.weights.courier", str(theirs.fileno()), order]

@@ -1,87 +1,209 @@
-"""Which models lie under a place, from one listing: no file is read. Knows names, and no formats beyond suffixes.
+"""Which models and adapters lie under a place, from one listing. No file of a model is read, and of an adapter only the
+small ones that tell of its base. Knows names, and no formats beyond suffixes.
 
 PLACE/NAME/config.json          NAME            PLACE/FILE.gguf              FILE
 PLACE/ORG/NAME/config.json      ORG/NAME        PLACE/NAME/ONE.gguf          NAME
                                                 PLACE/NAME/{A,B}.gguf        NAME/A, NAME/B
+
+PLACE/NAME/adapter_config.json              adapter NAME; its base is told by PLACE/NAME/base_model, or by the config
+PLACE/NAME/adapter/adapter_config.json      the same, if NAME is no model; NAME-adapter on NAME, if it is
+PLACE/NAME/base_model/config.json           base of that adapter NAME: NAME/base_model, or ORG/NAME-base of ORG/NAME
 """
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
-from ostro.sources.base import Source, is_reference, open_source, parse_reference, patiently
+from ostro.sources.base import (
+    ObjectChanged,
+    ObjectInfo,
+    Reference,
+    Source,
+    is_reference,
+    open_source,
+    parse_reference,
+    patiently,
+)
 from ostro.sources.local import list_directory
 
 CONFIG = "config.json"
 GGUF = ".gguf"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER, BASE = "adapter", "base_model"
 _LEVELS = 2
+# Of an adapter and its base in one directory, which may itself be two levels down.
+_DEEPEST = re.compile(rf"[^/]+/[^/]+/(?:{ADAPTER}/(?:{ADAPTER_CONFIG}|{ADAPTER_WEIGHTS})|{BASE}/{CONFIG})")
+# Of a file that is read whole: far more than any honest one has.
+_MOST_BYTES = 1 << 18
 # Also what a client may write into a path or a request.
 _PART = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _LATER_FILE = re.compile(r".+-(?!00001)\d{5}-of-\d{5}\.gguf")
 _SPLIT = re.compile(r"-00001-of-\d{5}$")
+
+Directories = Mapping[str, Mapping[str, ObjectInfo]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """What the files of an adapter say, not understood yet."""
+
+    config: bytes
+    """Its adapter_config.json; empty if that cannot be read."""
+    base: str | None
+    """What it sits on, if that is told by where it lies or by a file of its own."""
+    has_weights: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     name: str
     reference: str
-    """What `open_checkpoint` takes."""
+    """What `open_checkpoint` takes; of an adapter its directory."""
+    adapter: AdapterFiles | None = None
+    """None for a model."""
 
 
 def list_models(root: str) -> list[FoundModel]:
-    """The models under a directory, `gs://BUCKET/PREFIX/` or `s3://BUCKET/PREFIX/`, by name. Blocks: use a thread.
+    """The models under a directory, `gs://BUCKET/PREFIX/` or `s3://BUCKET/PREFIX/`, by name, then the adapters. Blocks:
+    use a thread.
 
     A directory inside a model's belongs to that model. What has a name that no request could carry is left out.
     """
+    read: Callable[[ObjectInfo], bytes]
     if is_reference(root):
         place = parse_reference(root)
         source = open_source(place)
-        keys = patiently(f"Listing {place}", lambda: list(keys_of_models(source, place.directory)))
-        base = str(place)
+        files = patiently(f"Listing {place}", lambda: dict(files_of_models(source, place.directory)))
+        base, read = str(place), lambda info: _read_object(_Object(place, info, source))
     else:
         directory = Path(os.path.expanduser(root)).absolute()
         if not directory.is_dir():
             raise ModelNotFound(f"There is no directory {directory} to find models in. Check the path.")
-        keys = [info.key for info in list_directory(directory, _LEVELS)]
-        base = str(directory)
-    models = _models(keys, own_name=base.rsplit("/", 1)[-1])
-    return [FoundModel(name, f"{base}/{path}".rstrip("/")) for name, path in sorted(models)]
+        files = {info.key: info for info in list_directory(directory, _LEVELS + 1) if _tells(info.key)}
+        base, read = str(directory), partial(_read_file, directory)
+    directories = _directories(files)
+    own_name = base.rsplit("/", 1)[-1]
+    models = sorted(_models(directories, own_name))
+    found = [FoundModel(name, f"{base}/{path}".rstrip("/")) for name, path in models]
+    # One after another: a process waits for the threads of a pool before it ends, and a store may not answer for long.
+    for name, path, base_name in sorted(_adapters(directories, {path: name for name, path in models}, own_name)):
+        adapter = _adapter_files(directories, path, base_name, read)
+        found.append(FoundModel(name, f"{base}/{path}".rstrip("/"), adapter))
+    return found
 
 
-def keys_of_models(source: Source, prefix: str) -> Iterator[str]:
-    """Relative to the prefix; those too deep to tell of a model are left out, however many there are."""
-    keys = (info.key.removeprefix(prefix) for info in source.list(prefix))
-    return (key for key in keys if key.count("/") <= _LEVELS)
+def files_of_models(source: Source, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
+    """By keys relative to the prefix; those too deep to tell of a model are left out, however many there are."""
+    files = ((info.key.removeprefix(prefix), info) for info in source.list(prefix))
+    return ((key, info) for key, info in files if _tells(key))
 
 
-def _models(keys: Iterable[str], own_name: str) -> Iterator[tuple[str, str]]:
-    """Names and where they are, relative to the place; `own_name` is for a place that is a model itself."""
-    files: dict[str, list[str]] = defaultdict(list)
-    for key in keys:
+def _tells(key: str) -> bool:
+    return key.count("/") <= _LEVELS or _DEEPEST.fullmatch(key) is not None
+
+
+def _directories(files: Mapping[str, ObjectInfo]) -> Directories:
+    directories: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
+    for key, info in files.items():
         directory, _, file = key.rpartition("/")
-        files[directory].append(file)
-    if CONFIG in files[""]:
+        directories[directory][file] = info
+    return dict(directories)
+
+
+def _models(directories: Directories, own_name: str) -> Iterator[tuple[str, str]]:
+    """Names and where they are, relative to the place; `own_name` is for a place that is a model itself."""
+    if CONFIG in directories.get("", ()):
         if _is_name(own_name):
             yield own_name, ""
         return
-    for directory, names in files.items():
-        parents = [directory[:at] for at, letter in enumerate(directory) if letter == "/"]
-        if not any(CONFIG in files.get(parent, ()) for parent in parents):
-            yield from (each for each in _models_in(directory, names) if _is_name(each[0]))
+    for directory, files in directories.items():
+        if not any(CONFIG in directories.get(above, ()) for above in _above(directory)):
+            yield from (each for each in _models_in(directory, files) if _is_name(each[0]))
 
 
-def _models_in(directory: str, files: list[str]) -> Iterator[tuple[str, str]]:
+def _models_in(directory: str, files: Iterable[str]) -> Iterator[tuple[str, str]]:
     firsts = [file for file in files if file.endswith(GGUF) and not _LATER_FILE.fullmatch(file)]
     if directory and (CONFIG in files or len(firsts) == 1):
-        yield directory, directory
+        yield directory if directory.count("/") < _LEVELS else f"{_home(directory, BASE)}-base", directory
         return
     for file in firsts:
         path = f"{directory}/{file}".lstrip("/")
         yield _SPLIT.sub("", path.removesuffix(GGUF)), path
+
+
+def _adapters(
+    directories: Directories, models: Mapping[str, str], own_name: str
+) -> Iterator[tuple[str, str, str | None]]:
+    """Names, where they are, and the names of their bases where that tells; `models` has names by where they are."""
+    for directory, files in directories.items():
+        if ADAPTER_CONFIG not in files or directory in models:
+            continue
+        home = _home(directory, ADAPTER)
+        owners = {each for each in _above(directory) if each in models or ADAPTER_CONFIG in directories.get(each, ())}
+        if owners - ({home} & models.keys()):
+            continue
+        own = models.get(home)
+        name = home or own_name if own is None else f"{own}-adapter"
+        if _is_name(name):
+            yield name, directory, own or models.get(f"{home}/{BASE}".lstrip("/"))
+
+
+def _adapter_files(
+    directories: Directories, directory: str, base: str | None, read: Callable[[ObjectInfo], bytes]
+) -> AdapterFiles:
+    files = directories[directory]
+    told = directories.get(_home(directory, ADAPTER), {}).get(BASE) or files.get(BASE)
+    if base is None and told is not None:
+        base = read(told).decode(errors="replace").strip() or None
+    return AdapterFiles(read(files[ADAPTER_CONFIG]), base, ADAPTER_WEIGHTS in files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """One version of an object, whose bytes never change."""
+
+    place: Reference
+    info: ObjectInfo
+    source: Source = field(compare=False)
+
+
+@lru_cache(maxsize=1024)
+def _read_object(version: _Object) -> bytes:
+    """Nothing, if it is empty or has gone since."""
+    info = version.info
+    end = min(info.size, _MOST_BYTES)
+    if not end:
+        return b""
+    read = partial(version.source.read, info.key, info.generation, 0, end)
+    try:
+        return patiently(f"Reading {info.key}", lambda: b"".join(read()))
+    except (ObjectChanged, ModelNotFound):
+        return b""
+
+
+def _read_file(directory: Path, info: ObjectInfo) -> bytes:
+    try:
+        with (directory / info.key).open("rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return b""
+
+
+def _above(directory: str) -> list[str]:
+    """The directories that it lies in, the place itself among them."""
+    return ["", *(directory[:at] for at, letter in enumerate(directory) if letter == "/")] if directory else []
+
+
+def _home(directory: str, last: str) -> str:
+    """Where a directory lies, if it is called so; else itself."""
+    parent, _, name = directory.rpartition("/")
+    return parent if name == last else directory
 
 
 def _is_name(text: str) -> bool:

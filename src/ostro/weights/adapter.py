@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.weights.json_file import read_json_object
+from ostro.weights.json_file import parse_json_object, read_json_object
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def read_adapter(directory: str | Path) -> dict[str, LowRank]:
     path = Path(os.path.expanduser(directory))
     if not path.is_dir():
         raise ModelNotFound(f"There is no directory {path}, which should hold an adapter. Check its path.")
-    scaling = _Scaling.read(path / CONFIG)
+    scaling = _Scaling.of(path / CONFIG, read_json_object(path / CONFIG))
     if not (path / WEIGHTS).is_file():
         if (path / PICKLE).is_file():
             raise ModelNotFound(
@@ -102,6 +102,17 @@ def read_adapter(directory: str | Path) -> dict[str, LowRank]:
     return {target: _low_rank(path / WEIGHTS, target, both, scaling) for target, both in halves.items()}
 
 
+def read_base(config: bytes) -> str | None:
+    """What an adapter says its base is, by the text of its adapter_config.json; None if it does not say.
+
+    Raises BadCheckpoint or UnsupportedModel for a config with which `read_adapter` could do nothing.
+    """
+    found = parse_json_object(Path(CONFIG), config)
+    _Scaling.of(Path(CONFIG), found)
+    base = found.get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Scaling:
     """How much of each product is added. The ranks are the tensors' own, held to those that the config knows."""
@@ -112,8 +123,7 @@ class _Scaling:
     by_root: bool
 
     @classmethod
-    def read(cls, path: Path) -> "_Scaling":
-        config = read_json_object(path)
+    def of(cls, path: Path, config: Mapping[str, object]) -> "_Scaling":
         _check(path, config)
         ranks = [config.get("r", 8), *_table(path, config, "rank_pattern").values()]
         alphas = {}

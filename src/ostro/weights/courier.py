@@ -1,5 +1,6 @@
-"""A process that brings a model's files to this machine, so that whoever waits for them can give up at any time: it is
-killed, with all that it started, and what has arrived is kept. Started by `ostro.server.supply`.
+"""A process that brings the files of a model, and of its adapters, to this machine, so that whoever waits for them can
+give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
+`ostro.server.supply`.
 
 socket <── lines of JSON: what is logged on the way, then where the files are, or why they are not
        ──> nothing; it ends this process
@@ -13,16 +14,22 @@ import signal
 import socket
 import sys
 import threading
-from typing import NoReturn
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from ostro.errors import ModelNotFound, OstroError
-from ostro.sources.locks import Hold
+from ostro.sources.fetch import fetch_model
 from ostro.sources.store import ModelStore
-from ostro.weights.checkpoint import Checkpoint, open_checkpoint
+from ostro.weights.checkpoint import open_checkpoint
+from ostro.weights.place import find_adapter
 
 _ROUNDS = 3
+
+T = TypeVar("T")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -30,6 +37,7 @@ class Order(msgspec.Struct, frozen=True):
 
     model: str | None
     model_config: str | None
+    adapters: tuple[tuple[str, str], ...]
 
 
 class Logged(msgspec.Struct, frozen=True, tag=True):
@@ -41,6 +49,7 @@ class Logged(msgspec.Struct, frozen=True, tag=True):
 class Brought(msgspec.Struct, frozen=True, tag=True):
     path: str
     name: str
+    adapters: tuple[tuple[str, str], ...]
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -77,26 +86,44 @@ def main() -> int:
     logger.addHandler(report)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    try:
-        checkpoint, held = _bring(order)
-    except OstroError as error:
-        report.send(Failed(type(error).__name__, error.message))
-        return 1
-    with held:
-        report.send(Brought(str(checkpoint.path), checkpoint.name))
+    with ExitStack() as held:
+        try:
+            brought = _bring(order, held)
+        except OstroError as error:
+            report.send(Failed(type(error).__name__, error.message))
+            return 1
+        report.send(brought)
         signal.pause()
     return 0
 
 
-def _bring(order: Order) -> tuple[Checkpoint, Hold]:
+def _bring(order: Order, held: ExitStack) -> Brought:
+    checkpoint = _kept(
+        lambda: open_checkpoint(order.model, model_config=order.model_config), lambda opened: opened.path, held
+    )
+    adapters = []
+    for name, reference in order.adapters:
+
+        def directory(reference: str = reference) -> Path:
+            found = find_adapter(reference, order.model, checkpoint.path)
+            return fetch_model(reference, progress=True) if found is None else found
+
+        adapters.append((name, str(_kept(directory, lambda path: path, held))))
+    return Brought(str(checkpoint.path), checkpoint.name, tuple(adapters))
+
+
+def _kept(bring: Callable[[], T], path_of: Callable[[T], Path], held: ExitStack) -> T:
+    """What `bring` gives; where it is, it stays until `held` is left."""
     for last in (False,) * (_ROUNDS - 1) + (True,):
-        checkpoint = open_checkpoint(order.model, model_config=order.model_config)
+        brought = bring()
         try:
-            return checkpoint, ModelStore().hold(checkpoint.path)
+            held.enter_context(ModelStore().hold(path_of(brought)))
         except ModelNotFound:
             # Evicted in the moment between.
             if last:
                 raise
+        else:
+            return brought
     raise AssertionError("the last round returns or raises")
 
 

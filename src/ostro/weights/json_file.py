@@ -10,10 +10,12 @@ MAX_BYTES = 64 << 20
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    value = _read(path)
-    if not isinstance(value, dict):
-        raise BadCheckpoint(f"{path} should hold a JSON object but holds a {type(value).__name__}. Download it again.")
-    return value
+    return _object(path, _read(path))
+
+
+def parse_json_object(path: Path, text: bytes) -> dict[str, object]:
+    """What `read_json_object` gives for a file with this text."""
+    return _object(path, _parse(path, text))
 
 
 def read_json_list(path: Path) -> list[object]:
@@ -23,14 +25,26 @@ def read_json_list(path: Path) -> list[object]:
     return value
 
 
+def _object(path: Path, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} should hold a JSON object but holds a {type(value).__name__}. Download it again.")
+    return value
+
+
 def _read(path: Path) -> object:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BadCheckpoint(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no model's JSON file is.")
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError:
         raise ModelNotFound(f"There is no file {path}, and the model needs it. Download the model again.") from None
-    except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is not valid JSON ({error}). Download it again.") from error
     except OSError as error:
         raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
+    return _parse(path, text)
+
+
+def _parse(path: Path, text: bytes) -> object:
+    try:
+        return json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not valid JSON ({error}). Download it again.") from error

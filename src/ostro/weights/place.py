@@ -7,6 +7,7 @@ from pathlib import Path
 from ostro.sources.base import is_reference, parse_reference
 from ostro.sources.store import ModelStore
 from ostro.weights import pypi
+from ostro.weights.adapter import CONFIG, WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,20 @@ def find_place(reference: str | None) -> Place | None:
         cached = ModelStore().find(model)
         return None if cached is None else Place(cached, model.name)
     return None
+
+
+def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
+    """The directory of an adapter whose base lies at that path; None if it must be fetched.
+
+    One in the directory of its base came with that. What is no address of a store is taken for a directory, whether
+    there is one or not.
+    """
+    if not is_reference(reference):
+        return Path(os.path.expanduser(reference))
+    directory = (path if path.is_dir() else path.parent) / "adapter"
+    if reference == f"{base}/adapter" and all((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
+        return directory
+    return ModelStore().find(parse_reference(reference))
 
 
 def _wheel_place(wheel: pypi.Wheel) -> Place | None:
