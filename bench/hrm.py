@@ -138,7 +138,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
-        inner = 4 * args.hidden
+        inner = -(-round(4 * args.hidden * 2 / 3) // 256) * 256
         brain = write_brain(home / "brain", vocab=VOCABULARY, hidden=args.hidden, heads=8, inner=inner, moe=args.moe)
         checkpoint = open_hrm(brain)
         model = load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
