@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
-from ostro.models.hrm import Carry, HrmConfig, HrmModel, build_hrm, fill, load_hrm
-from ostro.models.loading import places_of
+from ostro.models.hrm import Carry, HrmConfig, HrmModel, build_hrm, load_hrm
+from ostro.models.loading import fill, places_of
 from ostro.models.ragged import Ragged
 
 CONFIG: Mapping[str, object] = {
@@ -290,7 +290,7 @@ def model_of(kind: str, *, packed: bool = True) -> HrmModel:
     config = HrmConfig.read({**CONFIG, **KINDS[kind]})
     model = build_hrm(config, torch.float32)
     # Wide weights: a difference in the last bit grows, and does not hide.
-    fill(model, weights_of(config, gain=2.0).items())
+    fill(places_of(model), weights_of(config, gain=2.0).items())
     if packed:
         model.pack()
     return model
@@ -423,8 +423,8 @@ def test_a_checkpoint_holds_the_published_names(changes: dict[str, object]) -> N
     ("name", "tensor", "message"),
     [
         ("inner.H_init", None, r"lacks 1 tensors \(inner\.H_init\)"),
-        ("inner.norm.weight", torch.ones(32), r"'inner\.norm\.weight' that an HRM of its kind has no place for"),
-        ("inner.q_head.bias", torch.ones(3), r"'inner\.q_head\.bias' has shape \(3,\), but \(2,\) was expected"),
+        ("inner.norm.weight", torch.ones(32), r"'inner\.norm\.weight' that its architecture has no place for"),
+        ("inner.q_head.bias", torch.ones(3), r"'inner\.q_head\.bias' has shape \(3,\), but its config asks for \(2,\)"),
         ("inner.L_init", torch.ones(32, dtype=torch.int8), r"'inner\.L_init' holds int8"),
     ],
 )

@@ -17,19 +17,18 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ostro.errors import BadCheckpoint
 from ostro.models.base import Module
 from ostro.models.config import ConfigReader
 from ostro.models.hrm_config import Dialect, HrmConfig
 from ostro.models.hrm_layers import Level, StableLinear, Table
 from ostro.models.layers import parameter
-from ostro.models.loading import Weighted, places_of
+from ostro.models.loading import Weighted, fill, places_of
 from ostro.models.ragged import Ragged
 from ostro.models.rope import RopeSettings, Rotary, Rotation
 
-__all__ = ["Carry", "Dialect", "HrmConfig", "HrmModel", "build_hrm", "fill", "load_hrm"]
+__all__ = ["Carry", "Dialect", "HrmConfig", "HrmModel", "build_hrm", "load_hrm"]
 
 # AI-OS holds embeddings and logits to these.
 _EMBEDDING_LIMIT, _LOGIT_LIMIT = 10.0, 20.0
@@ -224,34 +223,6 @@ def load_hrm(
 ) -> HrmModel:
     """Built, filled and packed. A tensor missing, misshapen or without a place is an error that names it."""
     model = build_hrm(config, dtype, device)
-    fill(model, tensors)
+    fill(places_of(model), tensors)
     model.pack()
     return model
-
-
-def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies every tensor to its place, strictly."""
-    places = places_of(model)
-    missing = set(places)
-    for name, tensor in tensors:
-        place = places.get(name)
-        if place is None:
-            raise BadCheckpoint(
-                f"The checkpoint holds a tensor {name!r} that an HRM of its kind has no place for; "
-                "its configuration may belong to another model."
-            )
-        if place.shape != tensor.shape:
-            raise BadCheckpoint(
-                f"Tensor {name!r} has shape {tuple(tensor.shape)}, but {tuple(place.shape)} was expected; "
-                "the weights and their configuration may belong to different models."
-            )
-        if not tensor.is_floating_point():
-            raise BadCheckpoint(
-                f"Tensor {name!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers. "
-                "Export the checkpoint unquantised."
-            )
-        place.fill(tensor)
-        missing.discard(name)
-    if missing:
-        some = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
-        raise BadCheckpoint(f"The checkpoint lacks {len(missing)} tensors ({some}); fetch or export it again.")

@@ -1,7 +1,7 @@
 """Filling a model with a checkpoint's tensors, strictly. Knows names and shapes; knows no family and no file format."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,28 +44,32 @@ class Weighted(Module):
 
 
 def load_weights(model: Model, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies every tensor to its place; names may lack the backbone's, as those of a bare backbone do."""
+    fill(places_of(model), tensors, prefix=f"{model.backbone_name}.")
+
+
+def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, prefix: str = "") -> None:
     """Copies every tensor to its place. A tensor missing, misshapen or without a place is an error that names it."""
-    places = places_of(model)
     missing = set(places)
     for given, tensor in tensors:
-        name = given if given in places else f"{model.backbone_name}.{given}"
+        name = given if given in places else prefix + given
         place = places.get(name)
         if place is None:
             if REDUNDANT.fullmatch(given):
                 continue
             raise BadCheckpoint(
                 f"The checkpoint holds a tensor {given!r} that its architecture has no place for; "
-                "config.json may belong to another model."
+                "its config may belong to another model."
             )
         if place.shape != tensor.shape:
             raise BadCheckpoint(
-                f"Tensor {given!r} has shape {tuple(tensor.shape)}, but config.json asks for {tuple(place.shape)}; "
+                f"Tensor {given!r} has shape {tuple(tensor.shape)}, but its config asks for {tuple(place.shape)}; "
                 "they may belong to different models."
             )
         if not tensor.is_floating_point():
             raise BadCheckpoint(
                 f"Tensor {given!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers: the "
-                "checkpoint is quantised in a way that config.json does not tell. Fetch the unquantised model."
+                "checkpoint is quantised in a way that its config does not tell. Fetch the unquantised model."
             )
         place.fill(tensor)
         missing.discard(name)

@@ -38,7 +38,7 @@ class HfCheckpoint:
         """Weights under canonical names, one at a time, mapped where the file allows."""
         rename = renamer(self.config)
         for path, stored_names in self.files.items():
-            read = _read_pickle if path.suffix in PICKLE_SUFFIXES else _read_safetensors
+            read = read_pickle if path.suffix in PICKLE_SUFFIXES else read_safetensors
             for stored_name, tensor in read(path, stored_names):
                 name = rename(stored_name)
                 if name is not None:
@@ -194,7 +194,7 @@ def _safetensors_names(path: Path) -> frozenset[str]:
         raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
 
 
-def _read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+def read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -203,7 +203,7 @@ def _read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, 
                 yield name, file.get_tensor(name)
 
 
-def _read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
     """All the tensors of a pickle; it has no header that could have told `names` before."""
     import pickle
     import zipfile

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError
-from ostro.weights.hf_checkpoint import _read_pickle, _read_safetensors
+from ostro.weights.hf_checkpoint import read_pickle, read_safetensors
 from ostro.weights.hrm_settings import BRAIN, Shapes, hrm_config, is_upstream, lower_keys, nearby, read_told
 from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling
@@ -49,9 +49,9 @@ class HrmCheckpoint:
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under the names that upstream's model gives them, mapped where the file allows."""
         if self.weights.suffix == ".safetensors":
-            stored = _read_safetensors(self.weights, frozenset(_safetensors_shapes(self.weights)))
+            stored = read_safetensors(self.weights, frozenset(_safetensors_shapes(self.weights)))
         else:
-            stored = _read_pickle(self.weights, frozenset())
+            stored = read_pickle(self.weights, frozenset())
         for name, tensor in stored:
             yield _WRAPPERS.sub("", name), tensor
 
