@@ -69,7 +69,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
-        if not self._packed and len(batch.sampled) > 1:
+        if not self._packed and batch.num_tokens > 1:
             self._pack_weights()
         if self.adapters is not None:
             batch = _by_adapter(batch, self.adapters)
@@ -103,7 +103,7 @@ class TorchRunner:
         )
 
     def _pack_weights(self) -> None:
-        """Once sequences run together, trades memory for speed, unless memory is short."""
+        """Once several tokens are computed together, trades memory for speed, unless memory is short."""
         self._packed = True
         matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
         size = sum(matrix.weight.nbytes for matrix in matrices)
