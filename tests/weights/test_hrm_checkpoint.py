@@ -19,11 +19,12 @@ from torch import Tensor
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.models.ragged import Ragged
-from ostro.weights.checkpoint import Checkpoint
+from ostro.weights.checkpoint import Checkpoint, open_checkpoint
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
 from ostro.weights.torch_archive import tensor_shapes
 
 WEIGHTS = random_weights()
+ARCH_YAML = "arch:\n  num_heads: 4\n  H_cycles: 2\n  L_cycles: 3\n"
 ARCH: Mapping[str, object] = {"num_heads": 4, "h_cycles": 2, "l_cycles": 3, "halt_max_steps": 5, "seq_len": 64}
 
 
@@ -192,7 +193,9 @@ def test_what_is_no_hrm_is_left_to_others(tmp_path: Path) -> None:
 
 def test_the_tokenizer_is_looked_for_beside_the_brain(tmp_path: Path) -> None:
     path = write_brain(tmp_path)
-    assert open_hrm(path).tokenizer_path == tmp_path
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json with .*Give --tokenizer-path") as caught:
+        _ = open_hrm(path).tokenizer_path
+    assert caught.value.param == "tokenizer"
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").touch()
     assert open_hrm(path).tokenizer_path == tmp_path / "tokenizer"
@@ -347,6 +350,13 @@ def test_damaged_safetensors_are_named(tmp_path: Path, content: bytes) -> None:
         ("arch: [", "is not valid YAML"),
         ("- 1", "should hold a table but holds a list"),
         ("arch: 3", "must be an object"),
+        ("when: 2024-13-45", "is not valid YAML"),
+        ("when: !!timestamp soon", "is not valid YAML"),
+        ("flag: !!bool perhaps", "is not valid YAML"),
+        (f"a: {'1' * 5000}", "is not valid YAML"),
+        (f"arch: 0x{'f' * 5000}", "must be an object, got what is too large to show"),
+        (f"arch: {{hidden_size: 0x{'f' * 5000}}}", "must be an integer above 0, got what is too large to show"),
+        (ARCH_YAML + f"  rope_theta: 0x{'f' * 5000}", "'rope_theta' must be a number or a text"),
     ],
 )
 def test_malformed_settings_of_upstream_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -354,6 +364,16 @@ def test_malformed_settings_of_upstream_are_named(tmp_path: Path, text: str, mes
     (tmp_path / "all_config.yaml").write_text(text)
     with pytest.raises(BadCheckpoint, match=message):
         open_hrm(path)
+
+
+@pytest.mark.parametrize("place", ["arch: *a6", "arch: {hidden_size: *a6}", ARCH_YAML + "  pos_encodings: *a6"])
+def test_an_alias_that_stands_for_very_much_is_not_written_out(tmp_path: Path, place: str) -> None:
+    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(7)]
+    path = write_brain(tmp_path, dialect="upstream")
+    (tmp_path / "all_config.yaml").write_text("\n".join([*levels, place]))
+    with pytest.raises(BadCheckpoint) as caught:
+        open_hrm(path)
+    assert len(caught.value.message) < 1000
 
 
 def test_directories_without_a_single_brain_are_refused(tmp_path: Path) -> None:
@@ -408,6 +428,52 @@ def test_archives_that_hold_no_tensors_are_refused(tmp_path: Path) -> None:
         tensor_shapes(tmp_path / "missing.pt")
 
 
+def archive_of(path: Path, content: bytes, method: int = zipfile.ZIP_STORED) -> bytearray:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a/data.pkl", content)
+    return bytearray(path.read_bytes())
+
+
+@pytest.mark.parametrize("damage", ["encrypted", "deflate", "method"])
+def test_archives_that_cannot_be_unpacked_are_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "x.pt"
+    content = archive_of(path, b"\x80\x02}." * 100, zipfile.ZIP_DEFLATED)
+    entry, listed = content.find(b"PK\x03\x04"), content.find(b"PK\x01\x02")
+    if damage == "encrypted":
+        content[entry + 6] |= 1
+        content[listed + 8] |= 1
+    elif damage == "method":
+        content[entry + 8] = content[listed + 10] = 99
+    else:
+        start = entry + 30 + len("a/data.pkl")
+        content[start : start + 2] = b"\xff\xff"
+    path.write_bytes(content)
+    with pytest.raises(BadCheckpoint, match="cannot be read as a file of tensors"):
+        tensor_shapes(path)
+
+
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00K\x02K\x03\x86tR"
+
+
+def test_a_state_that_a_file_sets_changes_neither_shapes_nor_tables(tmp_path: Path) -> None:
+    """BUILD could put anything in the place of a shape, and of the table's own methods."""
+    sizes = b"}X\x05\x00\x00\x00sizesX\x03\x00\x00\x00abcsb"
+    archive_of(tmp_path / "shape.pt", b"\x80\x02}X\x01\x00\x00\x00a" + TENSOR + sizes + b"s.")
+    assert tensor_shapes(tmp_path / "shape.pt") == {"a": (2, 3)}
+    items = b"}X\x05\x00\x00\x00itemsNsb"
+    table = b"ccollections\nOrderedDict\n)RX\x01\x00\x00\x00a" + TENSOR + b"s" + items
+    archive_of(tmp_path / "table.pt", b"\x80\x02" + table + b".")
+    assert tensor_shapes(tmp_path / "table.pt") == {"a": (2, 3)}
+
+
+@pytest.mark.parametrize("size", [b"\x88", b"K\x01\x85", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 8 + b"\x00"])
+def test_sizes_that_are_no_sizes_are_refused(tmp_path: Path, size: bytes) -> None:
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00" + size + b"\x85tR"
+    archive_of(tmp_path / "x.pt", b"\x80\x02}X\x01\x00\x00\x00a" + tensor + b"s.")
+    with pytest.raises(BadCheckpoint, match="a tensor's shape is malformed"):
+        tensor_shapes(tmp_path / "x.pt")
+
+
 def test_the_format_before_archives_is_refused(tmp_path: Path) -> None:
     torch.save(WEIGHTS, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(BadCheckpoint, match=r"older than 1\.6"):
@@ -447,3 +513,35 @@ def test_a_starter_without_a_base_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "starter_brain.json", {"base_model": 3})
     with pytest.raises(BadCheckpoint, match="does not name its base model"):
         starter_base(tmp_path)
+
+
+@pytest.mark.parametrize("base", [".", "starter_brain.json", "q_head.pt", "inner"])
+def test_a_base_that_is_itself_a_starter_is_refused(tmp_path: Path, base: str) -> None:
+    """One that named its own directory was opened again and again."""
+    (tmp_path / "inner").mkdir()
+    for directory in (tmp_path, tmp_path / "inner"):
+        write_json(directory / "starter_brain.json", {"base_model": base})
+    (tmp_path / "q_head.pt").touch()
+    with pytest.raises(BadCheckpoint, match=r"itself a starter\. Name a model"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("base", ["w.bin", "w.pt", "w.pth", "step_7"])
+def test_a_base_that_is_a_pickle_is_refused(tmp_path: Path, base: str) -> None:
+    """Whoever names a brain has not named the pickle that the brain names."""
+    write_json(tmp_path / "starter_brain.json", {"base_model": base})
+    torch.save({"a": torch.ones(1)}, tmp_path / base)
+    with pytest.raises(BadCheckpoint, match=r"a pickle, .*Convert it to safetensors"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("base", ["../base", "base", "{}/base", "~/base", "link"])
+def test_a_base_outside_the_brain_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "brain").mkdir()
+    (tmp_path / "brain" / "link").symlink_to(tmp_path / "base")
+    write_json(tmp_path / "brain" / "starter_brain.json", {"base_model": base.format(tmp_path)})
+    with pytest.raises(BadCheckpoint, match=r"outside the brain's directory\. Move it into"):
+        open_checkpoint(tmp_path / "brain")

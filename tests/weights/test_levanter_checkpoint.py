@@ -278,6 +278,13 @@ def test_a_tokenizer_is_asked_for_unless_there_is_one(tmp_path: Path, settings: 
     assert checkpoint.tokenizer_path == checkpoint.path
 
 
+def test_the_settings_reach_the_base_of_a_starter(tmp_path: Path, settings: Path) -> None:
+    """They were dropped on the way, and then asked for."""
+    write_llama(tmp_path / "brain" / "step-1")
+    (tmp_path / "brain" / "starter_brain.json").write_text(json.dumps({"base_model": "step-1"}))
+    assert open_checkpoint(tmp_path / "brain", model_config=str(settings)).path == tmp_path / "brain" / "step-1"
+
+
 @pytest.mark.parametrize("generation", get_args(Generation))
 def test_a_checkpoint_is_known_by_its_files(tmp_path: Path, generation: Generation) -> None:
     written = write_llama(tmp_path / "run" / "step-5", generation=generation, complete=False)

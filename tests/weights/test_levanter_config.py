@@ -191,6 +191,10 @@ def test_olmo3_is_served_where_its_windows_never_matter(tmp_path: Path) -> None:
         ("hidden_dim: 8", "does not tell the model's type"),
         ("{type: llama", "is not valid YAML"),
         ("model: {type: llama}\nuse_hf_model_config: true", "Write them out in a YAML"),
+        ("model: {type: llama}\nwhen: 2024-13-45", "is not valid YAML"),
+        ("{type: llama, flag: !!bool perhaps}", "is not valid YAML"),
+        (f"{{type: llama, num_layers: {'1' * 5000}}}", "is not valid YAML"),
+        (f"{{type: llama, layer_norm_epsilon: 0x{'f' * 5000}}}", "must be a number above 0, got what is too large"),
         ("{type: llama, num_layers: 0}", "num_layers must be an integer above 0, got 0"),
         ("{type: llama, hidden_dim: '8'}", "hidden_dim must be an integer above 0, got '8'"),
         ("{type: llama, layer_norm_epsilon: small}", "layer_norm_epsilon must be a number above 0"),
@@ -213,3 +217,10 @@ def test_a_missing_or_unreadable_yaml_is_said(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadCheckpoint, match="not valid YAML"):
         read_levanter_model(tmp_path / "binary.yaml")
+
+
+def test_an_alias_that_stands_for_very_much_is_not_written_out(tmp_path: Path) -> None:
+    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(7)]
+    with pytest.raises(BadCheckpoint, match="num_layers must be") as caught:
+        config_of(tmp_path, "\n".join([*levels, "model: {type: llama, num_layers: *a6}"]))
+    assert len(caught.value.message) < 1000

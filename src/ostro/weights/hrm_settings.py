@@ -13,6 +13,7 @@ import yaml
 
 from ostro.errors import BadCheckpoint
 from ostro.weights.json_file import MAX_BYTES, read_json_object
+from ostro.weights.shown import shown
 
 ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
 BRAIN, METADATA, UPSTREAM = "brain.json", "checkpoint_metadata.json", "all_config.yaml"
@@ -41,8 +42,8 @@ class Told:
         if found is None:
             return None
         where, value = found
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadCheckpoint(f"{where} must be an integer above 0, got {value!r}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 63:
+            raise BadCheckpoint(f"{where} must be an integer above 0, got {shown(value)}.")
         return value
 
     def needed(self, *keys: str) -> int:
@@ -81,7 +82,7 @@ def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[
         for part in dotted.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None and not isinstance(value, Mapping):
-            raise BadCheckpoint(f"{path}: {dotted!r} must be an object, got {value!r}.")
+            raise BadCheckpoint(f"{path}: {dotted!r} must be an object, got {shown(value)}.")
         if value is not None:
             tables.append((f"{path}, {dotted}", lower_keys(value)))
     return tables
@@ -95,7 +96,7 @@ def nearby(directory: Path, file: str) -> Path | None:
 
 
 def lower_keys(table: Mapping[str, object]) -> dict[str, object]:
-    return {str(key).lower(): value for key, value in table.items()}
+    return {key.lower(): value for key, value in table.items() if isinstance(key, str)}
 
 
 def is_upstream(directory: Path) -> bool:
@@ -112,8 +113,17 @@ def _read_yaml(path: Path) -> dict[str, object]:
         if path.stat().st_size > MAX_BYTES:
             raise BadCheckpoint(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no model's settings are.")
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is not valid YAML ({str(error).splitlines()[0]}).") from error
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # PyYAML lets pass what Python's own types say of a malformed date or number.
+        raise BadCheckpoint(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
     except OSError as error:
         raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
     if not isinstance(value, dict):
@@ -178,9 +188,16 @@ def hrm_config(shapes: Shapes, told: Told) -> dict[str, object]:
     }
     for key in ("rms_norm_eps", "rope_theta", "dialect"):
         found = told.find(key)
+        if found is not None and not _is_plain(found[1]):
+            raise BadCheckpoint(f"{found[0]} must be a number or a text, got {shown(found[1])}.")
         config[key] = found[1] if found is not None else None
     config["dialect"] = config["dialect"] or told.dialect
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _is_plain(value: object) -> bool:
+    """A text, or a number that can be shown."""
+    return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
@@ -190,7 +207,9 @@ def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
     kind = "learned" if table in shapes.of else "rope"
     if found is not None and found[1] != kind:
         has = "a table of positions" if kind == "learned" else "no table of positions"
-        raise BadCheckpoint(f"{found[0]} is {found[1]!r}, but {shapes.path} holds {has}. They may not belong together.")
+        raise BadCheckpoint(
+            f"{found[0]} is {shown(found[1])}, but {shapes.path} holds {has}. They may not belong together."
+        )
     config: dict[str, object] = {"pos_encodings": kind}
     places = 0
     if puzzles in shapes.of:
@@ -227,6 +246,8 @@ def _agree_about_experts(told: Told, experts: int) -> None:
     found = told.find("use_moe")
     if found is not None and found[1] is not bool(experts):
         has = f"{experts} experts in a layer" if experts else "no experts"
-        raise BadCheckpoint(f"{found[0]} is {found[1]!r}, but the weights have {has}. They may not belong together.")
+        raise BadCheckpoint(
+            f"{found[0]} is {shown(found[1])}, but the weights have {has}. They may not belong together."
+        )
     if experts:
         _agree(told, experts, "num_experts")

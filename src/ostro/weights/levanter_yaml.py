@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.weights.shown import shown
 
 _MAX_BYTES = 1 << 20
 
@@ -33,7 +34,7 @@ class Settings:
         try:
             # YAML takes 1e-5, which has no point, for a text.
             number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
-        except ValueError:
+        except (OverflowError, ValueError):
             number = math.nan
         if not 0 < number < math.inf:
             raise self._wrong(name, "a number above 0")
@@ -58,7 +59,7 @@ class Settings:
         return value or {}
 
     def _wrong(self, name: str, kind: str) -> BadCheckpoint:
-        return BadCheckpoint(f"{self.path}: {name} must be {kind}, got {self.get(name)!r}.")
+        return BadCheckpoint(f"{self.path}: {name} must be {kind}, got {shown(self.get(name))}.")
 
 
 def read_model_section(path: Path) -> Settings:
@@ -91,7 +92,16 @@ def _read(path: Path) -> object:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise ModelNotFound(f"There is no file {path} with the model's settings. Check the path.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # PyYAML lets pass what Python's own types say of a malformed date or number.
         raise BadCheckpoint(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
     except OSError as error:
         raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error

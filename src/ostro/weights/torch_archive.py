@@ -6,7 +6,7 @@ the pickle is read, by a reader for which every class but those of tensors is an
 
 import pickle
 import zipfile
-from collections import OrderedDict
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,15 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ArithmeticError,
         AttributeError,
         LookupError,
+        MemoryError,
+        RuntimeError,
         TypeError,
         ValueError,
+        zlib.error,
     ) as error:
-        raise BadCheckpoint(f"{path} cannot be read as a file of tensors ({error}).") from error
+        raise BadCheckpoint(
+            f"{path} cannot be read as a file of tensors ({error}). Save it again, or convert it to safetensors."
+        ) from error
     return _named_shapes(path, loaded)
 
 
@@ -59,8 +64,24 @@ def _named_shapes(path: Path, loaded: object) -> dict[str, tuple[int, ...]]:
 
 
 class _Shape:
+    """Keeps the sizes that it was made with: a file's later state for it is not taken."""
+
+    __slots__ = ("sizes",)
+
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
+
+    def __setstate__(self, state: object = None) -> None:
+        pass
+
+
+class _Table(dict[object, object]):
+    """Stands for an OrderedDict, whose state, such as a state dict's `_metadata`, is not taken."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object = None) -> None:
+        pass
 
 
 class _Shell:
@@ -79,7 +100,7 @@ class _Shell:
 
 
 def _tensor(storage: object, offset: int, sizes: tuple[int, ...], *rest: object) -> _Shape:
-    if not isinstance(sizes, tuple) or not all(isinstance(size, int) and size >= 0 for size in sizes):
+    if not isinstance(sizes, tuple) or not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
         raise pickle.UnpicklingError("a tensor's shape is malformed")
     return _Shape(sizes)
 
@@ -89,7 +110,7 @@ def _parameter(tensor: object, *rest: object) -> object:
 
 
 _KNOWN: dict[tuple[str, str], Callable[..., object]] = {
-    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "OrderedDict"): _Table,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
