@@ -29,7 +29,7 @@ $(VENV)/.installed-eval: $(VENV)/.installed
 	touch $@
 
 test-eval: $(VENV)/.installed-eval
-	$(BIN)/python -m pytest -m slow tests/e2e/test_lm_eval.py $(ARGS)
+	$(BIN)/python -m pytest tests/test_evaluation.py tests/e2e/test_lm_eval.py $(ARGS)
 
 # On a machine with a GPU: kernels against their twins, the GPU's runner against the CPU's.
 test-gpu: install

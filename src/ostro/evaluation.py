@@ -14,6 +14,7 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ostro.errors import BadRequest
@@ -37,7 +38,10 @@ class Evaluated(LM):
         return self.llm.name
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of a continuation after its context; after an empty one it follows the token that begins a text."""
+        """Of a continuation after its context; after an empty one it follows the token that begins a text.
+
+        As elsewhere in the harness: what is too long loses its beginning.
+        """
         pairs = [self._pair(*request.args) for request in requests]
         scores = self.llm.score([prompt for prompt, _ in pairs], [rest for _, rest in pairs], progress=self.progress)
         return [(score.logprob, score.is_greedy) for score in scores]
@@ -58,12 +62,16 @@ class Evaluated(LM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        params = [_params(request.args[1]) for request in requests]
-        prompts = []
-        for request, each in zip(requests, params, strict=True):
-            ids = self.llm.tokenizer.encode(request.args[0])
-            # As elsewhere in the harness: what is too long loses its beginning.
-            prompts.append(ids[-(self._longest - (each.max_tokens or 0)) :])
+        """A prompt loses its beginning to the output that a task asks for, but keeps half of the context."""
+        prompts, params = [], []
+        for request in requests:
+            text, asked = request.args
+            wanted = _params(asked)
+            ids = self.llm.tokenizer.encode(text) or [self._prefix]
+            num_wanted = wanted.max_tokens or 0
+            prompt = ids[-max(self._longest - num_wanted, self._longest // 2, 1) :]
+            prompts.append(prompt)
+            params.append(wanted.with_changes(max_tokens=min(num_wanted, self._longest - len(prompt))))
         return [each.text for each in self.llm.generate(prompts, params, progress=self.progress)]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -84,19 +92,28 @@ class Evaluated(LM):
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
 
-    def _pair(self, context: str, continuation: str) -> tuple[str | list[int], str | list[int]]:
-        if context:
-            return context, continuation
-        return [self._prefix], self.llm.tokenizer.encode(continuation, add_special=False)
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Both as the model would see them joined: white space at the border belongs to the continuation."""
+        ids = self.llm.tokenizer.encode(context + continuation)
+        border = len(self.llm.tokenizer.encode(context.rstrip()))
+        if not border:
+            ids, border = [self._prefix, *ids], 1
+        num_cut = max(len(ids) - self._longest, 0)
+        # Of a continuation that is too long by itself, the first token left is what the others follow.
+        border = max(border - num_cut, 1)
+        return ids[num_cut : num_cut + border], ids[num_cut + border :]
 
 
 def _params(asked: Mapping[str, Any]) -> SamplingParams:
-    """What a task says of generation, in the harness's words."""
+    """What a task says of generation, in the harness's words and as its own models read them.
+
+    A temperature samples by itself, `do_sample=False` is greedy whatever the temperature, and without one it is 0.
+    """
     until = asked.get("until") or ()
-    sampled = asked.get("do_sample", False)
+    found = normalize_gen_kwargs(dict(asked), _MAX_TOKENS)
     return SamplingParams(
-        max_tokens=asked.get("max_gen_toks", _MAX_TOKENS),
-        stop=(until,) if isinstance(until, str) else tuple(until),
-        temperature=asked.get("temperature", 1.0) if sampled else 0.0,
-        top_p=asked.get("top_p", 1.0),
+        max_tokens=found["max_gen_toks"],
+        stop=(until,) if isinstance(until, str) else tuple(stop for stop in until if stop),
+        temperature=found.get("temperature", 0.0),
+        top_p=found.get("top_p", 1.0),
     )

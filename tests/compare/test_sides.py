@@ -277,6 +277,10 @@ def test_what_a_dialect_cannot_express_is_refused_by_name(
         "offline:x?colour=red",
         "offline:x?threads=many",
         "offline:x?dtype=float7",
+        "offline:x?hrm_dialect=latin",
+        "offline:x?hrm_steps=few",
+        "offline:x?hrm_steps=0",
+        "offline:x?hrm_halting=perhaps",
     ],
 )
 def test_a_reference_that_means_nothing_is_refused(reference: str) -> None:

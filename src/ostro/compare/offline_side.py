@@ -1,6 +1,6 @@
 """A model in this process as a side: `offline:REF`, with engine settings after a question mark.
 
-offline:default?quantize=int8      offline:./model?dtype=bfloat16&device=cuda
+offline:default?quantize=int8      offline:./model?dtype=bfloat16&device=cuda      offline:./brain?hrm_halting=true
 """
 
 from collections import deque
@@ -20,8 +20,12 @@ from ostro.runner.base import TokenLogprob
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 
-_TEXTS = frozenset({"tokenizer", "chat_template", "device", "dtype", "quantize", "kv_dtype"})
-_NUMBERS = frozenset({"max_seq_len", "max_batch_tokens", "max_batch_seqs", "threads", "kv_memory"})
+_TEXTS = frozenset(
+    {"tokenizer", "chat_template", "device", "dtype", "quantize", "kv_dtype", "model_config", "hrm_dialect"}
+)
+_NUMBERS = frozenset({"max_seq_len", "max_batch_tokens", "max_batch_seqs", "threads", "kv_memory", "hrm_steps"})
+_SWITCHES = frozenset({"hrm_halting"})
+_KNOWN = _TEXTS | _NUMBERS | _SWITCHES
 
 
 class Offline:
@@ -37,12 +41,10 @@ class Offline:
         ref, _, query = reference.removeprefix("offline:").partition("?")
         settings: dict[str, object] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
-            if name not in _TEXTS | _NUMBERS:
-                known = ", ".join(sorted(_TEXTS | _NUMBERS))
+            if name not in _KNOWN:
+                known = ", ".join(sorted(_KNOWN))
                 raise BadRequest(f"{reference}: {name} is no setting here. There are {known}.", param=name)
-            if name in _NUMBERS and not value.isdecimal():
-                raise BadRequest(f"{reference}: {name} must be a number, got {value!r}.", param=name)
-            settings[name] = int(value) if name in _NUMBERS else value
+            settings[name] = _value(reference, name, value)
         model = None if ref in ("", "default") else ref
         return cls(reference, EngineConfig(model=model, **settings))  # type: ignore[arg-type]
 
@@ -50,7 +52,7 @@ class Offline:
         pass
 
     def prepare(self) -> None:
-        self.model = open_checkpoint(self._config.model).name
+        self.model = open_checkpoint(self._config.model, model_config=self._config.model_config).name
 
     def open(self) -> None:
         self._llm = LLM(config=self._config)
@@ -110,6 +112,18 @@ class _Job:
             return self.recorder.failure(choice.error or "The model gave no usable output for this prompt.")
         self.recorder.counted = len(choice.token_ids)
         return self.recorder.answer()
+
+
+def _value(reference: str, name: str, value: str) -> str | int | bool:
+    if name in _SWITCHES:
+        if value not in ("true", "false"):
+            raise BadRequest(f"{reference}: {name} must be true or false, got {value!r}.", param=name)
+        return value == "true"
+    if name in _NUMBERS:
+        if not value.isdecimal():
+            raise BadRequest(f"{reference}: {name} must be a number, got {value!r}.", param=name)
+        return int(value)
+    return value
 
 
 def _request(llm: LLM, prompt: Prompt, params: SamplingParams) -> Request:
