@@ -122,8 +122,8 @@ class EngineConfig:
 
     def check_causal(self) -> None:
         """Raises BadRequest for settings that only an HRM takes."""
-        for name in ("hrm_steps", "hrm_halting"):
-            if getattr(self, name):
+        for name, idle in (("hrm_dialect", "auto"), ("hrm_steps", None), ("hrm_halting", False)):
+            if getattr(self, name) != idle:
                 raise BadRequest(f"{name} is for HRM checkpoints, and this model is none. Leave it out.", param=name)
 
     def check_recomputing(self) -> None:

@@ -330,3 +330,19 @@ def test_recomputing_is_paid_for_by_whole_sequences_and_a_long_one_gets_its_turn
     assert driver.computed_tokens == 210
     driver.finish()
     assert all(len(outcome.token_ids) == 3 for outcome in driver.outcomes.values())
+
+
+@pytest.mark.parametrize("scores", [1, 5])
+def test_a_newcomer_does_not_wait_for_prompts_that_are_scored(scores: int) -> None:
+    driver = Driver(keeps_kv=False, max_seq_len=300, max_batch_tokens=60)
+    for id in range(scores):
+        driver.add(make_request(id, (1,) * 250, max_tokens=0, prompt_logprobs_from=1))
+    driver.step()
+    driver.add(make_request(9, (2,) * 5, max_tokens=3))
+    for _ in range(3):
+        driver.step()
+    assert len(driver.outcomes[9, 0].token_ids) == 3
+    before = len(driver.outcomes[0, 0].prompt_logprobs)
+    assert before > 3
+    driver.finish()
+    assert len(driver.outcomes[0, 0].prompt_logprobs) == 249

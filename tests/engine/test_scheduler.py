@@ -354,6 +354,8 @@ def test_embedding_computes_its_whole_prompt_and_adds_up_its_chunks() -> None:
 class BrokenSampler:
     """A runner that cannot draw a token for one sequence."""
 
+    strides = 0
+
     def __init__(self, *, request_id: int, choice: int) -> None:
         self.fake = FakeRunner()
         self.spec = self.fake.spec

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from live_server import LiveServer, live_server
-from model_directory import write_model
+from model_directory import CONTEXT, write_model
 from sse_events import events_of
 
 
@@ -51,6 +51,15 @@ def test_each_prompt_gets_what_it_gets_alone_by_the_openai_api(client: httpx.Cli
     usage = body["usage"]
     assert usage["completion_tokens"] == 24
     assert usage["total_tokens"] == usage["prompt_tokens"] + 24
+
+
+def test_without_a_number_an_answer_is_as_long_as_the_server_allows(client: httpx.Client) -> None:
+    body = client.post(
+        "/generate", json={"prompts": ["Hello", "a " * 100], "temperature": 0, "max_tokens": None}
+    ).json()
+    tokens = client.post("/tokenize", json={"prompt": "a " * 100}).json()["count"]
+    assert body["usage"]["completion_tokens"] <= 64 + min(64, CONTEXT - tokens)
+    assert body["usage"]["completion_tokens"] > 0
 
 
 def test_a_lone_prompt_is_a_list_of_one(client: httpx.Client) -> None:

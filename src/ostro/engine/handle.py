@@ -367,7 +367,7 @@ class EngineHandle:
                     if (stream := self._streams.get(each.request_id)) is not None:
                         stream.put(each)
             case Pulse():
-                if message.steps != self.pulse.steps:
+                if (message.steps, message.strides) != (self.pulse.steps, self.pulse.strides):
                     self._idle_seconds = 0.0
                 self.pulse = message
                 self.tally.take(message)

@@ -94,6 +94,8 @@ class Pulse(Message, frozen=True):
     """The engine is alive. Sent twice a second, by a thread of its own, also while a step runs."""
 
     steps: int = 0
+    strides: int = 0
+    """Parts of steps, where those are long."""
     running: int = 0
     waiting: int = 0
     pages_total: int = 0

@@ -168,6 +168,7 @@ def pulse(core: EngineCore) -> Pulse:
     counters, usage = scheduler.counters, scheduler.kv.usage
     return Pulse(
         steps=counters.steps,
+        strides=core.runner.strides,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         pages_total=usage.total,

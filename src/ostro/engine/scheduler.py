@@ -19,7 +19,8 @@ one step at a time: there is budget left for a newcomer only when every running 
 
 A model that keeps no keys and values computes a whole sequence for each token that is asked of it. Its steps cost what
 they recompute, and the last sequence that the budget lets in may exceed it: so a long one waits for those that came
-before it, and for no others.
+before it, and for no others. There a prompt that is scored takes a pass for each position: such prompts share half of
+the budget, while there is anything else to do.
 """
 
 from bisect import insort
@@ -148,14 +149,15 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step's work, or None if there is none."""
         chunks: list[Chunk] = []
-        budget = self.limits.max_batch_tokens
+        budgets = self._budgets()
         preempted = self.counters.preemptions
         # Sequences with one token to go come first: they are cheap, and someone reads along.
         for seq in sorted(self.running, key=lambda seq: seq.num_to_compute > 1):
-            if budget > 0 and seq.pages and seq.runnable and self._extend(seq):
-                budget -= self._add_chunk(chunks, seq, budget)
-        if budget > 0 and self.waiting and self.counters.preemptions == preempted:
-            self._admit_waiting(chunks, budget)
+            kind = self._kind(seq)
+            if budgets[kind] > 0 and seq.pages and seq.runnable and self._extend(seq):
+                budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
+        if self.waiting and self.counters.preemptions == preempted:
+            self._admit_waiting(chunks, budgets)
         if not chunks:
             assert self._under_way or not self.has_work, "sequences wait and none can run"
             return None
@@ -246,6 +248,17 @@ class Scheduler:
         else:
             insort(self.waiting, follower, key=_rank)
 
+    def _budgets(self) -> dict[bool, int]:
+        """Tokens for each kind of work that there is."""
+        if self._keeps_kv:
+            return {False: self.limits.max_batch_tokens}
+        kinds = {self._kind(seq) for seq in (*self.running, *self.waiting)}
+        return {kind: max(1, self.limits.max_batch_tokens // len(kinds)) for kind in kinds}
+
+    def _kind(self, seq: Sequence) -> bool:
+        """What shares a budget: without a cache, prompts that are scored have one of their own."""
+        return not self._keeps_kv and seq.is_scored
+
     def _add_chunk(self, chunks: list[Chunk], seq: Sequence, budget: int) -> int:
         """Lets a sequence catch up as far as the budget goes; what of it that takes."""
         start = seq.num_computed
@@ -278,22 +291,23 @@ class Scheduler:
         self.kv.release(seq)
         insort(self.waiting, seq, key=_rank)
 
-    def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
+    def _admit_waiting(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds waiting sequences to the step, by rank, while there is budget and room."""
         filling = {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
         # One that waits for a page to be cached keeps its seat: those behind it must not fill the batch meanwhile.
         seats = self.limits.max_batch_seqs - len(self.running)
         for seq in self.waiting[:seats]:
-            if seq.num_pending:
+            if not any(budget > 0 for budget in budgets.values()):
+                break
+            kind = self._kind(seq)
+            if seq.num_pending or budgets[kind] <= 0:
                 continue
             admission = self._admit(seq, filling)
             if admission is Admission.NO_ROOM:
                 break
             if admission is Admission.GRANTED:
-                budget -= self._add_chunk(chunks, seq, budget)
+                budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
                 filling.add(self.kv.next_page(seq, chunks[-1].end))
-                if budget <= 0:
-                    break
 
     def _admit(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
         # Keep the last token out of the hit: logits need one computed position.

@@ -124,6 +124,11 @@ class Sequence:
         return position if position < self.num_prompt - 1 else self.num_tokens
 
     @property
+    def is_scored(self) -> bool:
+        """Whether prompt positions are still to be scored, one by one."""
+        return self.next_scored < self.num_tokens and not self.request.one_pass
+
+    @property
     def stops_banned(self) -> bool:
         """Whether the next token must not end the sequence."""
         return self.num_output < self.request.params.min_tokens

@@ -65,6 +65,9 @@ class StepOutput:
 
 
 class ModelRunner(Protocol):
+    strides: int
+    """Parts of steps that were done so far, where steps are long: whoever watches sees by them that it gets on."""
+
     @property
     def spec(self) -> RunnerSpec: ...
 

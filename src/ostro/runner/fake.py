@@ -27,6 +27,8 @@ def _slot_value(attended: int, token: int) -> int:
 
 
 class FakeRunner:
+    strides = 0
+
     def __init__(
         self,
         *,

@@ -19,7 +19,7 @@ from torch import Tensor
 from ostro.engine.batch import Batch, Chunk
 from ostro.models.hrm import HrmModel
 from ostro.models.ragged import Ragged
-from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
+from ostro.runner.base import RunnerSpec, StepOutput
 from ostro.runner.sampler import position_logprobs, sample
 
 # Of the logits that exist at a time.
@@ -53,6 +53,7 @@ class RecomputeRunner:
         self.steps = steps or config.decoding_steps
         self.halting = halting
         self.device = model.inner.H_init.device
+        self.strides = 0
         self._spec = RunnerSpec(
             page_size=config.seq_len,
             num_pages=2 * max_batch_seqs,
@@ -83,8 +84,7 @@ class RecomputeRunner:
             steps += taken
         output = StepOutput(outer_steps=steps, saved_steps=len(passes) * self.steps - steps)
         self._sample(passes, states, output)
-        for each, own in zip(passes, states, strict=True):
-            self._score(each, own, output)
+        self._score(passes, states, output)
         return output
 
     def _refine(self, passes: Seq[_Pass]) -> tuple[list[Tensor], int]:
@@ -98,6 +98,7 @@ class RecomputeRunner:
         going, taken = list(range(len(passes))), 0
         for step in range(1, self.steps + 1):
             carry = model.advance(carry, embedded, layout)
+            self.strides += 1
             taken += len(going)
             done = self._done(
                 model.halting(carry, layout) if self.halting else None, len(going), last=step == self.steps
@@ -132,17 +133,23 @@ class RecomputeRunner:
             logits = logits.repeat_interleave(counts, 0)
         output.sampled.update(zip((seq.id for seq in seqs), sample(logits, seqs), strict=True))
 
-    def _score(self, each: _Pass, states: Tensor, output: StepOutput) -> None:
-        if _is_last(each):
-            return
-        seq = each.chunk.seq
-        top = seq.request.params.prompt_logprobs or 0
-        targets = seq.token_ids[each.asked.start + 1 : each.asked.stop + 1]
+    def _score(self, passes: Seq[_Pass], states: Seq[Tensor], output: StepOutput) -> None:
+        """Log-probabilities of the tokens that follow, in blocks: never all positions times the vocabulary."""
+        rows: dict[int, list[tuple[int, int, Tensor]]] = {}
+        for each, own in zip(passes, states, strict=True):
+            if not _is_last(each):
+                seq = each.chunk.seq
+                targets = seq.token_ids[each.asked.start + 1 : each.asked.stop + 1]
+                wanted = rows.setdefault(seq.request.params.prompt_logprobs or 0, [])
+                wanted += [(seq.id, target, state) for target, state in zip(targets, own, strict=True)]
         block = max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
-        found: list[TokenLogprob] = []
-        for at in range(0, len(targets), block):
-            found += position_logprobs(self.model.head(states[at : at + block]), targets[at : at + block], top)
-        output.prompt_logprobs.setdefault(seq.id, []).extend(found)
+        for top, wanted in rows.items():
+            for at in range(0, len(wanted), block):
+                part = wanted[at : at + block]
+                logits = self.model.head(torch.stack([state for *_, state in part]))
+                scored = position_logprobs(logits, [target for _, target, _ in part], top)
+                for (id, *_), logprob in zip(part, scored, strict=True):
+                    output.prompt_logprobs.setdefault(id, []).append(logprob)
 
 
 def _passes(chunk: Chunk) -> Iterator[_Pass]:

@@ -28,6 +28,8 @@ _LOGITS_BLOCK_BYTES = 64 << 20
 class TorchRunner:
     """Owns the model and the memory of its keys and values."""
 
+    strides = 0
+
     def __init__(
         self,
         model: Model,

@@ -50,6 +50,8 @@ Wait = Callable[[], StepOutput]
 
 
 class GpuRunner:
+    strides = 0
+
     def __init__(
         self,
         model: Model,
