@@ -87,15 +87,14 @@ def batching(runner: RecomputeRunner, works: list[Request], seats: int, repeats:
     return statistics.median(together), statistics.median(alone)
 
 
-async def held(url: str, rate: float, seconds: float, output: int) -> Held:
-    """Sends single prompts evenly at the rate, over HTTP, and waits for all answers."""
+async def held(url: str, works: list[Request], rate: float) -> Held:
+    """Sends the requests evenly at the rate, over HTTP, and waits for all answers."""
     latencies: list[float] = []
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy"]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
 
-        async def ask(number: int) -> None:
-            body = {"prompts": [" ".join(words[: 2 + number % 6])], "max_tokens": output, "seed": number}
+        async def ask(work: Request) -> None:
+            body = {"prompts": [work.prompt_ids], "max_tokens": work.params.max_tokens, "seed": work.seed}
             start = time.perf_counter()
             response = await client.post("/generate", json=body)
             response.raise_for_status()
@@ -103,9 +102,9 @@ async def held(url: str, rate: float, seconds: float, output: int) -> Held:
 
         begin = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for number in range(int(rate * seconds)):
+            for number, work in enumerate(works):
                 await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
-                group.create_task(ask(number))
+                group.create_task(ask(work))
         took = time.perf_counter() - begin
     latencies.sort()
     return Held(
@@ -136,6 +135,9 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help=f"such as {RESULTS.name}/hrm.json")
     args = parser.parse_args()
 
+    def works(count: int) -> list[Request]:
+        return requests(count, args.shortest, args.longest, args.output)
+
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         inner = -(-round(4 * args.hidden * 2 / 3) // 256) * 256
@@ -144,11 +146,8 @@ def main() -> None:
         model = load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
         options = ("--model-path", str(brain), "--tokenizer-path", str(write_model(home / "tok")))
         with live_server(home, *options, "--max-batch-size", str(args.seats), faults="") as live:
-            held_up = asyncio.run(held(live.url, args.rate, args.seconds, args.output))
+            held_up = asyncio.run(held(live.url, works(int(args.rate * args.seconds)), args.rate))
     runner = RecomputeRunner(model)
-
-    def works(count: int) -> list[Request]:
-        return requests(count, args.shortest, args.longest, args.output)
 
     batching(runner, works(8), args.seats, 1)  # warm up
     together, alone = batching(runner, works(args.seats), args.seats, args.repeats)

@@ -16,6 +16,12 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Whatever ran before in this process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def device() -> torch.device:
     return DEVICE

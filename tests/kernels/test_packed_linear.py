@@ -62,7 +62,8 @@ def test_row_does_not_depend_on_its_neighbours(kind: str, out_features: int, in_
         changed = x.clone()
         changed[1:] = other
         assert torch.equal(packed_linear(changed, weight)[0], found[0])
-    torch.testing.assert_close(packed_linear(x[:1], weight)[0], found[0], rtol=1e-4, atol=1e-4)
+    # Sums of a thousand products, in another order.
+    torch.testing.assert_close(packed_linear(x[:1], weight)[0], found[0], rtol=1e-4, atol=1e-3)
 
 
 @given(st.integers(0, 1000), st.sampled_from([1e-30, 1e-3, 1.0, 1e4]))
