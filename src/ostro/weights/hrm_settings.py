@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from ostro.errors import BadCheckpoint
-from ostro.weights.json_file import MAX_BYTES, read_json_object
-from ostro.weights.shown import shown
+from ostro.weights.json_file import read_json_object
+from ostro.weights.yaml_file import read_yaml, shown
 
 ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
 BRAIN, METADATA, UPSTREAM = "brain.json", "checkpoint_metadata.json", "all_config.yaml"
@@ -109,23 +107,7 @@ def is_upstream(directory: Path) -> bool:
 
 
 def _read_yaml(path: Path) -> dict[str, object]:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadCheckpoint(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no model's settings are.")
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (
-        yaml.YAMLError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        # PyYAML lets pass what Python's own types say of a malformed date or number.
-        raise BadCheckpoint(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
-    except OSError as error:
-        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
+    value = read_yaml(path)
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{path} should hold a table but holds a {type(value).__name__}.")
     return value

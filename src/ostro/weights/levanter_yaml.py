@@ -8,9 +8,7 @@ from pathlib import Path
 import yaml
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.weights.shown import shown
-
-_MAX_BYTES = 1 << 20
+from ostro.weights.yaml_file import read_yaml, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +84,6 @@ _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 def _read(path: Path) -> object:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadCheckpoint(f"{path} is larger than {_MAX_BYTES >> 20} MiB, which no model's settings are.")
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except FileNotFoundError:
-        raise ModelNotFound(f"There is no file {path} with the model's settings. Check the path.") from None
-    except (
-        yaml.YAMLError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        # PyYAML lets pass what Python's own types say of a malformed date or number.
-        raise BadCheckpoint(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
-    except OSError as error:
-        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
+    if not path.exists():
+        raise ModelNotFound(f"There is no file {path} with the model's settings. Check the path.")
+    return read_yaml(path, _Loader)
