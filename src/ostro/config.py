@@ -13,6 +13,7 @@ KVDType = Literal["auto", "fp8"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 # Beyond these a setting is a slip of the pen, and what it would do is worse than an error.
@@ -145,6 +146,16 @@ class EngineConfig:
             max_batch_tokens=self.max_batch_tokens or suits.max_batch_tokens,
             max_batch_seqs=self.max_batch_seqs or suits.max_batch_seqs,
         )
+
+
+def read_size(text: str) -> int:
+    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError for what is no size."""
+    number = text.lower().removesuffix("b").removesuffix("i")
+    unit = _UNITS.get(number[-1:], 1)
+    try:
+        return int(float(number[:-1] if unit > 1 else number) * unit)
+    except OverflowError:
+        raise ValueError(f"{text!r} is no size") from None
 
 
 class _Suits(NamedTuple):

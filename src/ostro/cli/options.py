@@ -5,19 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization
+from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, read_size
 from ostro.sampling_params import SamplingParams
-
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def memory_size(text: str) -> int:
-    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB."""
-    number = text.lower().removesuffix("b").removesuffix("i")
-    unit = _UNITS.get(number[-1:], 1)
+    """As `read_size`, for argparse."""
     try:
-        return int(float(number[:-1] if unit > 1 else number) * unit)
-    except (ValueError, OverflowError):
+        return read_size(text)
+    except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no memory size; write 512M or 2G") from None
 
 

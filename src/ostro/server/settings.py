@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization
+from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, read_size
 from ostro.errors import BadRequest
 from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.pool.pool import PoolLimits
@@ -133,17 +133,12 @@ def _one_or_more(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
 def _memory_size(value: object) -> object:
     if not isinstance(value, str):
         return value
-    number = value.strip().lower().removesuffix("b").removesuffix("i")
-    unit = _UNITS.get(number[-1:], 1)
     try:
-        return int(float(number[:-1] if unit > 1 else number) * unit)
-    except (ValueError, OverflowError):
+        return read_size(value.strip())
+    except ValueError:
         raise ValueError("a memory size is written 512M or 2G") from None
 
 
