@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
@@ -103,6 +104,7 @@ class FaultProxy:
         started.set()
         await self._stopping.wait()
         server.close()
+        await asyncio.sleep(0.01)  # What was accepted last gets its task: one cancelled before it began closes nothing.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -114,9 +116,12 @@ class FaultProxy:
             await self._answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            writer.transport.abort()  # Its client may never read the rest.
+            raise
         finally:
             self._num_open -= 1
-            writer.close()
+            await _closed(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(_HEAD_END)
@@ -186,7 +191,14 @@ class FaultProxy:
                 writer.write(request)
                 return await reader.read()
             finally:
-                writer.close()
+                await _closed(writer)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Returns when the socket is closed: the loop may end next, and would leave it to the garbage collector."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def _send(writer: asyncio.StreamWriter, head: bytes, body: bytes = b"") -> None:
