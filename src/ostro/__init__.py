@@ -1,5 +1,6 @@
-"""Ostro serves language models: `LLM` in Python, `ostro` on the command line."""
+"""Ostro serves language models: `LLM` in Python, `ostro` on the command line, `Client` for its servers."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
@@ -8,16 +9,30 @@ from ostro.outputs import Choice, Completion, Delta, Score
 from ostro.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from ostro.client.async_client import AsyncClient
+    from ostro.client.client import Client
     from ostro.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Choice", "Completion", "Delta", "EngineConfig", "OstroError", "SamplingParams", "Score"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Choice",
+    "Client",
+    "Completion",
+    "Delta",
+    "EngineConfig",
+    "OstroError",
+    "SamplingParams",
+    "Score",
+]
+
+# They bring the tokenizer library or httpx with them, which `import ostro` and `ostro --help` do not need.
+_LAZY = {"LLM": "ostro.llm", "Client": "ostro.client.client", "AsyncClient": "ostro.client.async_client"}
 
 
 def __getattr__(name: str) -> object:
-    # LLM brings the tokenizer library with it; `import ostro` and `ostro --help` do not need it.
-    if name == "LLM":
-        from ostro.llm import LLM
-
-        return LLM
-    raise AttributeError(f"module 'ostro' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ostro' has no attribute {name!r}")
+    found: object = getattr(import_module(_LAZY[name]), name)
+    return found

@@ -19,7 +19,10 @@
     ├── RequestTimeout                504  the request took longer than it may
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
-    └── SequenceFailed                500  the engine gave up on one sequence; others go on
+    ├── SequenceFailed                500  the engine gave up on one sequence; others go on
+    └── ServerError                   502  another server, asked over HTTP, did not answer as it should
+        ├── Unreachable               502  nothing listens there, or the connection broke
+        └── BadAnswer                 502  it answered in a way that makes no sense
 
 A message is one line: what is wrong, then what to do about it. One that is for whoever runs the server, as it may name
 files and places there, is not for clients: they get the class's `general` words.
@@ -164,3 +167,22 @@ class DiskFull(OstroError):
 
 class SequenceFailed(OstroError):
     openai_code = "sequence_failed"
+
+
+class ServerError(OstroError):
+    """What a client meets. `status` is that of the answer, where there was one."""
+
+    http_status = 502
+    openai_code = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, status: int | None = None) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+
+
+class Unreachable(ServerError):
+    openai_code = "unreachable"
+
+
+class BadAnswer(ServerError):
+    openai_code = "bad_answer"

@@ -8,9 +8,8 @@ import pytest
 from stub_server import DONE, Asked, Reply, event, stub_server, tgi
 
 from ostro.compare.answers import Answer, Failure, Outcome, Prompt, Token
-from ostro.compare.http_client import ServerFailed
 from ostro.compare.sides import Side, SideOptions, side_of
-from ostro.errors import BadRequest, ModelNotFound, OstroError
+from ostro.errors import BadRequest, ModelNotFound, OstroError, Unreachable
 from ostro.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
@@ -119,7 +118,7 @@ DIED = event({"error": {"message": "engine\ndied", "type": "server_error"}})
 @pytest.mark.parametrize(
     ("events", "cut", "told"),
     [
-        ((text_event("x"),), True, "without a finish reason"),
+        ((text_event("x"),), True, "broke off"),
         ((text_event("x"), DONE), False, "without a finish reason"),
         ((text_event("x"), DIED, DONE), False, "engine died"),
         ((event({"error": "plain words"}),), False, "plain words"),
@@ -170,7 +169,7 @@ def test_one_failure_leaves_the_others() -> None:
 def test_a_server_that_is_not_there_is_told() -> None:
     with stub_server(openai()) as stub:
         pass
-    with pytest.raises(ServerFailed, match=r"cannot be reached.*Is the server up"):
+    with pytest.raises(Unreachable, match=r"cannot be reached.*Is the server up"):
         side_of(stub.url, SideOptions()).prepare()
     [found] = ask(side_of(stub.url, SideOptions(model="m")), ["Hello"])
     assert isinstance(found, Failure)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from outcomes import FAILED, answer
 
 from ostro.compare.answers import Answer, Recorder, Token
-from ostro.compare.speed import percentile, percentiles, speed
+from ostro.compare.speed import percentiles, speed
+from ostro.report.numbers import percentile
 
 values = st.lists(st.floats(0, 1e6), min_size=2, max_size=50)
 

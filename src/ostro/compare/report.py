@@ -1,27 +1,16 @@
 """The comparison as one HTML file that needs nothing else. What models and servers say is text in it, never markup."""
 
 from dataclasses import dataclass
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from ostro.compare.answers import Answer, Failure, Outcome
 from ostro.compare.plots import histogram, scatter
 from ostro.compare.run import Comparison, SideRun
 from ostro.compare.speed import Percentiles
-from ostro.compare.wording import (
-    agreement_verdict,
-    caveats,
-    duration,
-    percent,
-    prompt_text,
-    rate,
-    ratio,
-    settings,
-    speed_verdict,
-    visible,
-)
+from ostro.compare.wording import agreement_verdict, caveats, prompt_text, ratio, settings, speed_verdict
+from ostro.report.page import render
+from ostro.report.wording import duration, percent, rate
 
 MOST_ROWS = 200
 
@@ -29,14 +18,9 @@ _SPREAD = "Requests by time: A above, B below, medians dashed."
 
 
 def report(comparison: Comparison) -> str:
-    page = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True, lstrip_blocks=True
-    )
-    source = files("ostro.compare")
-    style = Markup(source.joinpath("report.css").read_text(encoding="utf-8"))
     different, failed = _differences(comparison), _failures(comparison)
-    return page.from_string(source.joinpath("report.html").read_text(encoding="utf-8")).render(
-        style=style,
+    return render(
+        "ostro.compare",
         sides=[("A", comparison.a), ("B", comparison.b)],
         tiles=_tiles(comparison),
         measures=_measures(comparison),
@@ -70,10 +54,6 @@ class _Difference:
     rest_a: str
     rest_b: str
     detail: str
-
-
-def _finalize(value: object) -> object:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _tiles(comparison: Comparison) -> list[_Tile]:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-from urllib.parse import urlsplit
 
+from ostro.client.keys import check_key
+from ostro.client.target import check_address
 from ostro.compare.answers import Outcome, Prompt
 from ostro.compare.http_client import Server
 from ostro.compare.http_side import HttpSide
@@ -66,18 +67,7 @@ def side_of(reference: str, options: SideOptions) -> Side:
 
 def _over_http(reference: str, dialect: str | None, options: SideOptions) -> Side:
     url = reference[len(dialect) + 1 :] if dialect else reference
-    parts = urlsplit(url)
-    try:
-        known = parts.hostname is not None and parts.port != 0
-    except ValueError:
-        known = False
-    if not known or parts.query or parts.fragment:
-        raise BadRequest(f"{reference!r} is no server's address. Write it as http://HOST:PORT, with a path if need be.")
-    if parts.username is not None or parts.password is not None:
-        raise BadRequest("An address is shown in reports: give a key by --api-key-a or --api-key-b, not in the URL.")
-    if options.key is not None and not (options.key.isascii() and options.key.isprintable()):
-        raise BadRequest("A key is printable ASCII on one line: check --api-key-a, --api-key-b and the environment.")
-    server = Server(url.rstrip("/"), key=options.key, timeout=options.timeout)
+    server = Server(check_address(url), key=check_key(options.key or ""), timeout=options.timeout)
     match (dialect or "openai").lower():
         case "openai":
             return HttpSide(reference, OpenAI(server, options.model))

@@ -1,10 +1,10 @@
 """How fast a side was: percentiles of what its requests took, and what it gave a second. Pure functions."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ostro.compare.answers import Answer, Outcome
+from ostro.report.numbers import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,3 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     """Of the values that there are; None if there are none."""
     known = sorted(value for value in values if value is not None)
     return Percentiles(*(percentile(known, share) for share in (0.5, 0.9, 0.99))) if known else None
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest ranks of ordered values, in proportion."""
-    at = (len(ordered) - 1) * share
-    below, above = ordered[math.floor(at)], ordered[math.ceil(at)]
-    # Not (1 - x) * below + x * above: that may leave the interval by a rounding.
-    return min(below + (above - below) * (at - math.floor(at)), above)

@@ -5,18 +5,8 @@ from collections.abc import Callable, Iterator
 from ostro.compare.answers import Answer, Failure, Outcome
 from ostro.compare.run import Comparison, SideRun
 from ostro.compare.speed import Percentiles
-from ostro.compare.wording import (
-    agreement_verdict,
-    caveats,
-    duration,
-    on_one_line,
-    percent,
-    prompt_text,
-    rate,
-    ratio,
-    shortened,
-    speed_verdict,
-)
+from ostro.compare.wording import agreement_verdict, caveats, prompt_text, ratio, speed_verdict
+from ostro.report.wording import duration, on_one_line, percent, rate, shortened
 
 _SHOWN = 5
 _WIDEST = 44

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from ostro.compare.answers import Prompt, Recorder, Token
-from ostro.compare.http_client import Event, Server, ServerFailed
+from ostro.compare.http_client import Event, Server
 from ostro.compare.http_side import count_at, refuse_chats, text_at
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, ServerError
 from ostro.sampling_params import SamplingParams
 
 
@@ -26,7 +26,7 @@ class TGI:
     def find_model(self) -> None:
         try:
             info = self.server.get("/info")
-        except ServerFailed as error:
+        except ServerError as error:
             if error.status is None:
                 raise
             info = {}

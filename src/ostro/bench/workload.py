@@ -1,0 +1,132 @@
+"""What is asked: the body of each request, and when it is due.
+
+Request `i` depends on the seed, the level and `i` alone: any process can make any request of a run, and the same seed
+makes the same load.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+Messages = list[dict[str, Any]]
+Endpoint = Literal["chat", "completions"]
+
+PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions"}
+
+# Short and common, so that most tokenizers have them as one token; how many tokens they are is measured anyway.
+_WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work number night point home water room mother area money "
+    "story fact month lot right study book eye job word business side kind head house service friend father power hour "
+    "game line end member law car city name team minute idea body back parent face level office door health person art "
+    "war history party result change morning reason research girl guy moment air teacher force order light voice paper "
+    "green small large next early young old high long little own other good new first last great big"
+)
+WORDS = _WORDS.split()
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Whole numbers from `low` to `high`, each as likely."""
+
+    low: int
+    high: int
+
+    def draw(self, dice: random.Random) -> int:
+        return dice.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a file. What it does not say is drawn."""
+
+    prompt: str | Messages | None = None
+    input_len: int | None = None
+    output_len: int | None = None
+    at: float = 0.0
+    """When it is due, in a trace."""
+
+
+class WordTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server's tokenizer counts our words."""
+
+    per_word: float = 1.0
+    around: float = 0.0
+    """What a template adds to every prompt."""
+
+    def words_for(self, tokens: float) -> int:
+        return max(round(tokens / self.per_word), 0)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: Endpoint = "chat"
+    model: str = ""
+    output_len: Span
+    items: list[Item] = []
+    """Asked in turn; where there are none, all is drawn."""
+    input_len: Span = Span(1, 1)
+    shared_prefix: int = 0
+    vocab_size: int | None = None
+    """With it random prompts are token ids instead of words."""
+    speed: float = 1.0
+    """How many times as fast a trace is replayed."""
+    ignore_eos: bool = False
+    include_usage: bool = True
+    body: dict[str, Any] = {}
+    """Fields that every request has besides; they come last and win."""
+    words: WordTokens = WordTokens()
+    seed: int = 0
+
+    def request(self, index: int, level: int = 0) -> tuple[bytes, int]:
+        """The body of request `index`, and the most tokens that it asks for; 0 if they are not told."""
+        # Lengths are the same at each level, words are not: no prompt is in the server's cache from the level before.
+        lengths = random.Random(f"{self.seed}/lengths/{index}")
+        dice = random.Random(f"{self.seed}/{level}/{index}")
+        item = self.items[index % len(self.items)] if self.items else Item()
+        input_len = self.input_len.draw(lengths) if item.input_len is None else item.input_len
+        output_len = self.output_len.draw(lengths) if item.output_len is None else item.output_len
+        prompt = self._random(input_len, dice) if item.prompt is None else item.prompt
+        return self.body_of(prompt, output_len)
+
+    def body_of(self, prompt: str | Messages | list[int], max_tokens: int) -> tuple[bytes, int]:
+        fields: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}
+        if self.include_usage:
+            fields["stream_options"] = {"include_usage": True}
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        if self.endpoint == "chat":
+            fields["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        else:
+            fields["prompt"] = prompt
+        fields |= self.body
+        most = fields["max_tokens"]
+        return msgspec.json.encode(fields), most if isinstance(most, int) else 0
+
+    def due(self, rate: float, burstiness: float, level: int) -> Iterator[float]:
+        """When requests are due, without end: `rate` a second on average.
+
+        Gaps are drawn from a gamma distribution of shape `burstiness`: 1 is Poisson's, less comes in bursts.
+        """
+        dice = random.Random(f"{self.seed}/arrivals/{level}")
+        return itertools.accumulate(dice.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in itertools.count())
+
+    @property
+    def has_random_prompts(self) -> bool:
+        return not self.items or any(item.prompt is None for item in self.items)
+
+    def replayed(self) -> Iterator[float]:
+        """When a trace's requests are due."""
+        return (item.at / self.speed for item in self.items)
+
+    def _random(self, tokens: int, dice: random.Random) -> str | list[int]:
+        shared = random.Random(f"{self.seed}/shared")
+        if self.vocab_size is not None:
+            prefix = [shared.randrange(self.vocab_size) for _ in range(self.shared_prefix)]
+            return prefix + [dice.randrange(self.vocab_size) for _ in range(tokens)]
+        prefix_words = self.words.words_for(self.shared_prefix)
+        own_words = max(self.words.words_for(tokens - self.words.around), 1)
+        return " ".join([*shared.choices(WORDS, k=prefix_words), *dice.choices(WORDS, k=own_words)])

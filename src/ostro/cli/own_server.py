@@ -1,0 +1,105 @@
+"""A server of a command's own: `ostro serve` as a child on a free port, from before it is needed until after.
+
+It ends with the command, however that ends: its standard input is a pipe from there, and when that closes, it stops.
+"""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ostro.client.client import Client
+from ostro.errors import ModelError
+
+_POLL_SECONDS = 0.1
+_END_SECONDS = 15.0
+
+
+@contextmanager
+def own_server(model: str | None, waiting: Callable[[float], None]) -> Iterator[Client]:
+    """A client of a server that is ready. `waiting` is called now and then, with the seconds since the start."""
+    key = secrets.token_urlsafe(24)
+    command = [sys.executable, "-m", "ostro.cli.own_server", *([] if model is None else [model])]
+    options = ["--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--no-access-log"]
+    with tempfile.TemporaryDirectory(prefix="ostro-") as directory:
+        log = Path(directory) / "server.log"
+        with log.open("wb") as sink:
+            child = subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=sink,
+                env={**os.environ, "OSTRO_API_KEY": key},
+                # An interrupt is for the command, which stays, and not for its server.
+                start_new_session=True,
+            )
+        try:
+            with _client_when_ready(child, log, key, waiting) as client:
+                yield client
+        finally:
+            _end(child)
+
+
+def _client_when_ready(child: subprocess.Popen[bytes], log: Path, key: str, waiting: Callable[[float], None]) -> Client:
+    began = time.monotonic()
+    client: Client | None = None
+    try:
+        while child.poll() is None:
+            waiting(time.monotonic() - began)
+            if client is None and (url := _address(log)) is not None:
+                client = Client(url, key)
+            if client is not None and client.ready():
+                return client
+            time.sleep(_POLL_SECONDS)
+    except BaseException:
+        if client is not None:
+            client.close()
+        raise
+    if client is not None:
+        client.close()
+    raise ModelError(_reason(log))
+
+
+def _address(log: Path) -> str | None:
+    for line in log.read_text(errors="replace").splitlines():
+        if '"listening"' in line and line.endswith("}"):
+            return str(json.loads(line)["url"])
+    return None
+
+
+def _reason(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    told = [line.removeprefix("ostro: ") for line in lines if line.startswith("ostro: ")]
+    return (told or lines or ["The server ended before it was ready. Run `ostro serve` to see why."])[-1]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        child.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _stop_when_input_ends() -> None:
+    """In the child."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    from ostro.cli import main
+
+    threading.Thread(target=_stop_when_input_ends, daemon=True, name="input").start()
+    sys.exit(main(["serve", *sys.argv[1:]]))

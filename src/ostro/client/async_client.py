@@ -1,0 +1,260 @@
+"""`AsyncClient`: the twin of `client` over connections that are awaited. It has no other logic."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from weakref import WeakSet
+
+import anyio
+import httpx
+
+from ostro.client import calls
+from ostro.client.calls import Call, Question, StreamCall
+from ostro.client.failures import LONGEST_BODY
+from ostro.client.gathering import Gathering, Reading
+from ostro.client.method import documented
+from ostro.client.retries import Tries
+from ostro.client.target import Awaited, Target
+from ostro.errors import OstroError, RequestTimeout, Unreachable
+from ostro.server.schemas import Readiness
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Chunk = TypeVar("Chunk")
+Whole = TypeVar("Whole")
+
+
+class AsyncStream(Generic[Chunk, Whole]):
+    """A streamed answer: iterate over it, or over its `text`, once. It is asked for when the first chunk is.
+
+    Leaving the `async with` block closes the connection; the server then stops generating. Leaving a loop without one
+    does so too, as soon as the event loop gets to it.
+    """
+
+    def __init__(self, client: "AsyncClient", question: Question, gathering: Gathering[Chunk, Whole]) -> None:
+        self._client = client
+        self._question = question
+        self._gathering = gathering
+        self._tries: Tries | None = None
+        self._begun = self._over = self._closed = False
+        self._response: httpx.Response | None = None
+        self._chunks: Iterator[Chunk] = iter(())
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        try:
+            while (chunk := await self._next()) is not None:
+                yield chunk
+        finally:
+            await self.close()
+
+    @property
+    async def text(self) -> AsyncIterator[str]:
+        """New text of the first choice, piece by piece, instead of the chunks."""
+        try:
+            while (chunk := await self._next()) is not None:
+                if piece := self._gathering.text(chunk):
+                    yield piece
+        finally:
+            await self.close()
+
+    @property
+    def answer(self) -> Whole:
+        """What the same request gives without a stream, once this one was read to its end."""
+        return self._gathering.whole()
+
+    async def close(self) -> None:
+        self._over = self._closed = True
+        await self._drop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # No generator within a generator: an event loop that ends finalises them all at once, and they would collide.
+    async def _next(self) -> Chunk | None:
+        """None is the end."""
+        tries = self._tries = self._tries or self._client._target.tries()
+        while not self._over:
+            try:
+                if (chunk := next(self._chunks, None)) is not None:
+                    self._begun = True
+                    return chunk
+                await self._read_on(tries)
+                continue
+            except OstroError as error:
+                await self._drop()
+                if self._closed:
+                    return None
+                if self._begun:
+                    raise
+                pause = tries.wait_after(error)
+            await anyio.sleep(pause)
+        return None
+
+    async def _read_on(self, tries: Tries) -> None:
+        if self._response is None:
+            self._timeout = tries.remaining
+        with self._client._target.meaning(self._timeout):
+            if self._response is None:
+                self._response = await self._client._open(self._question, self._timeout)
+                if self._closed:
+                    # By another task, while this one waited.
+                    await self._drop()
+                    return
+                self._client._streams.add(self)
+                self._reading = Reading(self._gathering.take)
+                self._data = self._response.aiter_bytes()
+            data = await anext(self._data, None)
+        if data is not None:
+            self._chunks = self._reading.feed(data)
+            return
+        self._over = True
+        self._reading.finish()
+
+    async def _drop(self) -> None:
+        self._chunks = iter(())
+        response, self._response = self._response, None
+        if response is not None:
+            await response.aclose()
+
+
+def _method(endpoint: Callable[P, Call[T]]) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]":
+    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._send(endpoint(*args, **kwargs))
+
+    return documented(method, endpoint)
+
+
+def _streaming(
+    endpoint: Callable[P, StreamCall[Chunk, Whole]],
+) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Chunk, Whole]]":
+    def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[Chunk, Whole]:
+        call = endpoint(*args, **kwargs)
+        return AsyncStream(self, call.question, call.gathering())
+
+    return documented(method, endpoint)
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    body = b""
+    async for data in response.aiter_bytes(LONGEST_BODY):
+        body += data
+        if len(body) >= LONGEST_BODY:
+            break
+    return body[:LONGEST_BODY]
+
+
+class AsyncClient:
+    """An Ostro server. Methods raise the errors that the server raised, and Unreachable where there is none."""
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000",
+        api_key: str | None = None,
+        *,
+        admin_key: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        """As those of `Client`."""
+        self._target = Target.of(base_url, api_key, admin_key, timeout, max_retries)
+        self._http = httpx.AsyncClient(**self._target.options())
+        self._streams: WeakSet[AsyncStream[Any, Any]] = WeakSet()
+
+    chat = _method(calls.chat)
+    stream_chat = _streaming(calls.stream_chat)
+    complete = _method(calls.complete)
+    stream_complete = _streaming(calls.stream_complete)
+    generate = _method(calls.generate)
+    stream_generate = _streaming(calls.stream_generate)
+    loglikelihood = _method(calls.loglikelihood)
+    pseudo_loglikelihood = _method(calls.pseudo_loglikelihood)
+    embed = _method(calls.embed)
+    tokenize = _method(calls.tokenize)
+    detokenize = _method(calls.detokenize)
+    tokenizer_info = _method(calls.tokenizer_info)
+    models = _method(calls.models)
+    model = _method(calls.model)
+    version = _method(calls.version)
+    load = _method(calls.load)
+    unload = _method(calls.unload)
+    pin = _method(calls.pin)
+    unpin = _method(calls.unpin)
+    stats = _method(calls.stats)
+
+    @property
+    def url(self) -> str:
+        """The server's address, without /v1."""
+        return self._target.url
+
+    async def healthy(self, timeout: float = 5.0) -> bool:
+        """Whether the server is up."""
+        try:
+            await self._once(calls.alive(), timeout)
+        except OstroError:
+            return False
+        return True
+
+    async def ready(self, timeout: float = 5.0) -> bool:
+        """Whether the server takes requests: its model is loaded."""
+        try:
+            return (await self._once(calls.readiness(), timeout)).status == "ready"
+        except OstroError:
+            return False
+
+    async def wait_until_ready(self, timeout: float = 600.0) -> None:
+        """Also for a server that is only starting; raises OstroError where it cannot load its model, or not in time."""
+        awaited = Awaited(self._target, timeout)
+        while not awaited.is_over(await self._readiness()):
+            await anyio.sleep(awaited.pause)
+
+    async def close(self) -> None:
+        for stream in list(self._streams):
+            await stream.close()
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _open(self, question: Question, timeout: float) -> httpx.Response:
+        """One attempt. The answer has an accepted status; its body is still to be read, and it is to be closed."""
+        request = self._http.build_request(**self._target.request(question, timeout))
+        response = await self._http.send(request, stream=True)
+        if response.status_code == httpx.codes.OK or response.status_code in question.also:
+            return response
+        try:
+            raise question.refusal(response.status_code, response.headers, await _beginning(response))
+        finally:
+            await response.aclose()
+
+    async def _send(self, call: Call[T]) -> T:
+        tries = self._target.tries()
+        while True:
+            try:
+                return await self._once(call, tries.remaining)
+            except OstroError as error:
+                pause = tries.wait_after(error)
+            await anyio.sleep(pause)
+
+    async def _once(self, call: Call[T], timeout: float) -> T:
+        with self._target.meaning(timeout):
+            response = await self._open(call.question, timeout)
+            try:
+                return call.read(await response.aread())
+            finally:
+                await response.aclose()
+
+    async def _readiness(self) -> Readiness | Unreachable | RequestTimeout:
+        try:
+            return await self._once(calls.readiness(), 5.0)
+        except (Unreachable, RequestTimeout) as error:
+            return error

@@ -1,0 +1,255 @@
+"""Every endpoint, described once: where it is, what it is sent, what it answers. Knows no connections.
+
+A function here makes a call from a method's arguments; `Client` and `AsyncClient` have a method for each.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar, Unpack
+from urllib.parse import quote
+
+from ostro.client.failures import error_of
+from ostro.client.gathering import (
+    ChatGathering,
+    CompletionGathering,
+    Gathering,
+    GenerateGathering,
+    read,
+)
+from ostro.client.options import (
+    ChatOptions,
+    CompletionOptions,
+    EmbeddingOptions,
+    GenerateOptions,
+    Messages,
+    ModelOption,
+    Prompts,
+    TokenizeOptions,
+)
+from ostro.errors import BadRequest, OstroError
+from ostro.server.schemas import (
+    Alive,
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    CompletionChunk,
+    CompletionResponse,
+    DetokenizeResponse,
+    EmbeddingResponse,
+    GenerateEvent,
+    GenerateResponse,
+    LoglikelihoodResponse,
+    ModelCard,
+    ModelList,
+    ModelStats,
+    PseudoLoglikelihoodResponse,
+    Readiness,
+    Stats,
+    TokenizeResponse,
+    TokenizerInfo,
+    Version,
+    WireModel,
+)
+
+T = TypeVar("T")
+Chunk = TypeVar("Chunk")
+Whole = TypeVar("Whole")
+Model = TypeVar("Model", bound=WireModel)
+Body = Mapping[str, object]
+Refusal = Callable[[int, Mapping[str, str], bytes], OstroError]
+
+_EVENTS = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is sent."""
+
+    method: str
+    path: str
+    content: bytes = b""
+    accept: str = "application/json"
+    also: frozenset[int] = frozenset()
+    """Statuses besides 200 that come with an answer."""
+    refusal: Refusal = error_of
+    """What another status means: status, headers and body to an error."""
+
+    @property
+    def for_admins(self) -> bool:
+        return self.path.startswith("/admin/")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    question: Question
+    read: Callable[[bytes], T]
+    """The body of the answer to what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall(Generic[Chunk, Whole]):
+    question: Question
+    gathering: Callable[[], Gathering[Chunk, Whole]]
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def chat(messages: Messages, **options: Unpack[ChatOptions]) -> Call[ChatCompletionResponse]:
+    """The next message of a conversation; a lone text is what the user says."""
+    return _post("/v1/chat/completions", {"messages": _conversation(messages), **options}, ChatCompletionResponse)
+
+
+def stream_chat(
+    messages: Messages, **options: Unpack[ChatOptions]
+) -> StreamCall[ChatCompletionChunk, ChatCompletionResponse]:
+    """The same as it comes."""
+    return _stream("/v1/chat/completions", {"messages": _conversation(messages), **options, **_STREAMED}, ChatGathering)
+
+
+def complete(prompt: Prompts, **options: Unpack[CompletionOptions]) -> Call[CompletionResponse]:
+    """Continuations of one or several prompts."""
+    return _post("/v1/completions", {"prompt": prompt, **options}, CompletionResponse)
+
+
+def stream_complete(
+    prompt: Prompts, **options: Unpack[CompletionOptions]
+) -> StreamCall[CompletionChunk, CompletionResponse]:
+    """The same as they come."""
+    return _stream("/v1/completions", {"prompt": prompt, **options, **_STREAMED}, CompletionGathering)
+
+
+def generate(prompts: Prompts, **options: Unpack[GenerateOptions]) -> Call[GenerateResponse]:
+    """A text for each prompt, without choices and log-probabilities."""
+    return _post("/generate", {"prompts": prompts, **options}, GenerateResponse)
+
+
+def stream_generate(
+    prompts: Prompts, **options: Unpack[GenerateOptions]
+) -> StreamCall[GenerateEvent, GenerateResponse]:
+    """The same as they come."""
+    return _stream("/generate_stream", {"prompts": prompts, **options}, GenerateGathering)
+
+
+# --- scores, vectors, tokens ----------------------------------------------------------------------------------------
+
+
+def loglikelihood(
+    prompts: Prompts, continuations: Prompts, **options: Unpack[ModelOption]
+) -> Call[LoglikelihoodResponse]:
+    """How likely the model is to continue each prompt in the given way."""
+    return _post("/loglikelihood", _pairs(prompts, continuations, options), LoglikelihoodResponse)
+
+
+def pseudo_loglikelihood(
+    prompts: Prompts, continuations: Prompts, **options: Unpack[ModelOption]
+) -> Call[PseudoLoglikelihoodResponse]:
+    """For models that see what comes after a token: the same in one pass over all of it."""
+    return _post("/pseudo_loglikelihood", _pairs(prompts, continuations, options), PseudoLoglikelihoodResponse)
+
+
+def embed(input: Prompts, **options: Unpack[EmbeddingOptions]) -> Call[EmbeddingResponse]:
+    """A vector for each text, from a model that was made for it."""
+    return _post("/v1/embeddings", {"input": input, **options}, EmbeddingResponse)
+
+
+def tokenize(prompt: Messages, **options: Unpack[TokenizeOptions]) -> Call[TokenizeResponse]:
+    """The token ids of a text, or of a conversation by the model's chat template."""
+    name = "prompt" if isinstance(prompt, str) else "messages"
+    return _post("/tokenize", {name: prompt, **options}, TokenizeResponse)
+
+
+def detokenize(tokens: list[int], **options: Unpack[ModelOption]) -> Call[DetokenizeResponse]:
+    """The text of token ids, special ones too."""
+    return _post("/detokenize", {"tokens": tokens, **options}, DetokenizeResponse)
+
+
+def tokenizer_info(model: str | None = None) -> Call[TokenizerInfo]:
+    """What must be known to count and cut tokens as the server does."""
+    asked = "" if model is None else f"?model={quote(model, safe='')}"
+    return _get(f"/tokenizer_info{asked}", TokenizerInfo)
+
+
+# --- models and the server ------------------------------------------------------------------------------------------
+
+
+def models() -> Call[ModelList]:
+    """What is served: loaded, loading, and what would be loaded if it were asked for."""
+    return _get("/v1/models", ModelList)
+
+
+def model(name: str) -> Call[ModelCard]:
+    """One of them."""
+    return _get(f"/v1/models/{quote(name)}", ModelCard)
+
+
+def version() -> Call[Version]:
+    return _get("/version", Version)
+
+
+def load(model: str) -> Call[ModelStats]:
+    """Loads a model and waits for it; others may have to go for it. Needs the admin key, as the next four do."""
+    return _post(f"/admin/load/{quote(model)}", None, ModelStats)
+
+
+def unload(model: str) -> Call[ModelStats]:
+    """Unloads a model once its requests have ended."""
+    return _post(f"/admin/unload/{quote(model)}", None, ModelStats)
+
+
+def pin(model: str) -> Call[ModelStats]:
+    """Loads a model and keeps it, whatever else is asked for."""
+    return _post(f"/admin/pin/{quote(model)}", None, ModelStats)
+
+
+def unpin(model: str) -> Call[ModelStats]:
+    """Lets a model go when others need its room."""
+    return _post(f"/admin/unpin/{quote(model)}", None, ModelStats)
+
+
+def stats() -> Call[Stats]:
+    """All models, and what each of them takes and does."""
+    return _get("/admin/stats", Stats)
+
+
+def alive() -> Call[Alive]:
+    return _get("/healthz", Alive)
+
+
+def readiness() -> Call[Readiness]:
+    """Also of a server that is not ready: it says why."""
+    return Call(Question("GET", "/readyz", also=frozenset({503})), partial(read, Readiness))
+
+
+# --- how they are made ----------------------------------------------------------------------------------------------
+
+_STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def as_json(body: Body) -> bytes:
+    """Raises BadRequest for what JSON cannot express."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"The request cannot be written as JSON: {error}.") from error
+
+
+def _get(path: str, schema: type[Model]) -> Call[Model]:
+    return Call(Question("GET", path), partial(read, schema))
+
+
+def _post(path: str, body: Body | None, schema: type[Model]) -> Call[Model]:
+    return Call(Question("POST", path, b"" if body is None else as_json(body)), partial(read, schema))
+
+
+def _stream(path: str, body: Body, gathering: Callable[[], Gathering[Chunk, Whole]]) -> StreamCall[Chunk, Whole]:
+    return StreamCall(Question("POST", path, as_json(body), accept=_EVENTS), gathering)
+
+
+def _conversation(messages: Messages) -> object:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+
+
+def _pairs(prompts: Prompts, continuations: Prompts, options: ModelOption) -> Body:
+    return {"prompts": prompts, "continuations": continuations, **options}

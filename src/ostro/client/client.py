@@ -1,0 +1,225 @@
+"""`Client`: the calls over connections that block. What is asked and what answers mean is not decided here."""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+
+import httpx
+
+from ostro.client import calls
+from ostro.client.calls import Call, Question, StreamCall
+from ostro.client.failures import LONGEST_BODY
+from ostro.client.gathering import Gathering, Reading
+from ostro.client.method import documented
+from ostro.client.target import Awaited, Target
+from ostro.errors import OstroError, RequestTimeout, Unreachable
+from ostro.server.schemas import Readiness
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Chunk = TypeVar("Chunk")
+Whole = TypeVar("Whole")
+
+
+class Stream(Generic[Chunk, Whole]):
+    """A streamed answer: iterate over it, or over its `text`, once. It is asked for when the first chunk is.
+
+    Leaving the loop, or the `with` block, closes the connection; the server then stops generating. Close it in the
+    thread that reads it; whoever has to stop a stream from elsewhere wants AsyncClient.
+    """
+
+    def __init__(self, chunks: Generator[Chunk, None, None], gathering: Gathering[Chunk, Whole]) -> None:
+        self._chunks = chunks
+        self._gathering = gathering
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            yield from self._chunks
+        finally:
+            self.close()
+
+    @property
+    def text(self) -> Iterator[str]:
+        """New text of the first choice, piece by piece, instead of the chunks."""
+        return (piece for chunk in self if (piece := self._gathering.text(chunk)))
+
+    @property
+    def answer(self) -> Whole:
+        """What the same request gives without a stream, once this one was read to its end."""
+        return self._gathering.whole()
+
+    def close(self) -> None:
+        self._chunks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _method(endpoint: Callable[P, Call[T]]) -> "Callable[Concatenate[Client, P], T]":
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._send(endpoint(*args, **kwargs))
+
+    return documented(method, endpoint)
+
+
+def _streaming(
+    endpoint: Callable[P, StreamCall[Chunk, Whole]],
+) -> "Callable[Concatenate[Client, P], Stream[Chunk, Whole]]":
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Stream[Chunk, Whole]:
+        call = endpoint(*args, **kwargs)
+        gathering = call.gathering()
+        return Stream(self._chunks(call.question, gathering), gathering)
+
+    return documented(method, endpoint)
+
+
+def _beginning(response: httpx.Response) -> bytes:
+    body = b""
+    for data in response.iter_bytes(LONGEST_BODY):
+        body += data
+        if len(body) >= LONGEST_BODY:
+            break
+    return body[:LONGEST_BODY]
+
+
+class Client:
+    """An Ostro server. Methods raise the errors that the server raised, and Unreachable where there is none."""
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000",
+        api_key: str | None = None,
+        *,
+        admin_key: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        """Keys that are not given come from OSTRO_API_KEY and OSTRO_ADMIN_KEY; an empty one is none.
+
+        `timeout` is what a call may take in seconds, all its retries included; of a stream, the longest silence.
+        """
+        self._target = Target.of(base_url, api_key, admin_key, timeout, max_retries)
+        self._http = httpx.Client(**self._target.options())
+
+    chat = _method(calls.chat)
+    stream_chat = _streaming(calls.stream_chat)
+    complete = _method(calls.complete)
+    stream_complete = _streaming(calls.stream_complete)
+    generate = _method(calls.generate)
+    stream_generate = _streaming(calls.stream_generate)
+    loglikelihood = _method(calls.loglikelihood)
+    pseudo_loglikelihood = _method(calls.pseudo_loglikelihood)
+    embed = _method(calls.embed)
+    tokenize = _method(calls.tokenize)
+    detokenize = _method(calls.detokenize)
+    tokenizer_info = _method(calls.tokenizer_info)
+    models = _method(calls.models)
+    model = _method(calls.model)
+    version = _method(calls.version)
+    load = _method(calls.load)
+    unload = _method(calls.unload)
+    pin = _method(calls.pin)
+    unpin = _method(calls.unpin)
+    stats = _method(calls.stats)
+
+    @property
+    def url(self) -> str:
+        """The server's address, without /v1."""
+        return self._target.url
+
+    def healthy(self, timeout: float = 5.0) -> bool:
+        """Whether the server is up."""
+        try:
+            self._once(calls.alive(), timeout)
+        except OstroError:
+            return False
+        return True
+
+    def ready(self, timeout: float = 5.0) -> bool:
+        """Whether the server takes requests: its model is loaded."""
+        try:
+            return self._once(calls.readiness(), timeout).status == "ready"
+        except OstroError:
+            return False
+
+    def wait_until_ready(self, timeout: float = 600.0) -> None:
+        """Also for a server that is only starting; raises OstroError where it cannot load its model, or not in time."""
+        awaited = Awaited(self._target, timeout)
+        while not awaited.is_over(self._readiness()):
+            time.sleep(awaited.pause)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def exchange(
+        self, question: Question, timeout: float, *, on_send: Callable[[], None] | None = None
+    ) -> Iterator[httpx.Response]:
+        """One attempt. The answer has an accepted status, and its body is still to be read.
+
+        `on_send` is called when the connection stands and the request is about to be sent.
+        """
+
+        def trace(event: str, details: object) -> None:
+            if on_send is not None and event.endswith("send_request_headers.started"):
+                on_send()
+
+        request = self._target.request(question, timeout)
+        extensions = {} if on_send is None else {"trace": trace}
+        with self._target.meaning(timeout), self._http.stream(**request, extensions=extensions) as response:
+            if response.status_code != httpx.codes.OK and response.status_code not in question.also:
+                raise question.refusal(response.status_code, response.headers, _beginning(response))
+            yield response
+
+    def _send(self, call: Call[T]) -> T:
+        tries = self._target.tries()
+        while True:
+            try:
+                return self._once(call, tries.remaining)
+            except OstroError as error:
+                pause = tries.wait_after(error)
+            time.sleep(pause)
+
+    def _once(self, call: Call[T], timeout: float) -> T:
+        with self.exchange(call.question, timeout) as response:
+            return call.read(response.read())
+
+    def _chunks(self, question: Question, gathering: Gathering[Chunk, Whole]) -> Generator[Chunk, None, None]:
+        tries = self._target.tries()
+        begun = False
+        while True:
+            reading = Reading(gathering.take)
+            try:
+                with self.exchange(question, tries.remaining) as response:
+                    for data in response.iter_bytes():
+                        for chunk in reading.feed(data):
+                            begun = True
+                            yield chunk
+                reading.finish()
+                return
+            except OstroError as error:
+                if begun:
+                    raise
+                pause = tries.wait_after(error)
+            time.sleep(pause)
+
+    def _readiness(self) -> Readiness | Unreachable | RequestTimeout:
+        try:
+            return self._once(calls.readiness(), 5.0)
+        except (Unreachable, RequestTimeout) as error:
+            return error

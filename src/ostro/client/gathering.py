@@ -1,0 +1,213 @@
+"""The events of a streamed answer, read one by one and put together to what the same request gives without a stream."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from ostro.client.events import DONE, EventDecoder
+from ostro.client.failures import error_in, shortened
+from ostro.errors import BadAnswer
+from ostro.server.schemas import (
+    ChatChoice,
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    ChatLogprobs,
+    ChatMessage,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    CompletionResponse,
+    GenerateEvent,
+    GenerateResponse,
+    GenerateUsageEvent,
+    TokenCounts,
+    Usage,
+    WireModel,
+)
+
+Chunk = TypeVar("Chunk")
+Whole = TypeVar("Whole")
+Model = TypeVar("Model", bound=WireModel)
+
+
+def read(schema: type[Model], payload: bytes) -> Model:
+    """An object of the API. A newer server may tell more than is known here, and that is passed over."""
+    try:
+        return schema.model_validate_json(payload, extra="ignore")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise BadAnswer(
+            f"The answer is no {schema.__name__} of Ostro's ({place}: {first['msg']}): {shortened(payload)[:100]}. "
+            "Is the address that of an Ostro server?"
+        ) from error
+
+
+class Gathering(ABC, Generic[Chunk, Whole]):
+    """One streamed answer as it comes."""
+
+    @abstractmethod
+    def take(self, payload: bytes) -> Chunk | None:
+        """The chunk in an event; None in one that is not for whoever reads the stream."""
+
+    @abstractmethod
+    def text(self, chunk: Chunk) -> str:
+        """New text of the first choice."""
+
+    @abstractmethod
+    def whole(self) -> Whole:
+        """What the request gives without a stream; raises BadAnswer if the stream did not come to its end."""
+
+
+class Reading(Generic[Chunk]):
+    """The bytes of one stream to chunks."""
+
+    def __init__(self, take: Callable[[bytes], Chunk | None]) -> None:
+        """`take` is that of a Gathering."""
+        self._take = take
+        self._decoder = EventDecoder()
+        self._ended = False
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        """Raises the error that the server tells, after the chunks before it."""
+        for payload in self._decoder.feed(data):
+            if payload == DONE:
+                self._ended = True
+            elif (chunk := self._chunk(payload)) is not None:
+                yield chunk
+
+    def finish(self) -> None:
+        """Call it at the end of the bytes: raises BadAnswer if they are not all."""
+        if not self._ended:
+            raise BadAnswer("The stream ended without its end mark: the answer may be cut short. Ask again.")
+
+    def _chunk(self, payload: bytes) -> Chunk | None:
+        try:
+            return self._take(payload)
+        except BadAnswer:
+            if (told := error_in(payload)) is None:
+                raise
+        raise told
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: str = ""
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+@dataclass(slots=True)
+class _ChatChoice(_Choice):
+    logprobs: ChatLogprobs | None = None
+
+
+@dataclass(slots=True)
+class _CompletionChoice(_Choice):
+    logprobs: CompletionLogprobs | None = None
+
+
+class ChatGathering(Gathering[ChatCompletionChunk, ChatCompletionResponse]):
+    def __init__(self) -> None:
+        self._choices: dict[int, _ChatChoice] = {}
+        self._last: ChatCompletionChunk | None = None
+        self._usage: Usage | None = None
+
+    def take(self, payload: bytes) -> ChatCompletionChunk | None:
+        chunk = self._last = read(ChatCompletionChunk, payload)
+        self._usage = chunk.usage or self._usage
+        for part in chunk.choices:
+            choice = self._choices.setdefault(part.index, _ChatChoice())
+            choice.text += part.delta.content or ""
+            choice.finish_reason = part.finish_reason or choice.finish_reason
+            if part.logprobs is not None:
+                before = [] if choice.logprobs is None else choice.logprobs.content
+                choice.logprobs = ChatLogprobs(content=before + part.logprobs.content)
+        return chunk if chunk.choices else None
+
+    def text(self, chunk: ChatCompletionChunk) -> str:
+        return "".join(choice.delta.content or "" for choice in chunk.choices if choice.index == 0)
+
+    def whole(self) -> ChatCompletionResponse:
+        last, usage = _ended(self._last), _ended(self._usage)
+        choices = [
+            ChatChoice(
+                index=index,
+                message=ChatMessage(content=choice.text),
+                logprobs=choice.logprobs,
+                finish_reason=_ended(choice.finish_reason),
+            )
+            for index, choice in sorted(self._choices.items())
+        ]
+        return ChatCompletionResponse(id=last.id, created=last.created, model=last.model, choices=choices, usage=usage)
+
+
+class CompletionGathering(Gathering[CompletionChunk, CompletionResponse]):
+    def __init__(self) -> None:
+        self._choices: dict[int, _CompletionChoice] = {}
+        self._last: CompletionChunk | None = None
+        self._usage: Usage | None = None
+
+    def take(self, payload: bytes) -> CompletionChunk | None:
+        chunk = self._last = read(CompletionChunk, payload)
+        self._usage = chunk.usage or self._usage
+        for part in chunk.choices:
+            choice = self._choices.setdefault(part.index, _CompletionChoice())
+            choice.text += part.text
+            choice.finish_reason = part.finish_reason or choice.finish_reason
+            choice.logprobs = _joined(choice.logprobs, part.logprobs)
+        return chunk if chunk.choices else None
+
+    def text(self, chunk: CompletionChunk) -> str:
+        return "".join(choice.text for choice in chunk.choices if choice.index == 0)
+
+    def whole(self) -> CompletionResponse:
+        last, usage = _ended(self._last), _ended(self._usage)
+        choices = [
+            CompletionChoice(
+                index=index, text=choice.text, logprobs=choice.logprobs, finish_reason=_ended(choice.finish_reason)
+            )
+            for index, choice in sorted(self._choices.items())
+        ]
+        return CompletionResponse(id=last.id, created=last.created, model=last.model, choices=choices, usage=usage)
+
+
+@dataclass(slots=True)
+class GenerateGathering(Gathering[GenerateEvent, GenerateResponse]):
+    _texts: dict[int, str] = field(default_factory=dict)
+    _usage: TokenCounts | None = None
+
+    def take(self, payload: bytes) -> GenerateEvent | None:
+        if payload.startswith(b'{"usage"'):
+            self._usage = read(GenerateUsageEvent, payload).usage
+            return None
+        event = read(GenerateEvent, payload)
+        self._texts[event.index] = self._texts.get(event.index, "") + event.text
+        return event
+
+    def text(self, chunk: GenerateEvent) -> str:
+        return chunk.text if chunk.index == 0 else ""
+
+    def whole(self) -> GenerateResponse:
+        usage = _ended(self._usage)
+        return GenerateResponse(completions=[text for _, text in sorted(self._texts.items())], usage=usage)
+
+
+def _ended(value: Whole | None) -> Whole:
+    if value is None:
+        raise BadAnswer("The stream was not read to its end, so there is no whole answer.")
+    return value
+
+
+def _joined(before: CompletionLogprobs | None, more: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    if before is None or more is None:
+        return before or more
+    tops = None if before.top_logprobs is None else before.top_logprobs + (more.top_logprobs or [])
+    return CompletionLogprobs(
+        tokens=before.tokens + more.tokens,
+        token_logprobs=before.token_logprobs + more.token_logprobs,
+        top_logprobs=tops,
+        text_offset=before.text_offset + more.text_offset,
+    )

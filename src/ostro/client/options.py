@@ -1,0 +1,74 @@
+"""What the methods of a client take, as types. The server knows the defaults and the ranges, and refuses the rest."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+Message = Mapping[str, object]
+Messages = str | Sequence[Message]
+"""A conversation; a lone text is what a user says."""
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""A text, several texts, token ids, or several lists of them."""
+Words = str | Sequence[str]
+
+
+class _Sampling(TypedDict, total=False):
+    model: str
+    max_tokens: int | None
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: Words
+    stop_token_ids: Sequence[int]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_words: Words
+    min_tokens: int
+    ignore_eos: bool
+    skip_special_tokens: bool
+    include_stop_str_in_output: bool
+    prompt_logprobs: int | None
+    cache_salt: str
+    priority: int
+
+
+class ChatOptions(_Sampling, total=False):
+    max_completion_tokens: int | None
+    logprobs: bool
+    top_logprobs: int | None
+
+
+class CompletionOptions(_Sampling, total=False):
+    logprobs: int | None
+    echo: bool
+    best_of: int | None
+
+
+class GenerateOptions(TypedDict, total=False):
+    model: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    stop: Words
+
+
+class ModelOption(TypedDict, total=False):
+    model: str
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    model: str
+    encoding_format: Literal["float", "base64"]
+    dimensions: int | None
+
+
+class TokenizeOptions(TypedDict, total=False):
+    model: str
+    add_special_tokens: bool
+    add_generation_prompt: bool
+    return_token_strs: bool

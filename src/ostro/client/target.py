@@ -1,0 +1,136 @@
+"""The server that a client asks: address, keys, patience. What of a client does no input and output is here."""
+
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from ipaddress import ip_address
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from ostro.client.calls import Question
+from ostro.client.keys import check_key, key_in_environment
+from ostro.client.retries import Tries
+from ostro.errors import BadRequest, ModelError, RequestTimeout, Unavailable, Unreachable
+from ostro.server.schemas import Readiness
+
+_CONNECT_SECONDS = 10.0
+_MOST_IDLE = 64
+
+
+@dataclass(frozen=True)
+class Target:
+    url: str
+    """Without /v1 and without a slash at its end."""
+    key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    timeout: float = 600.0
+    max_retries: int = 2
+
+    @classmethod
+    def of(cls, base_url: str, api_key: str | None, admin_key: str | None, timeout: float, max_retries: int) -> Self:
+        """Raises BadRequest for what can be no server's; keys that are not given come from the environment."""
+        if not timeout > 0:
+            raise BadRequest(f"timeout must be above 0 seconds, got {timeout}.", param="timeout")
+        if max_retries < 0:
+            raise BadRequest(f"max_retries must be at least 0, got {max_retries}.", param="max_retries")
+        url = check_address(base_url).removesuffix("/v1")
+        key = check_key(key_in_environment("OSTRO_API_KEY") if api_key is None else api_key)
+        admin = check_key(key_in_environment("OSTRO_ADMIN_KEY") if admin_key is None else admin_key)
+        return cls(url, key, admin, timeout, max_retries)
+
+    def tries(self) -> Tries:
+        return Tries(max_retries=self.max_retries, timeout=self.timeout)
+
+    def request(self, question: Question, timeout: float) -> dict[str, Any]:
+        """The arguments of httpx' `stream`."""
+        return {
+            "method": question.method,
+            "url": self.url + question.path,
+            "headers": self._headers(question),
+            "content": question.content,
+            "timeout": httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Of httpx' client. Proxies are for servers that are elsewhere, and TLS takes a while to set up."""
+        return {
+            "trust_env": not self._is_here,
+            "verify": ssl.create_default_context() if self.url.lower().startswith("https:") else False,
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE),
+        }
+
+    @contextmanager
+    def meaning(self, timeout: float) -> Iterator[None]:
+        """Says in our terms what went wrong with a connection."""
+        try:
+            yield
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+            raise RequestTimeout(f"{self.url} was silent for {timeout:.3g} s. Allow a longer timeout.") from error
+        except httpx.ConnectTimeout as error:
+            raise Unreachable(f"{self.url} cannot be reached: it does not respond. Is the address right?") from error
+        except httpx.ConnectError as error:
+            raise Unreachable(f"{self.url} cannot be reached: {_why(error)}. Is the server up?") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unreachable(
+                f"{self.url} broke off: {_why(error)}. Ask again; the server's log may say why."
+            ) from error
+
+    @cached_property
+    def _is_here(self) -> bool:
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    def _headers(self, question: Question) -> Mapping[str, str]:
+        key = (self.admin_key if question.for_admins else None) or self.key
+        headers = {"Accept": question.accept, "User-Agent": "ostro"}
+        if question.content:
+            headers["Content-Type"] = "application/json"
+        return headers if key is None else headers | {"Authorization": f"Bearer {key}"}
+
+
+class Awaited:
+    """A server that is to become ready: what its answers, and no answers, mean."""
+
+    pause = 0.2
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        self._url = target.url
+        self._timeout = timeout
+        self._tries = Tries(max_retries=0, timeout=timeout)
+
+    def is_over(self, found: Readiness | Unreachable | RequestTimeout) -> bool:
+        """Whether it is ready; raises OstroError where it will not be, or not in time."""
+        state = found.status if isinstance(found, Readiness) else "not answering"
+        if state == "failed":
+            raise ModelError(f"{self._url} could not load its model. Its log says why.")
+        if state != "ready" and self._tries.remaining <= self.pause:
+            raise Unavailable(f"{self._url} was still {state} after {self._timeout:g} s. Its log says more.")
+        return state == "ready"
+
+
+def check_address(url: str) -> str:
+    """Without a slash at its end; raises BadRequest for what is no server's address."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise BadRequest(f"The address is none: {error}. Write it as http://HOST:PORT.", param="base_url") from error
+    try:
+        known = parts.hostname is not None and parts.port != 0
+    except ValueError:
+        known = False
+    if parts.username is not None or parts.password is not None:
+        raise BadRequest("An address is shown in messages: give a key by itself, not in the URL.", param="base_url")
+    if not known or parts.scheme.lower() not in ("http", "https") or parts.query or parts.fragment:
+        raise BadRequest(f"{url!r} is no server's address. Write it as http://HOST:PORT.", param="base_url")
+    return url.rstrip("/")
+
+
+def _why(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

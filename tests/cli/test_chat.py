@@ -1,0 +1,289 @@
+"""`ostro chat` as people use it: in a terminal of its own, and in pipes."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from live_server import LiveServer, live_server
+from model_directory import write_model
+
+from ostro import Client
+from ostro.cli import main
+
+OSTRO = (sys.executable, "-m", "ostro")
+# The terminal becomes the process's own, so that Ctrl-C typed there is a signal to it.
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+PATIENCE = 90.0
+# As many tokens as are asked for, and always the same.
+ENDLESS = ("--temperature", "0", "--ignore-eos")
+CTRL_C, CTRL_D = "\x03", "\x04"
+# What is typed before they are shown may be lost: the terminal changes its mode for them.
+PROMPT, MORE = "\n> ", "\n. "
+
+
+@dataclass
+class Screen:
+    """A terminal with a process in it."""
+
+    process: subprocess.Popen[bytes]
+    keyboard: int
+    shown: str = ""
+    read_up_to: int = field(default=0)
+
+    def type(self, text: str) -> None:
+        os.write(self.keyboard, text.encode())
+
+    def until(self, text: str) -> str:
+        """Waits for text that was not waited for yet; returns what came with it."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.shown[self.read_up_to :]:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
+            self._read()
+        start = self.read_up_to
+        self.read_up_to = self.shown.index(text, start) + len(text)
+        return self.shown[start : self.read_up_to]
+
+    def end(self) -> int:
+        """The exit status of a process that ends by itself."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on: {self.shown!r}"
+            self._read()
+        return self.process.wait()
+
+    def _read(self) -> None:
+        if select.select([self.keyboard], [], [], 0.1)[0]:
+            try:
+                self.shown += os.read(self.keyboard, 65536).decode(errors="replace")
+            except OSError:
+                # What Linux says where the other side has been closed.
+                assert self.process.wait(PATIENCE) is not None
+
+
+@contextmanager
+def terminal(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Screen]:
+    keyboard, screen = pty.openpty()
+    command = [sys.executable, "-c", IN_TERMINAL, *OSTRO, "chat", *args]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **(env or {})},
+        )
+    finally:
+        os.close(screen)
+    try:
+        yield Screen(process, keyboard)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(keyboard)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    limits = ["--max-seq-len", "256"]
+    with live_server(tmp_path_factory.mktemp("server"), str(model), *limits, faults="fake,step_seconds=0.1") as server:
+        yield server
+
+
+# --- terminals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
+    saved = tmp_path / "said.json"
+    with terminal("--url", server.url, "--max-tokens", "4", "--system", "yes", *ENDLESS) as screen:
+        screen.until("/help tells what you can do")
+        for prompt, typed in [
+            (PROMPT, "the fox\n"),
+            (PROMPT, "the quick \\\n"),
+            (MORE, "dog\n"),
+            (PROMPT, '"""\n'),
+            (MORE, "yes\n"),
+            (MORE, 'no"""\n'),
+            (PROMPT, f"/save {saved}\n"),
+            (PROMPT, "/clear\n"),
+            (PROMPT, f"/save {saved}2\n"),
+            (PROMPT, CTRL_D),
+        ]:
+            screen.until(prompt)
+            screen.type(typed)
+        assert screen.end() == 0
+        assert len(re.findall(r"\n4 tokens · [\d.]+ tokens/s · first after [\d.]+ s\r", screen.shown)) == 3
+        assert screen.shown.count("Written to ") == 2
+        assert "Nothing was said yet." in screen.shown
+    said = json.loads(saved.read_text())
+    assert said["model"] == "tiny"
+    assert [message["role"] for message in said["messages"]] == ["system", *["user", "assistant"] * 3]
+    assert [said["messages"][index]["content"] for index in (0, 1, 3, 5)] == [
+        "yes",
+        "the fox",
+        "the quick \ndog",
+        "yes\nno",
+    ]
+    assert all(message["content"] for message in said["messages"])
+    assert json.loads(Path(f"{saved}2").read_text())["messages"] == [{"role": "system", "content": "yes"}]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(server: LiveServer) -> None:
+    with terminal("--url", server.url, "--max-tokens", "200", *ENDLESS) as screen, Client(server.url) as client:
+        screen.until(PROMPT)
+        screen.type("the fox\n")
+        screen.until("the fox\r\n")
+        until(lambda: client.stats().models[0].requests == 1)
+        screen.type(CTRL_C)
+        screen.until("stopped after about ")
+        until(lambda: client.stats().models[0].requests == 0)
+        screen.until(PROMPT)
+        screen.type(CTRL_C)
+        screen.until("Ctrl-D or /exit ends.")
+        screen.until(PROMPT)
+        screen.type("/exit\n")
+        assert screen.end() == 0
+        assert "Traceback" not in screen.shown
+
+
+def test_commands_and_mistakes(server: LiveServer) -> None:
+    with terminal("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
+        for typed, answer in [
+            ("/help", "/save FILE"),
+            ("/system", "The model is told nothing."),
+            ("/system Be brief.", "The model is told: Be brief."),
+            ("/model", "* tiny  (ready)"),
+            ("/model tiny", "tiny answers from now on."),
+            ("/model nobody", "There is no model 'nobody'"),
+            ("/save", "Name a file"),
+            ("/save /nowhere/at/all.json", "Cannot write /nowhere/at/all.json"),
+            ("/nonsense", "/nonsense is no command"),
+            ("the fox " * 400, "/clear."),
+            ("the fox", "2 tokens · "),
+        ]:
+            screen.until(PROMPT)
+            screen.type(typed + "\n")
+            screen.until(answer)
+        screen.until(PROMPT)
+        screen.type("/exit\n")
+        assert screen.end() == 0
+        assert "Traceback" not in screen.shown
+
+
+def test_a_model_is_served_for_the_conversation_and_no_longer(model: Path) -> None:
+    with terminal(str(model), "--max-tokens", "2", *ENDLESS, env={"OSTRO_FAULTS": "fake"}) as screen:
+        address = screen.until(". /help").split(" at ")[1].split(". /help")[0]
+        screen.until(PROMPT)
+        screen.type("the fox\n")
+        screen.until("2 tokens")
+        screen.until(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+    with Client(address) as client:
+        assert not client.healthy()
+
+
+def test_a_killed_conversation_leaves_no_server(model: Path) -> None:
+    with terminal(str(model), env={"OSTRO_FAULTS": "fake"}) as screen:
+        address = screen.until(". /help").split(" at ")[1].split(". /help")[0]
+        with Client(address) as client:
+            assert client.healthy()
+            screen.process.send_signal(signal.SIGKILL)
+            screen.process.wait()
+            until(lambda: not client.healthy())
+
+
+# --- pipes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
+    asked = ["--temperature", "0", "--max-tokens", "6", "--system", "yes"]
+    command = [*OSTRO, "chat", "--url", server.url, *asked]
+    done = subprocess.run(command, input="the fox\n", capture_output=True, text=True, timeout=PATIENCE)
+    messages = [{"role": "system", "content": "yes"}, {"role": "user", "content": "the fox"}]
+    with Client(server.url) as client:
+        answer = client.chat(messages, temperature=0, max_tokens=6).choices[0].message.content
+    assert (done.returncode, done.stdout, done.stderr) == (0, answer + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "told"),
+    [
+        ("x", ["--url", "http://127.0.0.1:9"], "Start one with `ostro serve`"),
+        ("x", ["--url", "nonsense"], "no server's address"),
+        ("x", ["/nowhere/model"], "/nowhere/model"),
+        ("x", ["model", "--url", "http://127.0.0.1:9"], "leave one of them out"),
+        ("x", ["--n", "2"], "leave --n out"),
+        ("x", ["--model", "tiny"], "leave --url and --model out"),
+        ("x", ["--url", "SERVER", "--temperature", "9"], "temperature must be"),
+        ("\n", ["--url", "SERVER"], "nothing to answer"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    server: LiveServer,
+    text: str,
+    args: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    monkeypatch.setattr("ostro.cli.chat.DEFAULT_URL", "http://127.0.0.1:9")
+    assert main(["chat", *(server.url if arg == "SERVER" else arg for arg in args)]) == 1
+    shown = capsys.readouterr()
+    [line] = shown.err.splitlines()
+    assert shown.out == ""
+    assert line.startswith("ostro: ")
+    assert told in line
+
+
+def test_a_reader_that_leaves_ends_it_quietly(server: LiveServer) -> None:
+    command = [*OSTRO, "chat", "--url", server.url, "--max-tokens", "200", *ENDLESS]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        Client(server.url) as client,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"the fox")
+        process.stdin.close()
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(PATIENCE) == 128 + signal.SIGPIPE
+        until(lambda: client.stats().models[0].requests == 0)
+
+
+def test_help_needs_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["chat", "--help"])
+    assert caught.value.code == 0
+    assert "--system" in capsys.readouterr().out
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
