@@ -75,6 +75,8 @@ def test_message_to_the_engine_arrives_as_it_was_sent(message: ToEngine) -> None
         LoadFailed("BadCheckpoint", "It is damaged."),
         Pulse(steps=3, running=1, pages_total=8, pages_free=7),
         Stepped([PROGRESS, Progress(8, 0)]),
+        Stepped([], begun=[7, 8], begun_at=12.5, preempted=[3]),
+        Stepped([], begun=[], begun_at=None, preempted=[]),
         Refused(7, "It is too long.", "prompt"),
     ],
     ids=repr,

@@ -615,3 +615,34 @@ def test_sequence_whose_bans_depend_on_its_tokens_waits_until_they_are_known() -
         for batch in driver.runner.batches[before:]:
             assert all(known.get(1, True) for chunk in batch.chunks if chunk.seq.request.id == 1)
     driver.check_outcomes(patient, eager)
+
+
+# ---- what it tells of a step
+
+
+def test_each_step_tells_which_requests_it_is_the_first_of_and_which_gave_way() -> None:
+    engine = EngineCore(FakeRunner(page_size=4, num_pages=6, max_seq_len=100, vocab_size=1000, max_batch_tokens=64))
+    begun, preempted = [], []
+    for number in (1, 2, 3):
+        engine.add(make_request(number, range(number, number + 5), max_tokens=14, n=2 if number == 1 else 1))
+    while engine.has_work:
+        engine.step()
+        begun += engine.scheduler.begun
+        preempted += engine.scheduler.preempted
+    assert begun == [1, 2, 3]
+    assert len(preempted) == engine.scheduler.counters.preemptions > 0
+
+
+def test_what_a_step_begins_is_told_before_it_computes() -> None:
+    """Who died or left in its first step seemed to have waited in line until then."""
+
+    class Dying(FakeRunner):
+        def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+            raise RuntimeError("out of memory")
+
+    engine = EngineCore(Dying(page_size=4, num_pages=6, max_seq_len=100, vocab_size=1000, max_batch_tokens=64))
+    engine.add(make_request(7, range(5)))
+    told = []
+    with pytest.raises(RuntimeError):
+        engine.step(lambda: told.extend(engine.scheduler.begun))
+    assert told == [7]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -63,6 +64,18 @@ def test_usage_comes_last_and_is_null_before(client: httpx.Client) -> None:
     assert usage["completion_tokens"] == 5
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
+
+
+@pytest.mark.parametrize(("path", "given"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["one", "two"]})])
+def test_usage_so_far_comes_with_every_event_if_asked_for(
+    client: httpx.Client, path: str, given: dict[str, Any]
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = streamed(client, path, {**given, "max_tokens": 5, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 5 * len(given.get("prompt", [""]))
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
 
 
 def test_choices_of_a_stream_are_interleaved_and_each_has_its_role_and_end(client: httpx.Client) -> None:

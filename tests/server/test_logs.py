@@ -31,7 +31,8 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     record = scope["state"]["record"]
     if scope["path"] == "/work":
         record.model, record.key, record.stream = "a-model", "key-1234", True
-        record.prompt_tokens, record.lined_up, record.let_in = 7, record.started, record.started + 0.5
+        record.prompt_tokens, record.lined_up = 7, record.started
+        record.let_in = record.began = record.started + 0.5
         record.count(3, None)
         record.count(2, "stop")
     if scope["path"] == "/fault":

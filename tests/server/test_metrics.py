@@ -33,6 +33,7 @@ class Fleet:
     first_name: str = "tiny"
     num_loads: int = 1
     num_evictions: int = 0
+    num_load_failures: int = 0
 
     def loaded(self) -> list[tuple[str, Service]]:
         return list(self.models.items())
@@ -89,7 +90,7 @@ def read(metrics: Metrics) -> dict[str, float]:
 def a_record() -> RequestRecord:
     record = RequestRecord(id="r", method="POST", path="/v1/completions", stream=True, status=200, started=100.0)
     record.route = record.path
-    record.prompt_tokens, record.lined_up, record.let_in = 7, 100.5, 101.5
+    record.prompt_tokens, record.lined_up, record.let_in, record.began = 7, 100.5, 101.5, 101.5
     record.first_token, record.last_token, record.ended = 102.0, 103.0, 103.5
     record.completion_tokens, record.finish_reasons = 11, ["stop", "length"]
     return record
@@ -108,6 +109,22 @@ def test_finished_request_is_counted_under_the_names_that_others_chart() -> None
     assert samples["vllm:request_queue_time_seconds_sum"] == 1.0
     assert samples["vllm:inter_token_latency_seconds_sum"] == 0.1
     assert samples['ostro_http_requests_total{path="/v1/completions",status="200"}'] == 1
+
+
+def test_queue_lasts_until_the_engine_runs_it() -> None:
+    """It ended at the gate, and who waited in the engine seemed not to wait."""
+    metrics, record = metrics_of(Service()), a_record()
+    record.began = 101.75
+    metrics.record(record)
+    assert read(metrics)["vllm:request_queue_time_seconds_sum"] == 1.25
+
+
+def test_queue_of_a_request_that_never_ran_lasts_until_it_left() -> None:
+    """Those that timed out in the engine's line counted as if they had not waited at all."""
+    metrics, record = metrics_of(Service()), a_record()
+    record.began = record.first_token = record.last_token = None
+    metrics.record(record)
+    assert read(metrics)["vllm:request_queue_time_seconds_sum"] == 3.0
 
 
 def test_engines_state_is_read_from_its_pulse() -> None:

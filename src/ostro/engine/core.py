@@ -47,13 +47,14 @@ class EngineCore:
     def abort(self, request_id: int, choice: int | None = None) -> None:
         self.scheduler.abort(request_id, choice)
 
-    def step(self) -> list[Progress]:
+    def step(self, scheduled: Callable[[], None] = lambda: None) -> list[Progress]:
         """Begins a step of all that can run, and takes in the results that are due; what each sequence gained by them.
 
-        An empty list if nothing is to do, or nothing is due yet.
+        An empty list if nothing is to do, or nothing is due yet. `scheduled` is called before anything is computed.
         """
         try:
             batch = self.scheduler.schedule()
+            scheduled()
             if batch is not None:
                 self._under_way.append((batch, self.runner.launch(batch)))
                 self.scheduler.advance(batch)

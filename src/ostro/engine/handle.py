@@ -75,6 +75,9 @@ class Stream:
         self._unfinished = set(range(request.params.n))
         self._error: OstroError | None = None
         self.request = request
+        self.began: float | None = None
+        """When the engine's first step of it began, by `time.monotonic`."""
+        self.preemptions = 0
 
     def __aiter__(self) -> Self:
         return self
@@ -363,6 +366,7 @@ class EngineHandle:
         match message:
             case Stepped(progress=progress):
                 self._idle_seconds = 0.0
+                self._note_course(message)
                 for each in progress:
                     if (stream := self._streams.get(each.request_id)) is not None:
                         stream.put(each)
@@ -385,6 +389,14 @@ class EngineHandle:
                 if self.state not in _ENDED:
                     self.failure = _load_error(name, text)
                     self._enter(State.FAILED)
+
+    def _note_course(self, step: Stepped) -> None:
+        for request_id in step.begun:
+            if (stream := self._streams.get(request_id)) is not None and stream.began is None:
+                stream.began = step.begun_at
+        for request_id in step.preempted:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.preemptions += 1
 
     async def _watch(self) -> None:
         """Kills a process that has work and gets nothing done. A long load or an idle engine is not stuck.

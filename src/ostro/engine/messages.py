@@ -110,10 +110,17 @@ class Pulse(Message, frozen=True):
     saved_steps: int = 0
 
 
-class Stepped(Message, frozen=True):
+class Stepped(Message, frozen=True, omit_defaults=True):
     """What one step brought, for all its sequences at once."""
 
     progress: list[Progress]
+    begun: list[int] = []
+    """Requests of which the step is the first, and when it began, by the clock that all processes here share. Told
+    before its progress, in a message of their own.
+    """
+    begun_at: float | None = None
+    preempted: list[int] = []
+    """Requests that gave up their pages for it, once for each choice that did."""
 
 
 class Refused(Message, frozen=True):

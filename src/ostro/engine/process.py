@@ -114,11 +114,21 @@ class EngineLoop:
         """Returns once the API process asks to stop."""
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
         while self._take_messages():
-            self.faults.before_step(self.core.scheduler.counters.steps)
-            if progress := self.core.step():
-                self.channel.send(Stepped(progress))
+            self._step()
         # What was counted since the last one.
         self.channel.send(pulse(self.core))
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        self.faults.before_step(self.core.scheduler.counters.steps)
+        if progress := self.core.step(lambda: self._tell_course(began)):
+            self.channel.send(Stepped(progress))
+
+    def _tell_course(self, began: float) -> None:
+        """At once: a step may take long, and who reads along may not wait for its end."""
+        begun, preempted = self.core.scheduler.begun, self.core.scheduler.preempted
+        if begun or preempted:
+            self.channel.send(Stepped([], begun, began, preempted))
 
     def _take_messages(self) -> bool:
         """Handles what has arrived, and waits for something if there is nothing to do. False: stop."""

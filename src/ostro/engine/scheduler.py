@@ -109,6 +109,9 @@ class Scheduler:
         # Leader's id -> the other choices of its request, until the leader's prompt is computed.
         self._followers: dict[int, list[Sequence]] = {}
         self._next_id = 0
+        # Requests that the latest step was the first of, and those that gave up pages for it.
+        self.begun: list[int] = []
+        self.preempted: list[int] = []
         # Steps that were begun and whose results are not known.
         self._under_way = 0
 
@@ -151,6 +154,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         budgets = self._budgets()
         preempted = self.counters.preemptions
+        self.begun, self.preempted = [], []
         # Sequences with one token to go come first: they are cheap, and someone reads along.
         for seq in sorted(self.running, key=lambda seq: seq.num_to_compute > 1):
             kind = self._kind(seq)
@@ -287,6 +291,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self.counters.preemptions += 1
+        self.preempted.append(seq.request.id)
         self.running.remove(seq)
         self.kv.release(seq)
         insort(self.waiting, seq, key=_rank)
@@ -322,6 +327,7 @@ class Scheduler:
         insort(self.running, seq, key=_rank)
         if seq.num_cached is None and seq.num_output == 0:
             seq.num_cached = seq.num_computed
+            self.begun.append(seq.request.id)
             self.counters.cache_queries += seq.num_prompt
             self.counters.cache_hits += seq.num_cached
         return admission

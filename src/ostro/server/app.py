@@ -36,6 +36,8 @@ def build_app(
         description="Language models behind the OpenAI API.",
         # A redirect would send clients to whatever host their request named.
         redirect_slashes=False,
+        # FastAPI's own, which would tell every request a second time, and the words of those it cannot parse.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         middleware=[
             *(middlewares if middlewares is not None else [Middleware(RequestLog, on_end=_ignore, access_log=False)]),
             Middleware(error_handlers.FaultBarrier),

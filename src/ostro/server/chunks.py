@@ -22,7 +22,7 @@ from ostro.server.responses import (
     token_arrays,
     usage,
 )
-from ostro.server.schemas import ChatCompletionRequest, CompletionRequest
+from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from ostro.server.sse import event
 from ostro.text.tokenizer import Tokenizer
 
@@ -32,6 +32,10 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 class Chunks(Protocol):
     """One answer's events."""
+
+    @property
+    def id(self) -> str | None:
+        """The answer's, if it has one."""
 
     def start(self) -> bytes:
         """What comes before the first text."""
@@ -46,21 +50,28 @@ class Chunks(Protocol):
 class _Envelope:
     """What all events of one stream have in common."""
 
-    def __init__(self, id: str, kind: str, *, model: str, with_usage: bool) -> None:
+    def __init__(
+        self, id: str, kind: str, completions: Sequence[Completion], options: StreamOptions | None, *, model: str
+    ) -> None:
         self._shared = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+        self._completions = completions
+        self._with_usage = options is not None and options.include_usage
+        self._always = options is not None and options.include_usage and options.continuous_usage_stats
         # {"id":…,"model":…  and then  ,"choices":[ … ]}
         self._head = b"data: " + _encode(self._shared).removesuffix(b"}") + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
-        self._with_usage = with_usage
+        self._tail = b'],"usage":null}\n\n' if self._with_usage else b"]}\n\n"
 
     def choice(self, fields: dict[str, object]) -> bytes:
-        return self._head + _encode(fields) + self._tail
+        return self._head + _encode(fields) + (self._usage_so_far() if self._always else self._tail)
 
-    def usage(self, completions: Sequence[Completion]) -> bytes:
+    def usage(self) -> bytes:
         """Nothing, unless it was asked for."""
         if not self._with_usage:
             return b""
-        return event(_encode({**self._shared, "choices": [], "usage": usage(completions).model_dump()}))
+        return event(_encode({**self._shared, "choices": [], "usage": usage(self._completions).model_dump()}))
+
+    def _usage_so_far(self) -> bytes:
+        return b'],"usage":' + _encode(usage(self._completions).model_dump()) + b"}\n\n"
 
 
 class ChatChunks:
@@ -69,8 +80,8 @@ class ChatChunks:
     ) -> None:
         self._completion = completion
         self._tokenizer = tokenizer
-        with_usage = request.stream_options is not None and request.stream_options.include_usage
-        self._envelope = _Envelope(new_id("chatcmpl-"), "chat.completion.chunk", model=model, with_usage=with_usage)
+        self.id = new_id("chatcmpl-")
+        self._envelope = _Envelope(self.id, "chat.completion.chunk", [completion], request.stream_options, model=model)
 
     def start(self) -> bytes:
         opening = {"role": "assistant", "content": ""}
@@ -80,7 +91,7 @@ class ChatChunks:
         return b"".join(map(self._of, deltas))
 
     def end(self) -> bytes:
-        return self._envelope.usage([self._completion])
+        return self._envelope.usage()
 
     def _of(self, delta: Delta) -> bytes:
         data = b""
@@ -110,9 +121,8 @@ class CompletionChunks:
         *,
         model: str,
     ) -> None:
-        self._completions = completions
-        with_usage = request.stream_options is not None and request.stream_options.include_usage
-        self._envelope = _Envelope(new_id("cmpl-"), "text_completion", model=model, with_usage=with_usage)
+        self.id = new_id("cmpl-")
+        self._envelope = _Envelope(self.id, "text_completion", completions, request.stream_options, model=model)
         self._choices = [
             [_CompletionChoice(request, number, completion, choice, tokenizer) for choice in completion.choices]
             for number, completion in enumerate(completions)
@@ -128,7 +138,7 @@ class CompletionChunks:
         )
 
     def end(self) -> bytes:
-        return self._envelope.usage(self._completions)
+        return self._envelope.usage()
 
 
 class _CompletionChoice:

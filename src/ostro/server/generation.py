@@ -27,6 +27,7 @@ from ostro.server.limits import Ticket
 from ostro.server.logging import RequestRecord
 from ostro.server.models import Model
 from ostro.server.schemas import WireModel
+from ostro.server.service import Generation
 from ostro.server.sse import EventStream
 
 Prompt = str | list[int]
@@ -54,6 +55,7 @@ class Answer(Response):
         super().__init__()
         self._api = api
         self._record = record_of(http)
+        self._record.asked_model = job.model
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,12 +63,14 @@ class Answer(Response):
         try:
             async with UntilDisconnect(receive), self._api.gate.admit(self._record) as ticket:
                 model, requests = await self._turn(ticket)
-                if job.chunks is not None:
-                    await self._stream(ticket, model, requests, partial(job.chunks, model), send)
-                    return
-                completions = await _all(ticket, model, requests)
-                response = await self._respond(model, completions)
-                _note_cached(self._record, completions)
+                generations = [model.service.stream(request) for request in requests]
+                try:
+                    if job.chunks is not None:
+                        await self._stream(ticket, generations, partial(job.chunks, model), send)
+                        return
+                    response = await self._respond(model, await _all(ticket, generations))
+                finally:
+                    _note_course(self._record, generations)
             await response(scope, receive, send)
         except ClientGone:
             self._record.error = "client_gone"
@@ -81,6 +85,7 @@ class Answer(Response):
         model = await self._take(ticket)
         self._record.model = model.name
         requests = ticket.enlist(await ticket.within(prepare(model)))
+        self._record.num_prompts, self._record.params = len(requests), requests[0].params
         while not ticket.enter():
             await ticket.let_go()
             await ticket.turn()
@@ -98,7 +103,9 @@ class Answer(Response):
 
     async def _respond(self, model: Model, completions: list[Completion]) -> Response:
         def respond() -> Response:
-            return json_response(self._job.respond(model, completions))
+            body = self._job.respond(model, completions)
+            self._record.response_id = getattr(body, "id", None)
+            return json_response(body)
 
         # An evaluation's answer may hold a million of them, and take a second to write.
         many = sum(map(_num_logprobs, completions)) > _MANY_LOGPROBS
@@ -107,14 +114,12 @@ class Answer(Response):
     async def _stream(
         self,
         ticket: Ticket,
-        model: Model,
-        requests: Sequence[EngineRequest],
+        generations: Sequence[Generation],
         make_chunks: Callable[[list[Completion]], Chunks],
         send: Send,
     ) -> None:
-        generations = [model.service.stream(request) for request in requests]
-        completions = [generation.completion for generation in generations]
-        chunks = make_chunks(completions)
+        chunks = make_chunks([generation.completion for generation in generations])
+        self._record.response_id = chunks.id
         streams = [ticket.watch(generation) for generation in generations]
         async with aclosing(_merged(streams) if len(streams) > 1 else _alone(streams[0])) as progress:
             # Not a byte is sent before the engine has: until then an error still has a status of its own.
@@ -130,7 +135,6 @@ class Answer(Response):
             except OstroError as error:
                 # The stream has told it.
                 self._record.error = error.openai_code or error.openai_type
-        _note_cached(self._record, completions)
 
 
 async def each_in_turn(
@@ -144,13 +148,13 @@ async def each_in_turn(
     return requests
 
 
-async def _all(ticket: Ticket, model: Model, requests: Sequence[EngineRequest]) -> list[Completion]:
+async def _all(ticket: Ticket, generations: Sequence[Generation]) -> list[Completion]:
     """All of them; the first failure ends the others."""
-    if len(requests) == 1:
-        return [await ticket.complete(model.service.complete(requests[0]))]
+    if len(generations) == 1:
+        return [await ticket.complete(generations[0].run())]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ticket.complete(model.service.complete(request))) for request in requests]
+            tasks = [group.create_task(ticket.complete(generation.run())) for generation in generations]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -196,5 +200,11 @@ def _num_logprobs(completion: Completion) -> int:
     return len(completion.prompt_logprobs or ()) + sum(len(choice.logprobs or ()) for choice in completion.choices)
 
 
-def _note_cached(record: RequestRecord, completions: Sequence[Completion]) -> None:
-    record.cached_tokens = sum(completion.num_cached for completion in completions)
+def _note_course(record: RequestRecord, generations: Sequence[Generation]) -> None:
+    """What the engine has told of them by the end. Of several the earliest counts."""
+    record.began = min((each.began for each in generations if each.began is not None), default=None)
+    if record.began is None:
+        return
+    record.first_token = min((each.first_token for each in generations if each.first_token is not None), default=None)
+    record.preemptions = sum(each.preemptions for each in generations)
+    record.cached_tokens = sum(each.completion.num_cached for each in generations)

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ostro.errors import BadRequest
+from ostro.sampling_params import SamplingParams
 
 LogFormat = Literal["json", "pretty"]
 
@@ -50,19 +51,33 @@ class RequestRecord:
     """The template of its path, such as /v1/models/{id}; None for a path that nobody serves."""
     key: str = "anonymous"
     """The label of the key it came with; never the key."""
+    asked_model: str | None = None
+    """What the client calls the model."""
     model: str | None = None
     stream: bool | None = None
+    params: SamplingParams | None = None
+    """Its numbers may be told; texts in it are the client's own."""
+    num_prompts: int = 0
     status: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int = 0
     cached_tokens: int | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    response_id: str | None = None
     error: str | None = None
     """The code of the error that ended it."""
+    traceparent: str | None = None
+    tracestate: str | None = None
+    """Whose trace it belongs to, as its headers say; noted only where requests are traced."""
+    trace_id: str | None = None
+    span_id: str | None = None
     started: float = field(default_factory=time.monotonic)
     lined_up: float | None = None
     let_in: float | None = None
     """When it joined the line for the engine, and when it left it."""
+    began: float | None = None
+    """When the engine's first step of it began."""
+    preemptions: int = 0
     first_token: float | None = None
     last_token: float | None = None
     ended: float | None = None
@@ -79,7 +94,10 @@ class RequestRecord:
 
     @property
     def queue_seconds(self) -> float | None:
-        return None if self.lined_up is None or self.let_in is None else self.let_in - self.lined_up
+        """In line before the engine, and in it until it first ran, or until it left without having run."""
+        if self.lined_up is None or self.let_in is None:
+            return None
+        return max(self.began or self.ended or self.let_in, self.let_in) - self.lined_up
 
     @property
     def ttft_seconds(self) -> float | None:
@@ -115,6 +133,8 @@ class RequestRecord:
             "tokens_per_second": _rounded(self.tokens_per_second, 1),
             "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
             "error": self.error,
+            "trace_id": self.trace_id,
+            "span_id": self.span_id,
         }
         return {name: value for name, value in given.items() if value is not None}
 

@@ -70,6 +70,8 @@ class Fleet(Protocol):
     def num_loads(self) -> int: ...
     @property
     def num_evictions(self) -> int: ...
+    @property
+    def num_load_failures(self) -> int: ...
     def loaded(self) -> Sequence[tuple[str, Served]]:
         """Each with its name in answers."""
 
@@ -92,7 +94,7 @@ class Metrics:
         self._seconds = self._histogram("vllm:e2e_request_latency_seconds", "Time of a whole request.", _LONG_SECONDS)
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to a stream's first token.", _SECONDS)
         self._gap = self._histogram("vllm:inter_token_latency_seconds", "Mean time between tokens.", _TOKEN_SECONDS)
-        self._queue = self._histogram("vllm:request_queue_time_seconds", "Time in line for the engine.", _LONG_SECONDS)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Time until the engine ran it.", _LONG_SECONDS)
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that the engine took.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._success = self._counter("vllm:request_success", "Choices that came to their end.", "finished_reason")
@@ -195,6 +197,8 @@ class _Live(Collector):
         yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(loaded))
         yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._fleet.num_loads)
         yield CounterMetricFamily("ostro_model_evictions", "Models that made room.", self._fleet.num_evictions)
+        failures = self._fleet.num_load_failures
+        yield CounterMetricFamily("ostro_model_load_failures", "Loads that came to nothing.", failures)
 
 
 def _family(

@@ -121,6 +121,10 @@ class Models:
     def num_evictions(self) -> int:
         return self.pool.counters.evictions
 
+    @property
+    def num_load_failures(self) -> int:
+        return self.pool.counters.failures.total()
+
     def shown(self, spec: ModelSpec) -> str:
         """What answers call a model."""
         first = self.pool.catalog.default

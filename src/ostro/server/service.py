@@ -1,6 +1,7 @@
 """One model for many callers at once: text in, text out. Joins the tokenizer and the engine's handle; knows no HTTP."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from ostro.config import EngineConfig
 from ostro.engine.door import Door
-from ostro.engine.handle import EngineHandle, State
+from ostro.engine.handle import EngineHandle, State, Stream
 from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
 from ostro.engine.tally import Tally
@@ -38,7 +39,26 @@ class Generation:
         self.request = request
         self._collector = frontend.collector(request)
         self.completion: Completion = self._collector.completion
+        self.first_token: float | None = None
+        """When it came, by `time.monotonic`."""
+        self._stream: Stream | None = None
         self._deltas = self._run(handle)
+
+    @property
+    def began(self) -> float | None:
+        """When the engine's first step of it began, by the same clock."""
+        return None if self._stream is None else self._stream.began
+
+    @property
+    def preemptions(self) -> int:
+        return 0 if self._stream is None else self._stream.preemptions
+
+    async def run(self) -> Completion:
+        """To its end."""
+        async with aclosing(self._deltas):
+            async for _ in self._deltas:
+                pass
+        return self.completion
 
     def __aiter__(self) -> AsyncGenerator[list[Delta], None]:
         return self._deltas
@@ -50,10 +70,12 @@ class Generation:
         await self._deltas.aclose()
 
     async def _run(self, handle: EngineHandle) -> AsyncGenerator[list[Delta], None]:
-        stream = handle.submit(self.request)
+        stream = self._stream = handle.submit(self.request)
         take = self._collector.take
         try:
             async for steps in stream:
+                if self.first_token is None and any(step.token_ids for step in steps):
+                    self.first_token = time.monotonic()
                 deltas = []
                 for step in steps:
                     delta = take(step)
@@ -232,11 +254,7 @@ class ModelService:
 
     async def complete(self, request: Request) -> Completion:
         """Runs a prepared request to its end."""
-        generation = self.stream(request)
-        async with aclosing(generation):
-            async for _ in generation:
-                pass
-        return generation.completion
+        return await self.stream(request).run()
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
         """Completes one prompt, text or token ids, beside whatever else runs."""

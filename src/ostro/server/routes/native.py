@@ -101,6 +101,8 @@ def _counts(completions: Sequence[Completion]) -> TokenCounts:
 
 
 class _TextEvents:
+    id = None
+
     def __init__(self, model: Model, completions: list[Completion]) -> None:
         self._completions = completions
 

@@ -68,6 +68,7 @@ class ChatCompletionRequest(GenerationRequest):
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
+        "moderation": (),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
         "tool_choice": ("none",),
@@ -77,11 +78,14 @@ class ChatCompletionRequest(GenerationRequest):
     }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    """Of the roles system, developer, user, assistant and tool; contents are texts."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """None is as many as fit; the older name of max_completion_tokens."""
+    """The older name of max_completion_tokens."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """None is as many as fit."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """0 to 20; only with logprobs."""
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -13,12 +13,17 @@ from ostro.server.schemas.wire import WireModel, refusal
 class CompletionRequest(GenerationRequest):
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {"suffix": ("",)}
 
+    # Always a list here: a lone prompt is a list of one.
     prompt: Prompts
-    """Always a list here: a lone prompt is a list of one."""
+    """Up to 2048 of them."""
     max_tokens: int = 16
+    """0 generates none, for scores of the prompt."""
     echo: bool = False
+    """The prompt before its continuation; with logprobs, its tokens' too."""
     logprobs: int | None = None
+    """0 to 20 alternatives for each token."""
     best_of: int | None = None
+    """Must equal n: choices are not ranked."""
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:

@@ -12,10 +12,12 @@ class EmbeddingRequest(RequestModel):
     ignored: ClassVar[frozenset[str]] = frozenset({"user"})
 
     model: str = "default"
+    # Always a list here: a lone text is a list of one.
     input: Prompts
-    """Always a list here: a lone text is a list of one."""
+    """Up to 2048 of them."""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    """As many as the model has: vectors are not shortened."""
 
 
 class Embedding(WireModel):

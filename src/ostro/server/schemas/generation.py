@@ -20,6 +20,8 @@ class StreamOptions(RequestModel):
     ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """With include_usage: the usage so far in every event."""
 
 
 _WORD_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -58,6 +60,7 @@ class GenerationRequest(RequestModel):
             "parallel_tool_calls",
             "prediction",
             "prompt_cache_key",
+            "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",
             "service_tier",
@@ -67,29 +70,49 @@ class GenerationRequest(RequestModel):
     )
 
     model: str = "default"
+    """A name from /v1/models; default is the first one."""
     n: int = 1
+    """1 to 128; the prompt is computed once for all of them."""
     temperature: float = 1.0
+    """0 to 2; 0 is greedy."""
     top_p: float = 1.0
+    """Above 0, up to 1."""
     presence_penalty: float = 0.0
+    """-2 to 2, over the output."""
     frequency_penalty: float = 0.0
+    """-2 to 2, over the output."""
     logit_bias: TokenBiases = Field(default_factory=dict)
+    """By token id, -100 to 100; at most 1024 of them."""
     seed: int | None = None
+    """The same seed gives the same tokens, whatever else runs; none draws a fresh one."""
     stop: Words = Field(default_factory=list)
+    """At most 64 of them, each of at most 1024 characters."""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    """Only with stream; its include_usage adds a last event with the usage, continuous_usage_stats has it in all."""
 
     top_k: int = 0
+    """0 and -1 keep all tokens."""
     min_p: float = 0.0
+    """0 to 1, relative to the likeliest token."""
     repetition_penalty: float = 1.0
+    """Above 0, up to 10; over prompt and output. 1 is off."""
     min_tokens: int = 0
+    """No end before this many tokens."""
     bad_words: Words = Field(default_factory=list)
+    """At most 1024 of them."""
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(default_factory=list)
+    """At most 1024 of them."""
     ignore_eos: bool = False
+    """Go on past the end-of-sequence token."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     prompt_logprobs: int | None = None
+    """0 to 20 alternatives for each token of the prompt; not in a stream."""
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)] = ""
+    """Prefixes are shared only between requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Lower goes first."""
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:

@@ -17,9 +17,13 @@ class GenerateRequest(RequestModel):
     prompts: Prompts
     max_tokens: int = 128
     temperature: float = 0.7
+    """0 to 2; 0 is greedy."""
     top_p: float = 1.0
+    """Above 0, up to 1."""
     seed: int | None = None
+    """The same seed gives the same tokens, whatever else runs; none draws a fresh one."""
     stop: Words = Field(default_factory=list)
+    """At most 64 of them, each of at most 1024 characters."""
 
     def sampling_params(self) -> SamplingParams:
         """Raises BadRequest that names a field out of its range."""
@@ -63,6 +67,7 @@ class LoglikelihoodRequest(RequestModel):
     model: str = "default"
     prompts: Prompts
     continuations: Prompts
+    """As many as prompts."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
