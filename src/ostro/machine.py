@@ -7,11 +7,18 @@ from importlib import metadata
 from pathlib import Path
 
 _MIB = 1 << 20
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
     """Bytes that can be had without swapping, within the container's limit if there is one."""
     return min(_free_on_machine(), _free_in_container())
+
+
+def cpu_limit(cgroup: Path = _CGROUP) -> int | None:
+    """How many CPUs' time the container may use, rounded up; None if there is no limit. torch counts CPUs, not time."""
+    words = next(iter(_lines(cgroup / "cpu.max")), "max").split()
+    return None if words[0] == "max" else max(1, -(-int(words[0]) // int(words[1])))
 
 
 def device_here(name: str) -> str:
@@ -27,7 +34,8 @@ def gpu_memory() -> tuple[int, int] | None:
         return None
     query = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", gpu]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
+        # A group of its own, as everything that the server starts: otherwise it is taken for an orphan.
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20, process_group=0).stdout
         total, free = (int(part) * _MIB for part in answer.split(","))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
@@ -49,11 +57,13 @@ def _free_on_machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _free_in_container(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    limit, used = (_lines(cgroup / name) for name in ("memory.max", "memory.current"))
+def _free_in_container(cgroup: Path = _CGROUP) -> int:
+    limit, used, details = (_lines(cgroup / name) for name in ("memory.max", "memory.current", "memory.stat"))
     if not limit or not used or limit[0] == "max":
         return sys.maxsize
-    return max(0, int(limit[0]) - int(used[0]))
+    # Pages of files count as used, but make way: those of a model just fetched may be all that the container has.
+    idle = next((int(line.split()[1]) for line in details if line.startswith("inactive_file ")), 0)
+    return min(int(limit[0]), max(0, int(limit[0]) - int(used[0]) + idle))
 
 
 def _lines(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ import torch
 
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
+from ostro.machine import cpu_limit
 from ostro.models.base import Model
 from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.models.hrm_config import is_hrm
@@ -27,8 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    _set_threads(config.threads)
     device = pick_device(config.device)
     config.check_device(device.type)
     if is_hrm(checkpoint.config):
@@ -43,6 +43,14 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
         tensors = quantized_on_the_way(model, tensors, config.quantize)
     load_weights(model, tensors)
     return make_runner(model, config, pooling=checkpoint.pooling)
+
+
+def _set_threads(number: int | None) -> None:
+    if number is not None:
+        torch.set_num_threads(number)
+    elif (limit := cpu_limit()) is not None:
+        # More threads than a container has time for would take turns, and wait for one another.
+        torch.set_num_threads(min(limit, torch.get_num_threads()))
 
 
 def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:

@@ -1,0 +1,83 @@
+# Two images: `cpu`, the default, and `cuda` (--target cuda). docs/deployment.md says how they are built and run.
+#
+#   build ──> (build-cuda: Triton's helper, compiled ahead)     compilers and caches stay behind
+#     │               │
+#   cpu             cuda                                        both on `runtime`: Python, one user, no compiler
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+
+# hadolint ignore=DL3006
+FROM ${PYTHON_IMAGE} AS build
+ENV PATH=/opt/venv/bin:$PATH \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+RUN python -m venv /opt/venv
+
+# What changes seldom comes first: the dependencies are a layer of their own.
+ARG EXTRAS=gcs,s3,otel
+ARG TORCH_INDEX_URL=""
+COPY pyproject.toml constraints.txt ./
+COPY deploy/docker/requirements.py deploy/docker/
+RUN python deploy/docker/requirements.py --extras "$EXTRAS" > requirements.txt
+# An index of torch builds, as PyTorch has one for CPUs; without it torch comes from where the rest does.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; fi \
+    && pip install -c constraints.txt -r requirements.txt
+
+COPY README.md LICENSE ./
+COPY src src
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --no-deps .
+
+FROM build AS build-cuda
+# Not pinned: Debian keeps one version of each, and nothing of it reaches an image.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
+RUN python deploy/docker/prebuild_triton.py /opt/triton
+
+# hadolint ignore=DL3006
+FROM ${PYTHON_IMAGE} AS runtime
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Ostro" \
+      org.opencontainers.image.description="An inference server for language models, behind the OpenAI API" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+# The cache belongs to group 0 too: some clusters run containers under any uid, in that group.
+RUN groupadd --gid 10001 ostro \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /cache --shell /usr/sbin/nologin ostro \
+    && install -d -o 10001 -g 0 -m 0775 /cache
+# All that is written goes to /cache and /tmp, so that the root file system may be read-only.
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/cache \
+    OSTRO_CACHE=/cache \
+    HF_HOME=/cache/huggingface \
+    OSTRO_HOST=0.0.0.0 \
+    PORT=8000
+WORKDIR /srv
+VOLUME ["/cache"]
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
+ENTRYPOINT ["ostro"]
+CMD ["serve"]
+
+FROM runtime AS cuda
+# /usr/local/nvidia is where GKE mounts the driver; NVIDIA's container toolkit needs no path.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    PATH=$PATH:/usr/local/nvidia/bin \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
+    TRITON_CACHE_DIR=/cache/triton \
+    CC=/opt/triton/cc
+COPY --from=build-cuda /opt/triton /opt/triton
+COPY --from=build-cuda /opt/venv /opt/venv
+USER 10001:10001
+
+FROM runtime AS cpu
+COPY --from=build /opt/venv /opt/venv
+USER 10001:10001

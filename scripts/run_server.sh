@@ -1,0 +1,34 @@
+#!/bin/sh
+# Installs Ostro into a virtual environment of this checkout, if it is not there yet, and serves: arguments are those of
+# `ostro serve`, and so are the OSTRO_…, AIOS_… and other variables that docs/configuration.md lists.
+#
+#   scripts/run_server.sh --port 9000 ./my-model
+#   AIOS_MODEL_PATH=./brain AIOS_DEVICE=cpu scripts/run_server.sh
+#
+# OSTRO_VENV    where the virtual environment is (default: .venv of the checkout)
+# PYTHON        the Python that makes it, 3.11 or later (default: python3)
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+venv=${OSTRO_VENV:-$root/.venv}
+# The server takes OSTRO_… for its settings and says so when it knows none of that name.
+unset OSTRO_VENV
+
+is_current() {
+    [ -e "$1" ] && [ -z "$(find "$root/pyproject.toml" "$root/constraints.txt" -newer "$1")" ]
+}
+
+# `make install` leaves a mark too, and brings all that is needed here.
+if ! is_current "$venv/.installed" && ! is_current "$venv/.installed-server"; then
+    python=${PYTHON:-python3}
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        echo "run_server.sh: $python is not Python 3.11 or later. Install one and name it: PYTHON=python3.12 $0" >&2
+        exit 1
+    fi
+    "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root"
+    touch "$venv/.installed-server"
+fi
+
+# `exec`: signals reach the server itself.
+exec "$venv/bin/ostro" serve "$@"

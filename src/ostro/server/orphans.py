@@ -1,0 +1,42 @@
+"""What process 1 owes to others: in a container the server inherits what its children leave behind. Knows processes.
+
+Whatever it starts itself leads a group of its own, and whoever started it waits for it. What has ended and leads none
+was inherited, such as the pip of a download that was given up; nobody else will ever wait for it. An inherited leader,
+such as a job of a shell that somebody opened in the container, cannot be told from ours and is left.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def reap_orphans() -> int:
+    """Takes inherited processes that have ended out of the system's table; how many there were."""
+    if os.getpid() != 1 or not _has_ended(os.P_ALL, 0):
+        return 0
+    return sum(_reap(pid) for pid in _children())
+
+
+def _reap(pid: int) -> bool:
+    # A thread that waits for a child of its own may be quicker.
+    with suppress(ChildProcessError, ProcessLookupError):
+        if _has_ended(os.P_PID, pid) and os.getpgid(pid) != pid:
+            return os.waitpid(pid, os.WNOHANG)[0] == pid
+    return False
+
+
+def _has_ended(kind: int, number: int) -> bool:
+    """Whether one of them waits to be waited for; it goes on waiting."""
+    try:
+        return os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def _children() -> Iterator[int]:
+    """One by one, since asked for any child the system tells the same one again and again."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        # A thread may have ended since.
+        with suppress(OSError):
+            yield from map(int, path.read_text(encoding="ascii").split())

@@ -1,0 +1,135 @@
+"""scripts/run_server.sh and .ps1: one command from a checkout to a server."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+
+from ostro.server.settings import ALIASES
+
+SHELL = ROOT / "scripts" / "run_server.sh"
+POWERSHELL = ROOT / "scripts" / "run_server.ps1"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """For the script to find everything installed, in a place of the test's own."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    program = venv / "bin" / "ostro"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ostro "$@"\n')
+    program.chmod(0o755)
+    (venv / ".installed-server").touch()
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return kept | {"OSTRO_VENV": str(venv), "PYTHONPATH": str(ROOT / "src")}
+
+
+def _run(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SHELL, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def test_arguments_and_variables_reach_the_server_from_any_directory(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    environment |= {"AIOS_DEVICE": "cpu", "AIOS_MAX_BATCH_SIZE": "3", "AIOS_MODEL_PATH": "./a model"}
+    result = _run("--print-config", "--port", "9123", cwd=tmp_path, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"^port: 9123 +# --port$", result.stdout, re.MULTILINE)
+    assert re.search(r"^max_batch_seqs: 3 +# AIOS_MAX_BATCH_SIZE in the environment$", result.stdout, re.MULTILINE)
+    assert re.search(r"^device: .*cpu.* +# AIOS_DEVICE in the environment$", result.stdout, re.MULTILINE)
+    assert "./a model" in result.stdout
+
+
+def test_it_is_found_through_a_path_with_spaces(tmp_path: Path, environment: dict[str, str]) -> None:
+    linked = tmp_path / "my projects"
+    linked.symlink_to(ROOT)
+    script = linked / "scripts" / "run_server.sh"
+    result = subprocess.run([script, "--help"], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert result.returncode == 0
+
+
+def test_a_signal_reaches_the_server_itself(tmp_path: Path, environment: dict[str, str]) -> None:
+    environment |= {"OSTRO_FAULTS": "fake", "PORT": "0", "OSTRO_LOG_FORMAT": "json"}
+    log = tmp_path / "log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen([SHELL], cwd=tmp_path, env=environment, stdout=sink, stderr=sink)
+    try:
+        deadline = time.monotonic() + 60
+        while '"listening"' not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+        assert '"stopped"' in log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_an_old_python_is_refused_before_anything_is_made(tmp_path: Path, environment: dict[str, str]) -> None:
+    venv = tmp_path / "none"
+    result = _run(cwd=tmp_path, env=environment | {"OSTRO_VENV": str(venv), "PYTHON": "false"})
+    assert result.returncode == 1
+    assert "false is not Python 3.11 or later" in result.stderr
+    assert not venv.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_it_installs_once(tmp_path: Path) -> None:
+    """From nothing, with the network; the second time without."""
+    environment = os.environ | {"OSTRO_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
+    first = _run("--print-config", cwd=tmp_path, env=environment)
+    assert first.returncode == 0, first.stderr
+    mark = tmp_path / "venv" / ".installed-server"
+    installed = mark.stat().st_mtime_ns
+    second = _run("--print-config", cwd=tmp_path, env=environment | {"PIP_NO_INDEX": "1"})
+    assert (second.returncode, second.stdout) == (0, first.stdout)
+    assert mark.stat().st_mtime_ns == installed
+
+
+def test_the_shell_and_shellcheck_have_no_complaint() -> None:
+    assert SHELL.read_text().startswith("#!/bin/sh\n")
+    assert os.access(SHELL, os.X_OK)
+    subprocess.run(["sh", "-n", SHELL], check=True)
+    if (shellcheck := shutil.which("shellcheck")) is None:
+        pytest.skip("shellcheck is not installed")
+    result = subprocess.run([shellcheck, SHELL], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_powershell_reads_its_script() -> None:
+    if (pwsh := shutil.which("pwsh")) is None:
+        pytest.skip("PowerShell is not installed")
+    parse = f"[void][ScriptBlock]::Create((Get-Content -Raw '{POWERSHELL}'))"
+    subprocess.run([pwsh, "-NoProfile", "-Command", parse], check=True)
+
+
+def test_the_powershell_script_is_whole() -> None:
+    """What can be seen without PowerShell: brackets and quotes close, and what it runs is there."""
+    text = POWERSHELL.read_text(encoding="utf-8")
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    bare = re.sub(r"'[^'\n]*'", "''", code)
+    assert bare.replace("''", "").count("'") == 0
+    assert bare.count('"') == 0
+    for opening, closing in ("()", "{}", "[]"):
+        assert bare.count(opening) == bare.count(closing)
+    assert "run_server.sh" in code
+    assert (POWERSHELL.parent / "run_server.sh").exists()
+
+
+def test_the_powershell_script_passes_on_every_variable_that_is_a_setting() -> None:
+    match = re.search(r"^\$ours = '(.+)'$", POWERSHELL.read_text(encoding="utf-8"), re.MULTILINE)
+    assert match is not None
+    ours = re.compile(match[1])
+    names = {name for names in ALIASES.values() for name in names.env} | {"OSTRO_PORT", "OSTRO_CACHE", "HF_TOKEN"}
+    assert {name for name in names if not ours.search(name)} == set()

@@ -1,0 +1,48 @@
+"""Where the project's own files are, for tests of files that are no code; and what deployments must agree with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostro.server.ledger import Totals
+from ostro.server.metrics import Metrics, Served
+from ostro.server.settings import ALIASES, PREFIX, ServeSettings
+
+ROOT = Path(__file__).parents[2]
+
+# Read elsewhere than in the server's settings.
+_OTHER = {"OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "LOCAL_MODEL_CACHE", "HF_HOME", "HF_TOKEN", "HOME", "PATH"}
+_OTHER |= {
+    "TRITON_CACHE_DIR",
+    "CC",
+    "LD_LIBRARY_PATH",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "PYTHONDONTWRITEBYTECODE",
+}
+
+
+def known_variables() -> set[str]:
+    """Every environment variable that the server, or a library below it, reads."""
+    own = {PREFIX + name.upper() for name in ServeSettings.model_fields}
+    return own | {name for names in ALIASES.values() for name in names.env} | _OTHER
+
+
+class _NoModels:
+    first_name = "none"
+    num_loads = num_evictions = num_load_failures = num_waiting = num_inside = 0
+
+    def loaded(self) -> Sequence[tuple[str, Served]]:
+        return ()
+
+    def totals(self) -> Sequence[tuple[str, Totals]]:
+        return ()
+
+
+def exported_metrics() -> set[str]:
+    """The names of all that a server exports, less what Prometheus adds to a name, such as _total."""
+    nothing = _NoModels()
+    return {family.name for family in Metrics(nothing, nothing).registry.collect()}
+
+
+ENGINE_STOP_SECONDS = 6
+"""What shutting down may take beyond the drain window: engines are asked, then killed, and the last bytes go out."""
