@@ -1,0 +1,174 @@
+"""What Ray Serve costs and brings: deaths, routing by prefix, and the way through proxy and ingress.
+
+    python bench/ray_serve.py                # needs the extra `ray`; some five minutes
+    python bench/ray_serve.py --no-save
+
+Two replicas on this machine, whose engines run no model: the tokens are the fake runner's; the caches, the scheduler
+and the HTTP application are real. Deaths: 200 streams, one replica killed; whose streams end, how long new ones take.
+Prefixes: conversations of several turns over a few system prompts, once with each way of routing; the share of prompt
+tokens found in a cache. The way: streamed tokens a second and the time to the first one, through Ray and straight from
+`ostro serve`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from serving import serving
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from ray_cluster import RayCluster, ray_cluster, until
+
+RESULTS = Path(__file__).parent / "results"
+BARS = {"other_streams_failed": 0, "new_streams_seconds": 10.0}
+STREAMS, NEW_STREAMS = 200, 20
+STEP_SECONDS = 0.3
+ROUTINGS = ("prefix", "power_of_two", "round_robin")
+SYSTEMS, CONVERSATIONS, TURNS, AT_A_TIME = 4, 24, 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    streams: int
+    own_streams_failed: int
+    other_streams_failed: int
+    new_streams_seconds: float
+    """From the kill until the last of the new streams has ended."""
+    replaced_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    ray_tokens_per_second: float
+    server_tokens_per_second: float
+    ray_first_token_seconds: float
+    server_first_token_seconds: float
+
+
+async def stream(client: httpx.AsyncClient, prompt: str, max_tokens: int, begun: asyncio.Semaphore) -> tuple[str, str]:
+    """The replica, and what the last event but [DONE] says."""
+    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    last, is_first = "", True
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if is_first:
+                begun.release()
+                is_first = False
+            if line.startswith("data: {"):
+                last = line
+    return response.headers.get("x-ostro-replica", ""), last
+
+
+async def kill_one(cluster: RayCluster) -> Deaths:
+    begun = asyncio.Semaphore(0)
+    async with cluster.async_client() as client:
+        streams = [asyncio.create_task(stream(client, f"story {n}", 80, begun)) for n in range(STREAMS)]
+        for _ in streams:
+            await begun.acquire()
+        victim = max(cluster.facts(), key=lambda facts: facts["requests"])
+        os.kill(victim["pid"], signal.SIGKILL)
+        killed = time.perf_counter()
+        await asyncio.gather(*(stream(client, f"new {n}", 2, begun) for n in range(NEW_STREAMS)))
+        new_seconds = time.perf_counter() - killed
+        await asyncio.to_thread(until, lambda: len(cluster.facts()) == 2, "a new replica")
+        replaced = time.perf_counter() - killed
+        ended = await asyncio.gather(*streams)
+    failed = [replica for replica, last in ended if '"error"' in last]
+    return Deaths(
+        streams=STREAMS,
+        own_streams_failed=failed.count(victim["replica"]),
+        other_streams_failed=len(failed) - failed.count(victim["replica"]),
+        new_streams_seconds=new_seconds,
+        replaced_seconds=replaced,
+    )
+
+
+def words(dice: random.Random, count: int) -> str:
+    return " ".join(dice.choice(["harbour", "lantern", "seven", "quietly", "of", "the", "rain"]) for _ in range(count))
+
+
+async def hit_rate(cluster: RayCluster, routing: str) -> float:
+    """Of conversations that go on at the same time, each turn after the answer to the last."""
+    cluster.deploy(replicas=2, routing=routing, max_batch_tokens=8192)
+    dice = random.Random(7)
+    systems = [f"{n} {words(dice, 300)}" for n in range(SYSTEMS)]
+    questions = [[words(dice, 40) for _ in range(TURNS)] for _ in range(CONVERSATIONS)]
+    order = dice.sample(range(CONVERSATIONS), CONVERSATIONS)
+    seats, cached, asked = asyncio.Semaphore(AT_A_TIME), 0, 0
+    async with cluster.async_client() as client:
+
+        async def converse(number: int) -> None:
+            nonlocal cached, asked
+            messages = [{"role": "system", "content": systems[number % SYSTEMS]}]
+            for question in questions[number]:
+                messages.append({"role": "user", "content": question})
+                async with seats:
+                    body = {"messages": messages, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+                    answer = (await client.post("/v1/chat/completions", json=body)).json()
+                messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+                cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                asked += answer["usage"]["prompt_tokens"]
+
+        await asyncio.gather(*map(converse, order))
+    return cached / asked
+
+
+async def speed(url: str, clients: int = 16, max_tokens: int = 400) -> tuple[float, float]:
+    """Tokens a second of many streams, and the median time to the first token of one alone."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as client:
+        await stream(client, "warm", 8, asyncio.Semaphore(0))
+        firsts = []
+        for n in range(20):
+            began, begun = time.perf_counter(), asyncio.Semaphore(0)
+            task = asyncio.create_task(stream(client, f"alone {n}", 4, begun))
+            await begun.acquire()
+            firsts.append(time.perf_counter() - began)
+            await task
+        began, begun = time.perf_counter(), asyncio.Semaphore(0)
+        await asyncio.gather(*(stream(client, f"many {n}", max_tokens, begun) for n in range(clients)))
+        return clients * max_tokens / (time.perf_counter() - began), statistics.median(firsts)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-save", action="store_true")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as directory:
+        slow, fast = {"OSTRO_FAULTS": f"fake,step_seconds={STEP_SECONDS}"}, {"OSTRO_FAULTS": "fake,step_seconds=0.002"}
+        with ray_cluster(Path(directory), env=slow) as cluster:
+            cluster.deploy(replicas=2, max_batch_seqs=256)
+            deaths = asyncio.run(kill_one(cluster))
+        with ray_cluster(Path(directory), env=fast) as cluster:
+            rates = {routing: asyncio.run(hit_rate(cluster, routing)) for routing in ROUTINGS}
+            cluster.deploy(replicas=1)
+            ray_speed, ray_first = asyncio.run(speed(cluster.url))
+        with serving(env=fast) as server:
+            server_speed, server_first = asyncio.run(speed(f"http://{server.host}:{server.port}"))
+    figures = {
+        "deaths": asdict(deaths),
+        "prefix_hit_rate": rates,
+        "way": asdict(Way(ray_speed, server_speed, ray_first, server_first)),
+    }
+    print(json.dumps(figures, indent=2))
+    for name, bar in BARS.items():
+        print(f"{name}: {getattr(deaths, name):.3g} (bar {bar})")
+    if not options.no_save:
+        text = json.dumps({**figures, "bars": BARS}, indent=2) + "\n"
+        (RESULTS / "ray.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

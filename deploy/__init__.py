@@ -1,0 +1,1 @@
+"""What runs Ostro elsewhere. Only `deploy.ray` is Python."""

@@ -1,0 +1,174 @@
+"""The application that Ray Serve runs: an ingress before engine replicas. Puts them together and does nothing itself.
+
+client ──HTTP──> Serve's proxy ──> Ingress ──calls──> Engine replica ──socket──> engine process
+                                   reads the body,    Ostro's whole HTTP         token ids
+                                   chooses            application
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+from starlette.types import ASGIApp, Message
+
+from ostro.ray.call import Call
+from ostro.ray.ingress import Answering, Ingress
+from ostro.ray.options import RayOptions, explicit, read_options
+from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
+from ostro.ray.router import STATS_SECONDS, PrefixRouter
+from ostro.server.logging import configure_logging
+from ostro.server.settings import Given, ServeSettings, read_settings
+
+ENGINE, INGRESS = "Engine", "Ingress"
+
+_HEALTH_SECONDS = 5.0
+# Beside what the gate lets wait and run: probes and refusals, which the gate never sees.
+_SPARE_REQUESTS = 256
+_ASK_ALL_SECONDS = 120.0
+_BATCH, _GPU_BATCH = 64, 256
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """A deployment's class: `EngineReplica` by the names that Serve calls."""
+
+    async def __init__(self, given: Mapping[str, Given]) -> None:  # type: ignore[misc]  # Serve awaits it
+        context = serve.get_replica_context()
+        self._replica = EngineReplica(given, context.replica_id.unique_id)
+        settings = self._replica.settings
+        form: Literal["json", "pretty"] = "pretty" if settings.log_format == "pretty" else "json"
+        configure_logging(level=settings.log_level, form=form, config=settings.logging_config)
+        await self._replica.start()
+
+    async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
+        # Closed with this one: hanging up must not wait for the garbage collector.
+        async with aclosing(self._replica.answer(call)) as answers:
+            async for messages in answers:
+                yield messages
+
+    async def answer_whole(self, call: Call) -> WholeAnswer:
+        return await self._replica.answer_whole(call)
+
+    async def facts(self) -> Facts:
+        return self._replica.facts()
+
+    async def check_health(self) -> None:
+        self._replica.check()
+
+    async def record_routing_stats(self) -> dict[str, object]:
+        return self._replica.stats()
+
+    async def __del__(self) -> None:
+        if (replica := getattr(self, "_replica", None)) is not None:
+            await replica.stop()
+
+
+class Front:
+    """A deployment's class: `Ingress` over a handle on the engines."""
+
+    def __init__(self, engines: DeploymentHandle, given: Mapping[str, Given]) -> None:
+        self._engines = engines
+        self._settings = read_settings(given).settings
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        settings = self._settings
+        return Ingress(
+            _Handles(self._engines), settings.keyring(), settings.http().body, request_seconds=settings.request_timeout
+        )
+
+
+class _Handles:
+    faults = (RayError, RayServeException)
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        self._one = engines.options(stream=True)
+        self._all = engines
+
+    def ask(self, call: Call) -> Answering:
+        answering: Answering = self._one.answer.remote(call)
+        return answering
+
+    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
+        asked = self._all.broadcast("answer_whole", call)
+        answers: Awaitable[Sequence[WholeAnswer | BaseException]] = asked.results_async(
+            timeout_s=_ASK_ALL_SECONDS, return_exceptions=True
+        )
+        return answers
+
+
+def build(args: Mapping[str, object]) -> serve.Application:
+    """For `serve run deploy.ray:build NAME=VALUE …`: names of the server's settings and of RayOptions."""
+    options, merged = read_options(args)
+    for name in ("host", "port"):
+        if name in merged.origins:
+            _log.warning("%s is Serve's to choose, and is not taken from %s.", name, merged.origins[name])
+    given = explicit(merged)
+    given.setdefault("threads", Given(max(1, int(options.cpus)), "cpus"))
+    settings = merged.settings
+    gate = settings.gate()
+    room = gate.concurrent + gate.waiting + _SPARE_REQUESTS
+    most = options.max_replicas or options.replicas
+    # A replica that is taken away ends what it has: nothing takes longer than a request may.
+    end_seconds = settings.drain_timeout if "drain_timeout" in given else settings.request_timeout
+    engine = serve.deployment(
+        name=ENGINE,
+        ray_actor_options={"num_cpus": options.cpus, "num_gpus": _gpus(options, settings)},
+        max_ongoing_requests=room,
+        health_check_period_s=_HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=end_seconds,
+        graceful_shutdown_wait_loop_s=0.5,
+        request_router_config=_routing(options),
+        # The application writes its own line a request.
+        logging_config=LoggingConfig(enable_access_log=False),
+        **_replicas(options, settings),
+    )(Engine)
+    ingress = serve.deployment(
+        name=INGRESS,
+        ray_actor_options={"num_cpus": 0},
+        num_replicas=options.ingress_replicas,
+        max_ongoing_requests=room * most,
+        graceful_shutdown_timeout_s=end_seconds,
+    )(serve.ingress()(Front))
+    return ingress.bind(engine.bind(given), given)
+
+
+def _gpus(options: RayOptions, settings: ServeSettings) -> float:
+    if options.gpus is not None:
+        return options.gpus
+    return 1.0 if settings.device == "cuda" else 0.0
+
+
+def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
+    if options.max_replicas is None:
+        return {"num_replicas": options.replicas}
+    batch = settings.max_batch_seqs or (_GPU_BATCH if _gpus(options, settings) else _BATCH)
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=options.replicas,
+            max_replicas=options.max_replicas,
+            # What Serve counts as ongoing is what waits and what runs in the engine: each has its request open.
+            target_ongoing_requests=options.target_requests or max(1.0, batch / 2),
+            upscale_delay_s=options.upscale_delay,
+            downscale_delay_s=options.downscale_delay,
+            look_back_period_s=options.look_back,
+        )
+    }
+
+
+def _routing(options: RayOptions) -> RequestRouterConfig:
+    if options.routing == "prefix":
+        return RequestRouterConfig(
+            request_router_class=f"{PrefixRouter.__module__}:{PrefixRouter.__name__}",
+            request_routing_stats_period_s=STATS_SECONDS,
+        )
+    if options.routing == "round_robin":
+        return RequestRouterConfig(request_router_class="ray.serve.experimental.round_robin_router:RoundRobinRouter")
+    return RequestRouterConfig()

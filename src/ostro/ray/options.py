@@ -1,0 +1,78 @@
+"""How many replicas, what each has, and when there are more or fewer: the settings that only a cluster has. Names and
+values; starts nothing. From OSTRO_RAY_… in the environment, or as NAME=VALUE after `serve run deploy.ray:build`.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ostro.errors import BadRequest
+from ostro.server.settings import REFUSED, Given, Merged, ServeSettings, read_settings
+
+PREFIX = "OSTRO_RAY_"
+Routing = Literal["prefix", "power_of_two", "round_robin"]
+Count = Annotated[int, Field(ge=1)]
+_SCALING = frozenset({"target_requests", "upscale_delay", "downscale_delay", "look_back"})
+
+
+class RayOptions(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    config: Path | None = Field(None, description="a YAML file of the server's settings, as for `ostro serve --config`")
+    replicas: Count = Field(1, description="engine replicas, or with max_replicas the fewest")
+    max_replicas: Count | None = Field(None, description="the most, added and taken away by load")
+    target_requests: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="requests a replica, waiting and running, above which there are more (default: half a batch)"
+    )
+    upscale_delay: Annotated[float, Field(ge=0)] = Field(10.0, description="seconds that it takes more for that")
+    downscale_delay: Annotated[float, Field(ge=0)] = Field(300.0, description="seconds before one is taken away")
+    look_back: Annotated[float, Field(gt=0)] = Field(15.0, description="seconds over which requests are averaged")
+    ingress_replicas: Count = Field(1, description="processes before the engines; each learns prefixes by itself")
+    cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="CPUs a replica, and its threads")
+    gpus: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="GPUs a replica (default: 1 with device=cuda, else 0)"
+    )
+    routing: Routing = Field("prefix", description="how a replica is chosen")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError("max_replicas must not be lower than replicas")
+        if self.max_replicas is None and (idle := _SCALING & self.model_fields_set):
+            raise ValueError(f"max_replicas is not set, and without it {', '.join(sorted(idle))} would do nothing")
+        return self
+
+
+def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
+    """The cluster's settings and the server's, from arguments and the environment."""
+    known = [*RayOptions.model_fields, *ServeSettings.model_fields]
+    for name in args:
+        if name in REFUSED:
+            raise BadRequest(f"{name} cannot be honoured: {REFUSED[name]}", param=name)
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            cure = f"Did you mean {close[0]}?" if close else "docs/ray.md and docs/configuration.md list them all."
+            raise BadRequest(f"{name} is no setting. {cure}", param=name)
+    own = {name: value for name, value in args.items() if name in RayOptions.model_fields}
+    try:
+        options = RayOptions(**own)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "max_replicas"
+        complaint = str(first["msg"]).removeprefix("Value error, ")
+        raise BadRequest(f"{name} ({PREFIX}{name.upper()}): {complaint}.", param=name) from None
+    given = {name: Given(value, name) for name, value in args.items() if name not in own}
+    return options, read_settings(given, config=options.config)
+
+
+def explicit(merged: Merged) -> dict[str, Given]:
+    """What somebody has said. The rest follows from the machine that a replica runs on, so it is worked out there."""
+    return {
+        name: Given(getattr(merged.settings, name), origin)
+        for name, origin in merged.origins.items()
+        if not origin.startswith("implied by")
+    }

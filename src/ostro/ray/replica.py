@@ -1,0 +1,209 @@
+"""An engine replica: Ostro's own application and engine process, asked by calls instead of a socket. Knows the server's
+parts and ASGI; knows no Ray, so that a test can run it without.
+
+It counts as started once what it has to serve is warm, as /readyz would say; and as unhealthy once that has failed for
+good. An engine that is started anew is neither: it answers 503 for a moment, and others are asked meanwhile.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import ASGIApp, Message
+
+from ostro.errors import ModelError
+from ostro.pool.pool import PoolState
+from ostro.ray.call import Call
+from ostro.server.fleet import build_models
+from ostro.server.lifecycle import News, assemble
+from ostro.server.limits import Gate
+from ostro.server.models import ANY, Models
+from ostro.server.settings import Given, read_settings
+from ostro.server.tracing.start import Tracer, start_tracing
+
+REPLICA_HEADER = b"x-ostro-replica"
+
+_LOOK_SECONDS = 0.25
+# What the application gets to end after its client has gone; then it is cancelled.
+_END_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    replica: str
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """For people and tests: a replica's process, those of its engines, and what they have to do."""
+
+    replica: str
+    pid: int
+    engine_pids: list[int]
+    models: list[str]
+    requests: int
+    running: int
+    waiting: int
+
+
+class EngineReplica:
+    """`await start()`, then `answer` calls, many at a time; `await stop()`. Use within one event loop."""
+
+    def __init__(self, given: Mapping[str, Given], name: str) -> None:
+        """`given` are settings, which what this machine's environment says comes after; `name` is shown in answers."""
+        self.settings = read_settings(given).settings
+        self.name = name
+        self._models: Models | None = None
+        self._app: ASGIApp | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self._tracer: Tracer | None = None
+
+    async def start(self) -> None:
+        """Returns once requests can be served; raises ModelError if they never can be."""
+        settings = self.settings
+        self._tracer = start_tracing(settings.otlp_endpoint)
+        models = self._models = build_models(settings)
+        gate = Gate(settings.gate(), many_models=models.only is None)
+        self._app = assemble(settings, settings.keyring(), models, gate, self._tracer)
+        await models.start()
+        self._telling = asyncio.create_task(self._tell(models), name="news")
+        try:
+            while models.state is not PoolState.READY:
+                self.check(models)
+                await asyncio.sleep(_LOOK_SECONDS)
+        except ModelError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._models is not None:
+            await self._models.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.stop)
+
+    async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
+        """The application's answer as ASGI messages, each time all that are there. Leaving it is hanging up."""
+        assert self._app is not None, "start the replica first"
+        exchange = _Exchange(call, (REPLICA_HEADER, self.name.encode()))
+        answering = asyncio.create_task(self._run(self._app, exchange), name=call.path)
+        try:
+            async for messages in exchange.messages():
+                yield messages
+        finally:
+            exchange.hang_up()
+            try:
+                await asyncio.wait([answering], timeout=_END_SECONDS)
+            finally:
+                answering.cancel()
+
+    async def answer_whole(self, call: Call) -> WholeAnswer:
+        messages = [message async for some in self.answer(call) for message in some]
+        start, body = messages[0], b"".join(message.get("body", b"") for message in messages[1:])
+        return WholeAnswer(self.name, start["status"], tuple(start["headers"]), body)
+
+    def check(self, models: Models | None = None) -> None:
+        """Raises ModelError if what it has to serve has failed for good."""
+        models = models or self._models
+        if models is not None and models.state is PoolState.FAILED:
+            reason = None if models.only is None else models.only.failure
+            raise ModelError(reason or "The model cannot be served.")
+
+    def stats(self) -> dict[str, object]:
+        """For whoever chooses a replica: the names that requests may give to what is loaded here, and whether any is
+        taken now.
+        """
+        assert self._models is not None, "start the replica first"
+        models, names = self._models, set[str]()
+        loaded = {view.name for view in models.pool.touched() if view.service is not None}
+        first = models.pool.catalog.default
+        for spec in models.pool.catalog.specs():
+            if (spec.base or spec.name) in loaded:
+                names |= {spec.name, models.shown(spec)}
+                if first is not None and spec.name == first.name:
+                    names |= {ANY, *models.served_names}
+        return {
+            "models": sorted(names),
+            "num_loaded": len(loaded),
+            "ready": models.state is PoolState.READY,
+        }
+
+    def facts(self) -> Facts:
+        assert self._models is not None, "start the replica first"
+        services = [service for _, service in self._models.loaded()]
+        return Facts(
+            replica=self.name,
+            pid=os.getpid(),
+            engine_pids=[service.engine_pid for service in services if service.engine_pid is not None],
+            models=[name for name, _ in self._models.loaded()],
+            requests=sum(service.num_requests for service in services),
+            running=sum(service.pulse.running for service in services),
+            waiting=sum(service.pulse.waiting for service in services),
+        )
+
+    async def _run(self, app: ASGIApp, exchange: "_Exchange") -> None:
+        try:
+            await app(exchange.call.scope(), exchange.receive, exchange.send)
+        except Exception:  # noqa: BLE001  it was answered already; as a server would, we go on with the others
+            structlog.stdlib.get_logger(__name__).exception("a fault of ours", path=exchange.call.path)
+        finally:
+            exchange.close()
+
+    async def _tell(self, models: Models) -> None:
+        news, log = News(models), structlog.stdlib.get_logger("ostro.server")
+        while True:
+            news.tell(log)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+class _Exchange:
+    """Both ends of one request: the application's `receive` and `send`, and what comes of them."""
+
+    def __init__(self, call: Call, header: tuple[bytes, bytes]) -> None:
+        self.call = call
+        self._header = header
+        self._taken = False
+        self._gone = asyncio.Event()
+        self._sent: deque[Message] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+
+    async def receive(self) -> Message:
+        if not self._taken:
+            self._taken = True
+            return {"type": "http.request", "body": self.call.body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+        self._sent.append(message)
+        self._news.set()
+
+    def hang_up(self) -> None:
+        self._gone.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    async def messages(self) -> AsyncGenerator[list[Message], None]:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._sent:
+                some = list(self._sent)
+                self._sent.clear()
+                yield some
+            if self._closed and not self._sent:
+                return

@@ -1,0 +1,52 @@
+"""Settings of a cluster, from arguments and the environment."""
+
+from pathlib import Path
+
+import pytest
+
+from ostro.errors import BadRequest
+from ostro.ray.options import RayOptions, explicit, read_options
+from ostro.server.settings import read_settings
+
+
+def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTRO_RAY_MAX_REPLICAS", "4")
+    monkeypatch.setenv("OSTRO_MAX_SEQ_LEN", "128")
+    options, merged = read_options({"replicas": "2", "model": "./model", "kv_memory": "64M"})
+    assert (options.replicas, options.max_replicas) == (2, 4)
+    assert merged.settings.model == ("./model",)
+    assert (merged.settings.kv_memory, merged.settings.max_seq_len) == (64 << 20, 128)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"replica": "2"}, "replica is no setting. Did you mean replicas?"),
+        ({"replicas": "none"}, "replicas"),
+        ({"replicas": "3", "max_replicas": "2"}, "max_replicas must not be lower than replicas"),
+        ({"replicas": "2", "target_requests": "4"}, "without it target_requests would do nothing"),
+        ({"routing": "luck"}, "routing"),
+        ({"seed": "1"}, "cannot be honoured"),
+        ({"kv_memory": "much"}, "kv_memory"),
+    ],
+)
+def test_wrong_setting_is_refused_by_name(args: dict[str, object], told: str) -> None:
+    with pytest.raises(BadRequest, match=told):
+        read_options(args)
+
+
+def test_replicas_work_out_for_themselves_what_nobody_said(tmp_path: Path) -> None:
+    config = tmp_path / "ostro.yaml"
+    config.write_text("models: ./models\nport: 9000\n")
+    _, merged = read_options({"config": str(config), "api_key": "a,b"})
+    assert merged.settings.memory_budget is not None
+    given = explicit(merged)
+    assert given.keys() == {"models", "port", "api_key"}
+    there = read_settings(given).settings
+    assert (there.models, there.keyring()) == (("./models",), merged.settings.keyring())
+
+
+def test_docs_list_every_setting_of_the_cluster() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
+    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert listed == list(RayOptions.model_fields)
