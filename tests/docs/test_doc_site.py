@@ -1,0 +1,39 @@
+"""The docs' site is built without a complaint, and asks nothing of anybody."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_pages import ROOT
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'ostro[docs]'")
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return directory
+
+
+def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+    fetched = []
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        fetched += re.findall(r'<(?:script|img|iframe|source)[^>]*\ssrc="((?:https?:)?//[^"]*)"', text)
+        fetched += re.findall(r'<link[^>]*\shref="((?:https?:)?//[^"]*)"', text)
+    for sheet in site.rglob("*.css"):
+        found = re.findall(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\"')]*)", sheet.read_text(encoding="utf-8"))
+        fetched += found
+    assert fetched == []
+
+
+def test_pages_link_to_files_of_the_repository_that_are_copied(site: Path) -> None:
+    assert 'href="repository/bench/results/hrm.json"' in (site / "hrm.html").read_text(encoding="utf-8")
+    assert (site / "repository/bench/results/hrm.json").is_file()
+    assert 'href="index.html"' in (site / "unsupported.html").read_text(encoding="utf-8")

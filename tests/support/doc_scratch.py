@@ -1,0 +1,60 @@
+"""A directory in which the docs' commands can be run as they stand: every model, adapter and file that they name.
+
+What needs a network or a bucket has no stand-in here.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from model_directory import make_embedding_model, write_model
+from peft_directory import random_adapter
+
+from ostro.models.registry import build_model
+
+# Hub ids too: a directory of that name comes before the Hub.
+MODELS = (
+    "my-model",
+    "model",
+    "hf-dir",
+    "llama",
+    "tiny",
+    "tok",
+    "Qwen/Qwen3-0.6B",
+    "models/org/model",
+    "models/small",
+)
+ADAPTERS = ("adapter", "adapters/sql", "adapters/tone", "adapters/french")
+CONTINUED = {"prompt": "The capital of France is", "continuation": " Paris"}
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def write_scratch(directory: Path) -> Path:
+    first = write_model(directory / MODELS[0])
+    for name in MODELS[1:]:
+        place = directory / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(first, target_is_directory=True)
+    make_embedding_model(write_model(directory / "base"))
+    shape = build_model(json.loads((first / "config.json").read_text()), dtype=torch.float32)
+    for seed, name in enumerate(ADAPTERS):
+        random_adapter(directory / name, shape, seed=seed)
+    (directory / "prompts.txt").write_text("Hello\nOnce upon a time\n")
+    (directory / "prompts.jsonl").write_text('{"prompt": "Hello"}\n')
+    (directory / "pairs.jsonl").write_text(json.dumps(CONTINUED) + "\n")
+    (directory / "requests.jsonl").write_text(
+        json.dumps(
+            {
+                "custom_id": "a",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"messages": MESSAGES, "max_tokens": 4},
+            }
+        )
+        + "\n"
+    )
+    (directory / "trace.jsonl").write_text(
+        "".join(json.dumps({"timestamp": at / 10, "prompt": "Hello", "output_len": 4}) + "\n" for at in range(3))
+    )
+    (directory / "ostro.yaml").write_text("port: 8000\n")
+    return directory

@@ -1,0 +1,240 @@
+"""The API as it is: endpoints, request fields against OpenAI's and vLLM's, fields of answers."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast, get_type_hints
+
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from docs_reference.attributes import notes
+from docs_reference.markup import code, codes, table
+from ostro.server import schemas
+from ostro.server.app import build_app
+from ostro.server.documentation import document
+from ostro.server.models import Models
+from ostro.server.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    GenerateRequest,
+    LoglikelihoodRequest,
+    RequestModel,
+    TokenizeRequest,
+    WireModel,
+)
+from ostro.server.schemas.generation import TokenBiases, Words
+from ostro.server.schemas.prompts import Prompts
+
+Schema = Mapping[str, Any]
+
+OPENAI: Mapping[type[RequestModel], tuple[type, ...]] = {
+    ChatCompletionRequest: (
+        chat_create_params.CompletionCreateParamsBase,
+        chat_create_params.CompletionCreateParamsStreaming,
+    ),
+    CompletionRequest: (
+        completion_create_params.CompletionCreateParamsBase,
+        completion_create_params.CompletionCreateParamsStreaming,
+    ),
+    EmbeddingRequest: (embedding_create_params.EmbeddingCreateParams,),
+}
+_SAMPLING_EXTRAS = (
+    "allowed_token_ids bad_words cache_salt ignore_eos include_stop_str_in_output kv_transfer_params length_penalty "
+    "logits_processors min_p min_tokens priority prompt_logprobs repetition_penalty request_id return_token_ids "
+    "return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs "
+    "top_k truncate_prompt_tokens use_beam_search vllm_xargs"
+)
+# Request fields that vLLM adds to OpenAI's, as its documentation of the OpenAI-compatible server lists them.
+VLLM: Mapping[type[RequestModel], frozenset[str]] = {
+    ChatCompletionRequest: frozenset(
+        f"{_SAMPLING_EXTRAS} add_generation_prompt add_special_tokens chat_template chat_template_kwargs "
+        "continue_final_message documents echo include_reasoning media_io_kwargs mm_processor_kwargs".split()
+    ),
+    CompletionRequest: frozenset(f"{_SAMPLING_EXTRAS} add_special_tokens prompt_embeds response_format".split()),
+    EmbeddingRequest: frozenset(["add_special_tokens", "priority", "truncate_prompt_tokens"]),
+}
+# What has many forms, in words.
+_FORMS = {
+    str(Prompts): "text, token ids, or a list of such",
+    str(Words): "text, or a list of texts",
+    str(TokenBiases): "object of numbers",
+}
+_SECTIONS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] = {
+    "chat": (ChatCompletionRequest, (schemas.ChatCompletionResponse, schemas.ChatCompletionChunk)),
+    "completions": (CompletionRequest, (schemas.CompletionResponse, schemas.CompletionChunk)),
+    "embeddings": (EmbeddingRequest, (schemas.EmbeddingResponse,)),
+    "generate": (GenerateRequest, (schemas.GenerateResponse, schemas.GenerateEvent, schemas.GenerateUsageEvent)),
+    "loglikelihood": (LoglikelihoodRequest, (schemas.LoglikelihoodResponse, schemas.PseudoLoglikelihoodResponse)),
+    "tokenize": (TokenizeRequest, (schemas.TokenizeResponse,)),
+    "detokenize": (DetokenizeRequest, (schemas.DetokenizeResponse, schemas.TokenizerInfo)),
+}
+
+
+def parts() -> dict[str, str]:
+    made = {f"request-{name}": request_fields(request) for name, (request, _) in _SECTIONS.items()}
+    made |= {f"answer-{name}": "\n".join(map(answer_fields, answers)) for name, (_, answers) in _SECTIONS.items()}
+    made |= {f"compared-{name}": compared(request) for name, (request, _) in _SECTIONS.items() if request in OPENAI}
+    made["endpoints"] = endpoints()
+    made["answer-error"] = answer_fields(schemas.ErrorBody)
+    made["answer-models"] = answer_fields(schemas.ModelList)
+    made["refused-fields"] = refused_fields()
+    return made
+
+
+def openai_fields(request: type[RequestModel]) -> frozenset[str]:
+    """Of the installed package of OpenAI's."""
+    return frozenset(name for params in OPENAI[request] for name in params.__annotations__)
+
+
+def endpoints() -> str:
+    rows = []
+    for path, operations in openapi()["paths"].items():
+        for method, operation in operations.items():
+            content = operation["responses"]["200"]["content"]
+            streamed = "yes" if "text/event-stream" in content else ""
+            words = " ".join(operation.get("description", "").split())
+            rows.append((code(f"{method.upper()} {path}"), words, streamed))
+    return table(("endpoint", "what it does", "streams"), rows)
+
+
+def openapi() -> Schema:
+    async def build() -> Schema:
+        # Nothing is asked of the models: only what the endpoints say of themselves.
+        return document(build_app(cast(Models, None)))
+
+    return asyncio.run(build())
+
+
+def request_fields(request: type[RequestModel]) -> str:
+    schema = request.model_json_schema()
+    required, properties = schema.get("required", ()), schema["properties"]
+    told, hints = notes(request), get_type_hints(request, include_extras=True)
+    rows = []
+    for name, field in request.model_fields.items():
+        takes = _FORMS.get(str(hints[name])) or _form(_without_null(properties[name]))
+        default = "required" if name in required else _default(field.get_default(call_default_factory=True))
+        rows.append((code(name), takes, default, _origin(request, name), told.get(name, "")))
+    rows.sort(key=lambda row: (row[2] != "required", ("OpenAI", "vLLM", "Ostro").index(row[3])))
+    return table(("field", "takes", "default", "known from", ""), rows)
+
+
+def compared(request: type[RequestModel]) -> str:
+    theirs, extras = openai_fields(request), VLLM[request]
+    served = set(request.model_fields)
+    refused = {name: codes(map(_json, harmless)) for name, harmless in request.unserved.items()}
+    unknown = theirs - served - request.ignored - set(refused)
+    summary = (
+        f"Of the {len(theirs)} request fields of OpenAI's Python package, {len(theirs & served)} are served, "
+        f"{len(theirs & request.ignored)} accepted without an effect, {len(theirs & set(refused))} refused by name, "
+        f"and {len(unknown) or 'none'} unknown."
+    )
+    rows = [("OpenAI's", "served", codes(sorted(theirs & served)))]
+    if theirs & request.ignored:
+        rows.append(("OpenAI's", "accepted, no effect", codes(sorted(theirs & request.ignored))))
+    if refused:
+        listed = ", ".join(f"{code(name)}{f' (but for {each})' if each else ''}" for name, each in refused.items())
+        rows.append(("OpenAI's", "refused by name", listed))
+    if unknown:
+        rows.append(("OpenAI's", "unknown: 400", codes(sorted(unknown))))
+    rows.append(("vLLM's extras", "served", codes(sorted(extras & served)) or "none"))
+    rows.append(("vLLM's extras", "refused", codes(sorted(extras - served - request.ignored))))
+    return f"{summary}\n\n{table(('fields', '', ''), rows)}"
+
+
+def refused_fields() -> str:
+    rows = []
+    for request, path in (
+        (ChatCompletionRequest, "/v1/chat/completions"),
+        (schemas.Message, "a message of it"),
+        (CompletionRequest, "/v1/completions"),
+    ):
+        for name, harmless in sorted(request.unserved.items()):
+            rows.append((code(name), path if " " in path else code(path), codes(map(_json, harmless)) or "nothing"))
+    return table(("field", "of", "let pass"), rows)
+
+
+def answer_fields(answer: type[WireModel]) -> str:
+    schema = answer.model_json_schema(mode="serialization")
+    rows = table(("field", "holds", ""), _flat(answer, schema, schema, ""))
+    return f"<details markdown>\n<summary>{answer.__name__}</summary>\n\n{rows}\n</details>\n"
+
+
+def _flat(answer: type, schema: Schema, whole: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Fields of objects within objects, by their paths."""
+    told = notes(answer)
+    for name, field in schema.get("properties", {}).items():
+        form = _without_null(field)
+        path = f"{prefix}{name}"
+        inner = form.get("items", form)
+        reference = inner.get("$ref", "").rpartition("/")[2]
+        if not reference:
+            yield code(path), _form(field), told.get(name, "")
+        else:
+            path += "[]" if form.get("type") == "array" else ""
+            if told.get(name):
+                yield code(path), _form(field), told[name]
+            kind = next(each for each in _wire_models() if each.__name__ == reference)
+            yield from _flat(kind, whole["$defs"][reference], whole, f"{path}.")
+
+
+def _wire_models() -> Iterator[type]:
+    waiting: list[type] = [WireModel]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__.startswith(schemas.__name__):
+            yield kind
+
+
+def _origin(request: type[RequestModel], name: str) -> str:
+    if request not in OPENAI:
+        return "Ostro"
+    return "OpenAI" if name in openai_fields(request) else "vLLM" if name in VLLM[request] else "Ostro"
+
+
+def _without_null(schema: Schema) -> Schema:
+    """Every field that is not required may be null, which is its default."""
+    forms = [form for form in schema.get("anyOf", ()) if form.get("type") != "null"]
+    if not forms:
+        return schema
+    return _without_null(forms[0]) if len(forms) == 1 else {"anyOf": forms}
+
+
+def _form(schema: Schema) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_form, schema["anyOf"])))
+    if "const" in schema:
+        return code(schema["const"])
+    if "enum" in schema:
+        return codes(schema["enum"])
+    kind = schema.get("type", "object")
+    if kind == "array":
+        return f"list of {_plural(_without_null(schema.get('items', {})))}{_limits(schema, 'minItems', 'maxItems')}"
+    if kind == "string":
+        return "text" + _limits(schema, "minLength", "maxLength", " characters")
+    plain = {"boolean": "true, false", "null": "null"}
+    return plain.get(kind) or f"{kind}{_limits(schema, 'minimum', 'maximum')}"
+
+
+def _limits(schema: Schema, low: str, high: str, unit: str = "") -> str:
+    least, most = schema.get(low), schema.get(high)
+    if most is None:
+        return f", at least {least}" if least and unit == "" else ""
+    return f", at most {most:,}{unit}" if not least or least < 0 else f", {least:,} to {most:,}{unit}"
+
+
+def _plural(schema: Schema) -> str:
+    kinds = {"string": "texts", "boolean": "true, false", "array": "lists"}
+    kind = str(schema.get("type", "object"))
+    return kinds.get(kind, f"{kind}s")
+
+
+def _default(value: object) -> str:
+    return "none" if value is None or value in ([], {}, "") else code(_json(value))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value)
