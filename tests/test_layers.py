@@ -160,6 +160,13 @@ LAYERS = {
         ours=("ostro.server.auth", "ostro.server.ledger", "ostro.server.logging", "ostro.engine.messages"),
         never=("torch",),
     ),
+    # Requests as spans. One module of it needs opentelemetry, and is imported only where requests are traced.
+    "ostro.server.tracing": Layer(
+        ours=("ostro.server.tracing", "ostro.server.logging", "ostro.errors"), never=("torch", "numpy", "opentelemetry")
+    ),
+    "ostro.server.tracing.tracer": Layer(
+        ours=("ostro.server.tracing.spans", "ostro.server.logging"), never=("torch", "numpy")
+    ),
     "ostro.server.lifecycle": Layer(
         ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors"), never=("torch",)
     ),
@@ -184,10 +191,31 @@ LAYERS = {
         ),
         never=("torch",),
     ),
+    # The HTTP API from the other side: the wire's objects, and nothing of what is behind them.
+    "ostro.client": Layer(
+        ours=("ostro.client", "ostro.server.schemas", "ostro.errors"),
+        never=("torch", "numpy", "fastapi", "starlette", "uvicorn"),
+    ),
+    # What reports of measurements have in common.
+    "ostro.report": Layer(ours=("ostro.report",), never=("torch", "numpy")),
+    # Load on a server over HTTP.
+    "ostro.bench": Layer(
+        ours=(
+            "ostro.bench",
+            "ostro.client.events",
+            "ostro.client.failures",
+            "ostro.report",
+            "ostro.errors",
+            "ostro.__version__",
+        ),
+        never=("torch", "numpy", "httpx"),
+    ),
     # Other servers over HTTP, and models in this process, as their users see them.
     "ostro.compare": Layer(
         ours=(
             "ostro.compare",
+            "ostro.report",
+            "ostro.client",
             "ostro.llm",
             "ostro.frontend",
             "ostro.engine.request",
@@ -197,9 +225,14 @@ LAYERS = {
         ),
         never=("torch", "numpy", "httpx"),
     ),
+    # On a cluster: the server's parts, asked by calls. Ray is an extra, and only two modules know it.
+    "ostro.ray": Layer(ours=("ostro.ray", "ostro.server", "ostro.pool", "ostro.errors"), never=("torch", "ray")),
+    "ostro.ray.application": Layer(ours=("ostro.ray", "ostro.server"), never=("torch",)),
+    "ostro.ray.router": Layer(ours=("ostro.ray",), never=("torch",)),
+    "ostro.ray.data": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "ray")),
     "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
     "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),
-    "ostro": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),
+    "ostro": Layer(ours=("ostro.llm", "ostro.client", *_VALUES), never=("torch", "numpy")),
 }
 
 # Development dependencies: the parity tests use them, an installed Ostro must not.

@@ -280,7 +280,7 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
         (("--max-batch-size", "1", "--max-num-seqs", "2"), 2, "--max-num-seqs says again what --max-batch-size has"),
         (("a", "--model", "a"), 1, "Two models are called 'a'"),
         (("--checkpoint-path", "x", "--model", "y"), 1, "exclude each other"),
-        (("--ui",), 1, "--ui cannot be honoured"),
+        (("--trust-remote-code",), 1, "--trust-remote-code cannot be honoured"),
         (("--device", "tpu"), 1, "'auto', 'cpu' or 'cuda'"),
         (("--no-such-flag",), 2, "unrecognized arguments: --no-such-flag"),
         (("--config", "nowhere.yaml"), 1, "Cannot read the config file nowhere.yaml"),

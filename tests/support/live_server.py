@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

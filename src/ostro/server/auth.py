@@ -1,8 +1,9 @@
 """Who may ask for what: keys, and the paths that need none. Knows paths and headers; knows no routes.
 
-Everything needs a key once one is set, also paths that do not exist, but for the few that are listed here. The check is
-on the path as it arrived, before any routing, and on what decoding makes of it: the stricter of the two holds. Keys are
-kept as SHA-256 digests, and all of them are compared, each in constant time.
+Everything needs a key once one is set, also paths that do not exist, but for the few that are listed here and the
+playground's own files, which are answered before anybody is asked. The check is on the path as it arrived, before any
+routing, and on what decoding makes of it: the stricter of the two holds. Keys are kept as SHA-256 digests, and all of
+them are compared, each in constant time.
 
 A browser that shows somebody's web page can reach a server that nobody else can, and tells whose page it is in Origin.
 So where the admin's part needs no key, it is closed to pages of other servers.
@@ -126,7 +127,7 @@ class Authentication:
             return
         paths, headers = _paths(scope), Headers(scope=scope)
         try:
-            label = self.keyring.label(paths, _bearer(headers))
+            label = self.keyring.label(paths, bearer(headers))
             if label == ANONYMOUS and any(map(_is_admins, paths)):
                 self._check_origin(headers)
         except NotAuthorized as error:
@@ -155,7 +156,8 @@ def _paths(scope: Scope) -> list[str]:
     return [scope["path"]] if raw is None else [scope["path"], bytes(raw).decode("latin-1")]
 
 
-def _bearer(headers: Headers) -> str | None:
+def bearer(headers: Headers) -> str | None:
+    """The key that a request came with."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     key = key.strip()
     if scheme.lower() == "bearer" and key and len(key) <= _LONGEST_KEY:

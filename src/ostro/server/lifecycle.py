@@ -8,6 +8,7 @@ signals; knows no endpoint.
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import resource
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
@@ -28,13 +30,17 @@ from ostro.server.app import build_app
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
 from ostro.server.fleet import build_models, fixed_specs
 from ostro.server.limits import Gate, GateLimits
-from ostro.server.logging import RequestLog, configure_logging
+from ostro.server.logging import RequestLog, RequestRecord, configure_logging
 from ostro.server.metrics import Metrics, MetricsEndpoint
 from ostro.server.models import Models
+from ostro.server.orphans import reap_orphans
+from ostro.server.playground import browser
+from ostro.server.playground.endpoint import PlaygroundEndpoint, read_assets
 from ostro.server.protocol import BoundedHttp
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
 from ostro.server.supply import sweep_cache
+from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
@@ -74,8 +80,23 @@ def serve(settings: ServeSettings) -> int:
     pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
     configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
     sweep_cache()
-    with bind(settings.host, settings.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(Server(settings, keyring, sock).run())
+    with (
+        _tracing(settings) as tracer,
+        bind(settings.host, settings.port) as sock,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        return runner.run(Server(settings, keyring, sock, tracer).run())
+
+
+@contextlib.contextmanager
+def _tracing(settings: ServeSettings) -> Iterator[Tracer | None]:
+    """Around all that may be traced: at its end the last spans are sent."""
+    tracer = start_tracing(settings.otlp_endpoint)
+    try:
+        yield tracer
+    finally:
+        if tracer is not None:
+            tracer.stop()
 
 
 def _allow_connections() -> None:
@@ -93,13 +114,24 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def middlewares(settings: ServeSettings, keyring: Keyring, metrics: Metrics) -> list[Middleware]:
+def middlewares(
+    settings: ServeSettings, keyring: Keyring, metrics: Metrics, tracer: Tracer | None = None
+) -> list[Middleware]:
     """What each request passes, outermost first."""
-    quiet = {*OPEN_PATHS, METRICS_PATH}
+    assets = read_assets() if settings.ui else {}
+    quiet = {*OPEN_PATHS, METRICS_PATH, *assets}
+
+    def on_end(record: RequestRecord) -> None:
+        metrics.record(record)
+        if tracer is not None and record.path not in quiet:
+            tracer.record(record)
+
     return [
-        Middleware(RequestLog, on_end=metrics.record, access_log=settings.access_log, quiet=quiet),
+        Middleware(RequestLog, on_end=on_end, access_log=settings.access_log, quiet=quiet),
+        *([Middleware(TraceParent)] if tracer is not None else []),
         # Before the keys: a browser asks without one what it may send.
         *([_cors(settings)] if settings.enable_cors else []),
+        *([Middleware(PlaygroundEndpoint, assets=assets)] if assets else []),
         Middleware(Authentication, keyring=keyring, origins=settings.cors_origins if settings.enable_cors else ()),
         Middleware(MetricsEndpoint, metrics=metrics),
     ]
@@ -116,6 +148,18 @@ def _cors(settings: ServeSettings) -> Middleware:
     )
 
 
+def assemble(
+    settings: ServeSettings, keyring: Keyring, models: Models, gate: Gate, tracer: Tracer | None = None
+) -> FastAPI:
+    """The app as the settings want it. Make it within the event loop that will serve it."""
+    return build_app(
+        models,
+        gate=gate,
+        options=settings.http(),
+        middlewares=middlewares(settings, keyring, Metrics(models, gate), tracer),
+    )
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn, less its signal handlers: what a signal means is decided here."""
 
@@ -127,10 +171,13 @@ class HttpServer(uvicorn.Server):
 class Server:
     """One run of the server, on a socket that listens already."""
 
-    def __init__(self, settings: ServeSettings, keyring: Keyring, sock: socket.socket) -> None:
+    def __init__(
+        self, settings: ServeSettings, keyring: Keyring, sock: socket.socket, tracer: Tracer | None = None
+    ) -> None:
         self._settings = settings
         self._keyring = keyring
         self._sock = sock
+        self._tracer = tracer
         self._log = structlog.stdlib.get_logger("ostro.server")
         self._signalled = asyncio.Event()
 
@@ -147,6 +194,10 @@ class Server:
         host, port = self._sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._log.info("listening", url=url, model=models.first_name)
+        if not self._keyring.keys and not ipaddress.ip_address(host).is_loopback:
+            self._log.warning("no API key is set: whoever reaches this address may use the server", url=url)
+        if self._settings.ui:
+            self._offer(browser.page_url(host, port))
         try:
             return await self._until_over(models, gate, serving)
         finally:
@@ -154,16 +205,16 @@ class Server:
             http.should_exit = True
             await serving
 
+    def _offer(self, page: str) -> None:
+        """The playground, to whoever has started the server. It can be looked at while the model loads."""
+        self._log.info(f"open {page} in a browser")
+        if browser.is_at_hand(terminal=sys.stdin.isatty() and sys.stderr.isatty()):
+            browser.show(page)
+
     def _http(self, models: Models, gate: Gate) -> HttpServer:
-        app = build_app(
-            models,
-            gate=gate,
-            options=self._settings.http(),
-            middlewares=middlewares(self._settings, self._keyring, Metrics(models, gate)),
-        )
         return HttpServer(
             uvicorn.Config(
-                app,
+                assemble(self._settings, self._keyring, models, gate, self._tracer),
                 http=BoundedHttp,
                 ws="none",
                 lifespan="off",
@@ -182,6 +233,7 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), _STATE_SECONDS)
             news.tell(self._log)
+            reap_orphans()
             # A server of many models goes on without one of them.
             if (only := models.only) is not None and only.failure is not None:
                 raise ModelError(only.failure)

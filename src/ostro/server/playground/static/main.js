@@ -1,0 +1,94 @@
+// Puts the page together: modes, tabs, keys of the keyboard. What each part does is in its own module.
+
+import { chatMode } from "./chat.js";
+import { buildCode, openCode } from "./code.js";
+import { completeMode } from "./complete.js";
+import { byId } from "./dom.js";
+import { buildKey } from "./key.js";
+import { watchLive } from "./live.js";
+import { buildModels, onModel, refreshModels, refreshRights } from "./models.js";
+import { buildParameters, limitTokens, showParametersOf } from "./params.js";
+import { scoreMode } from "./score.js";
+import { remember, setting } from "./store.js";
+import { hideAlternatives } from "./tokens.js";
+
+const MODES = ["chat", "complete", "score"];
+const isMac = /Mac|iPhone|iPad/.test(navigator.platform);
+
+const modes = { chat: chatMode(byId("chat")), complete: completeMode(byId("complete")), score: scoreMode(byId("score")) };
+let current = "chat";
+
+function choose(name) {
+  current = MODES.includes(name) ? name : "chat";
+  for (const each of MODES) {
+    const tab = byId(`tab-${each}`);
+    tab.setAttribute("aria-selected", String(each === current));
+    tab.tabIndex = each === current ? 0 : -1;
+    byId(each).hidden = each !== current;
+  }
+  hideAlternatives();
+  showParametersOf(current);
+  remember("mode", current);
+}
+
+function buildTabs() {
+  MODES.forEach((name, index) => {
+    const tab = byId(`tab-${name}`);
+    tab.addEventListener("click", () => choose(name));
+    tab.addEventListener("keydown", (event) => {
+      const to = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: MODES.length - 1 }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      const next = MODES.at(to % MODES.length);
+      choose(next);
+      byId(`tab-${next}`).focus();
+    });
+  });
+}
+
+function buildComposers() {
+  for (const [name, mode] of Object.entries(modes)) {
+    const panel = byId(name);
+    panel.querySelector("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (mode.runner.busy) mode.runner.stop();
+      else mode.send();
+    });
+    panel.querySelector("[data-act=code]").addEventListener("click", () => openCode(mode.draft()));
+    panel.querySelector(".sheet").addEventListener("scroll", hideAlternatives, { passive: true });
+  }
+}
+
+document.addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]") || event.isComposing) return;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    modes[current].send();
+  } else if (event.key === "Escape") {
+    hideAlternatives();
+    modes[current].runner.stop();
+  }
+});
+
+async function connect() {
+  const complain = (sentence) => modes[current].runner.complain(sentence);
+  try {
+    await refreshModels();
+    complain("");
+    await refreshRights();
+  } catch (error) {
+    complain(error.message);
+  }
+}
+
+buildParameters();
+buildTabs();
+buildComposers();
+buildCode();
+buildModels({ complain: (sentence) => modes[current].runner.complain(sentence) });
+buildKey(connect);
+onModel((card) => limitTokens(card?.max_model_len));
+byId("send-key").textContent = isMac ? "⌘" : "Ctrl";
+choose(setting("mode", "chat"));
+connect();
+watchLive();

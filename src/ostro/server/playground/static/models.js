@@ -1,0 +1,88 @@
+// The model picker: what the server has, in what state it is, and loading and unloading for whoever may.
+
+import { ApiError, ask, askJson } from "./api.js";
+import { byId, make } from "./dom.js";
+import { remember, setting } from "./store.js";
+
+const AGAIN_MS = 1000;
+const COMING = ["fetching", "loading", "draining"];
+const STATES = { available: "not loaded", fetching: "downloading", draining: "unloading" };
+
+const picker = byId("model");
+const action = byId("model-act");
+let cards = [];
+let mayManage = false;
+let doing = null;
+let timer = 0;
+let listeners = [];
+
+export const currentModel = () => picker.value || "default";
+
+/** Calls back with the chosen model's card whenever it is another one, or changes. */
+export const onModel = (listener) => listeners.push(listener);
+
+export function buildModels({ complain }) {
+  picker.addEventListener("change", () => {
+    remember("model", picker.value);
+    showChosen();
+  });
+  action.addEventListener("click", () => act(complain));
+}
+
+/** Reads the list anew, and again for as long as a model is on its way. Throws ApiError if the server refuses. */
+export async function refreshModels() {
+  clearTimeout(timer);
+  cards = (await askJson("/v1/models")).data;
+  const wanted = setting("model", picker.value);
+  const ids = cards.map((card) => card.id);
+  const chosen = ids.includes(wanted) ? wanted : (ids[0] ?? "default");
+  if (ids.join("\n") !== [...picker.options].map((option) => option.value).join("\n")) {
+    picker.replaceChildren(...(ids.length ? ids : ["default"]).map((id) => make("option", { value: id }, id)));
+  }
+  picker.value = chosen;
+  showChosen();
+  if (doing || cards.some((card) => COMING.includes(card.state))) {
+    timer = setTimeout(() => refreshModels().catch(() => {}), AGAIN_MS);
+  }
+}
+
+/** Whether the key, or its absence, opens /admin; where it does not, nothing is offered that would be refused. */
+export async function refreshRights() {
+  try {
+    await ask("/admin/stats");
+    mayManage = true;
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    mayManage = false;
+  }
+  showChosen();
+}
+
+function showChosen() {
+  const card = cards.find((each) => each.id === picker.value);
+  const state = doing ?? card?.state;
+  byId("model-dot").dataset.state = state ?? "unknown";
+  const length = card?.max_model_len ? `${card.max_model_len.toLocaleString("en")} tokens` : "";
+  byId("model-fact").textContent = !state ? "" : state === "ready" ? length || "ready" : (STATES[state] ?? state);
+  byId("model-fact").title = mayManage ? "" : "Loading and unloading need the admin key.";
+  action.hidden = !mayManage || !card;
+  action.disabled = doing !== null || COMING.includes(card?.state);
+  action.textContent = state === "ready" || state === "draining" ? "Unload" : "Load";
+  for (const listener of listeners) listener(card);
+}
+
+async function act(complain) {
+  const name = picker.value;
+  const verb = action.textContent === "Unload" ? "unload" : "load";
+  doing = verb === "load" ? "loading" : "draining";
+  complain("");
+  showChosen();
+  timer = setTimeout(() => refreshModels().catch(() => {}), AGAIN_MS);
+  try {
+    await ask(`/admin/${verb}/${name.split("/").map(encodeURIComponent).join("/")}`, { method: "POST" });
+  } catch (error) {
+    complain(error.message);
+  }
+  doing = null;
+  await refreshModels().catch((error) => complain(error.message));
+}

@@ -1,0 +1,89 @@
+// One mode's requests, one at a time: its button sends and stops, its facts tell how it went, its notice what went wrong.
+
+import { ApiError, streamed } from "./api.js";
+import { make } from "./dom.js";
+
+export class Runner {
+  #abort = null;
+
+  /** `composer` is the form at a panel's foot. */
+  constructor(composer) {
+    this.form = composer;
+    this.button = composer.querySelector(".go");
+    this.notice = composer.querySelector(".notice");
+    this.facts = composer.querySelector(".facts");
+    this.label = this.button.textContent;
+  }
+
+  get busy() {
+    return this.#abort !== null;
+  }
+
+  stop() {
+    this.#abort?.abort();
+  }
+
+  /** Runs `work(signal)`; returns how it ended: "done", "stopped" or "failed", which the notice then tells. */
+  async run(work) {
+    this.#abort = new AbortController();
+    this.#show("Stop");
+    this.complain("");
+    this.facts.textContent = "Waiting for the first token";
+    try {
+      await work(this.#abort.signal);
+      return "done";
+    } catch (error) {
+      if (error.name === "AbortError") return "stopped";
+      this.complain(error instanceof ApiError ? error.message : `This page met a fault: ${error.message}`);
+      return "failed";
+    } finally {
+      this.#abort = null;
+      this.#show(this.label);
+    }
+  }
+
+  /** A streamed request, each event handed to `take`, which says whether it brought text. Shows its speed at the end. */
+  async stream({ path, body }, take) {
+    const timing = { begun: performance.now(), events: 0 };
+    const outcome = await this.run(async (signal) => {
+      for await (const event of streamed(path, body, signal)) {
+        if (event.usage) timing.usage = event.usage;
+        if (!take(event)) continue;
+        timing.last = performance.now();
+        timing.first ??= timing.last;
+        if (timing.events++ === 0) this.facts.textContent = `${seconds(timing.first - timing.begun)} to the first token`;
+      }
+    });
+    this.facts.textContent = factsOf(timing, outcome).join(" · ");
+    return outcome;
+  }
+
+  complain(sentence) {
+    this.notice.replaceChildren();
+    if (!sentence) return;
+    const close = make("button", { type: "button", class: "quiet", "aria-label": "Dismiss", textContent: "✕" });
+    close.addEventListener("click", () => this.complain(""));
+    this.notice.append(make("p", {}, sentence), close);
+  }
+
+  #show(label) {
+    this.button.textContent = label;
+    this.form.classList.toggle("busy", this.busy);
+  }
+}
+
+function factsOf({ begun, first, last, events, usage }, outcome) {
+  if (first === undefined) return outcome === "stopped" ? ["Stopped"] : [];
+  const facts = [`${seconds(first - begun)} to the first token`];
+  const made = usage?.completion_tokens ?? events;
+  if (made > 1 && last > first) facts.push(`${(((made - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
+  if (usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    facts.push(`${usage.prompt_tokens} in${cached ? ` (${cached} cached)` : ""}`, `${usage.completion_tokens} out`);
+  }
+  if (outcome !== "done") facts.push(outcome === "stopped" ? "stopped" : "broken off");
+  return facts;
+}
+
+export const seconds = (milliseconds) =>
+  milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;

@@ -1,0 +1,664 @@
+"""The playground in a real browser, against real servers: what a user does with it, and that anybody can."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from live_server import LiveServer, live_server
+from model_directory import write_model
+from page_checks import WATCH_SHIFTS, is_wider_than_the_screen, nameless, shifted, too_faint
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -e '.[dev]'")
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Route
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium; Debian's package is chromium")
+
+PATIENCE_MS = 60_000
+KEY, ADMIN_KEY = "secret", "boss"
+# Long enough to be looked at while it comes.
+LONG = 4000
+
+Open = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    # Chromium's sandbox refuses to run for root.
+    args = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Two tiny models that are loaded when asked for; open to all."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("alpha", "org/beta")):
+        write_model(root / name, seed=seed)
+    directory = tmp_path_factory.mktemp("tiny")
+    with live_server(directory, "--ui", "--models", str(root), "--threads", "1", faults="") as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One request at a time, a few tokens a second, none without a key."""
+    limits = ("--max-concurrent-requests", "1", "--max-queue-requests", "0", "--request-timeout", "3600")
+    keys = ("--api-key", KEY, "--admin-key", ADMIN_KEY)
+    faults = "fake,step_seconds=0.03"
+    with live_server(tmp_path_factory.mktemp("slow"), "--ui", *limits, *keys, faults=faults) as live:
+        yield live
+
+
+class Complaints:
+    """What a browser's console has to say against the page, and where else the page has looked."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.expected: list[str] = []
+
+    def watch(self, page: Page, origin: str) -> None:
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.found.append(str(error)))
+        page.on("request", lambda request: self._check(request.url, origin))
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.found.append(message.text)
+
+    def _check(self, url: str, origin: str) -> None:
+        if not url.startswith(origin + "/") or KEY in url or ADMIN_KEY in url:
+            self.found.append(f"asks for {url}")
+
+    def unexpected(self) -> list[str]:
+        return [each for each in self.found if not any(word in each for word in self.expected)]
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    """A test says which it expects; all others fail it."""
+    noted = Complaints()
+    yield noted
+    assert noted.unexpected() == []
+
+
+@pytest.fixture
+def visit(chromium: Browser, complaints: Complaints) -> Iterator[Open]:
+    """Opens the page of a server, with a key as its user would give it."""
+    contexts = []
+
+    def opened(server: LiveServer, *, key: str | None = None, **options: Any) -> Page:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        context.add_init_script(WATCH_SHIFTS)
+        page = context.new_page()
+        complaints.watch(page, server.url)
+        if key is not None:
+            # Before it has a key the page is refused once, which browsers tell.
+            complaints.expected.append("401")
+        page.goto(server.url + "/")
+        if key is not None:
+            give_key(page, key)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def give_key(page: Page, key: str) -> None:
+    page.get_by_role("button", name=re.compile("^Key")).click()
+    page.get_by_label("API key, or the admin key").fill(key)
+    page.get_by_role("button", name="Use").click()
+
+
+def set_parameter(page: Page, label: str, value: object) -> None:
+    field = page.get_by_role("spinbutton", name=label)
+    field.fill(str(value))
+    field.press("Tab")
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message").fill(text)
+    page.get_by_label("Message").press("Control+Enter")
+
+
+def wait_until_over(page: Page, mode: str) -> None:
+    page.wait_for_selector(f"#{mode} .composer:not(.busy)")
+
+
+def answers(page: Page) -> list[str]:
+    return page.locator(".turns .assistant .prose").all_inner_texts()
+
+
+def gauge(server: LiveServer, name: str) -> float:
+    """The sum over a metric's series."""
+    with server.client(authorization=f"Bearer {ADMIN_KEY}") as client:
+        lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}\b[{{ ]", line))
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def until_true(page: Page, expression: str) -> None:
+    """Asked from outside: the page's policy lets nobody evaluate texts inside, Playwright's waiting included."""
+    until(lambda: bool(page.evaluate(expression)), expression)
+
+
+def until_idle(server: LiveServer) -> None:
+    """The slow server refuses whoever comes while another is there, if only by its last bytes."""
+    until(lambda: gauge(server, "ostro_requests_under_way") == 0, "a request is there still")
+
+
+def post(server: LiveServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    until_idle(server)
+    with server.client(authorization=f"Bearer {KEY}") as client:
+        answer = client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        given: dict[str, Any] = answer.json()
+        return given
+
+
+# --- chat -----------------------------------------------------------------------------------------------------------
+
+
+def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    set_parameter(page, "Temperature", 0)
+    set_parameter(page, "Most tokens", 8)
+    page.get_by_label("System prompt").fill("the lazy dog")
+    said: list[dict[str, str]] = [{"role": "system", "content": "the lazy dog"}]
+    for number, words in enumerate(("the quick", "brown fox"), 1):
+        with page.expect_request("**/v1/chat/completions") as sent:
+            say(page, words)
+        said.append({"role": "user", "content": words})
+        body = sent.value.post_data_json
+        assert body is not None
+        assert (body["model"], body["messages"], body["stream"]) == ("alpha", said, True)
+        wait_until_over(page, "chat")
+        page.wait_for_selector(".turns .actions")
+        expected = post(tiny, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
+        text = expected["choices"][0]["message"]["content"]
+        assert len(answers(page)) == number
+        assert "".join(answers(page)[-1].split()) == "".join(text.split())
+        said.append({"role": "assistant", "content": text})
+    facts = page.locator("#chat .facts").inner_text()
+    assert re.search(r"to the first token · [\d.]+ tokens/s · \d+ in \(\d+ cached\) · 8 out", facts)
+    assert page.locator("#announcer").text_content() == f"Answer: {text}"
+
+
+def test_answer_can_be_made_again_and_a_message_edited(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    set_parameter(page, "Most tokens", 4)
+    set_parameter(page, "Temperature", 0)
+    say(page, "the quick")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    before = answers(page)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Regenerate").click()
+    assert sent.value.post_data_json is not None
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "the quick"}]
+    page.get_by_role("button", name="Edit").click()
+    assert page.get_by_label("Message").input_value() == "the quick"
+    assert answers(page) == []
+    say(page, "the quick")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert answers(page) == before
+    page.get_by_role("button", name="Clear").click()
+    assert answers(page) == []
+    assert page.get_by_role("heading", name="Say something.").is_visible()
+
+
+def test_escape_stops_the_answer_and_the_server_sees_it(slow: LiveServer, visit: Open) -> None:
+    page = visit(slow, key=KEY)
+    set_parameter(page, "Most tokens", LONG)
+    say(page, "Go on for long.")
+    until_true(page, "document.querySelector('.turns .assistant .prose').textContent.length > 40")
+    assert page.get_by_role("button", name="Stop").is_visible()
+    until(lambda: gauge(slow, "vllm:num_requests_running") == 1, "the server does not run it")
+    until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '1'")
+    until_true(page, "Number(document.querySelector('[data-gauge=speed] dd').textContent) > 0")
+    page.keyboard.press("Escape")
+    wait_until_over(page, "chat")
+    until(lambda: gauge(slow, "vllm:num_requests_running") == 0, "the server runs it still")
+    until_idle(slow)
+    assert "stopped" in page.locator("#chat .facts").inner_text()
+    assert len(answers(page)[0]) > 20
+
+
+def test_nothing_moves_while_an_answer_comes(slow: LiveServer, visit: Open) -> None:
+    page = visit(slow, key=KEY, viewport={"width": 1280, "height": 520})
+    set_parameter(page, "Most tokens", LONG)
+    say(page, "Go on for long.")
+    # Until it has to scroll.
+    until_true(page, "(log => log.scrollTop > 40)(document.getElementById('chat-log'))")
+    page.get_by_role("button", name="Stop").click()
+    wait_until_over(page, "chat")
+    until_idle(slow)
+    moved, nodes = shifted(page)
+    assert moved < 0.01, nodes
+
+
+def streamed(*deltas: str, done: bool = True) -> str:
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in deltas]
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
+
+
+def test_text_of_a_model_is_never_taken_for_markup(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    evil = "<img src=x onerror=alert(1)> **strong** `<b>` \n```html\n<script>alert(1)</script>\n```\nend"
+    body = streamed(*evil)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    say(page, "<i>me</i>")
+    page.wait_for_selector(".turns .actions")
+    assert page.locator(".turns :is(img, script, b, i)").count() == 0
+    assert "<img src=x onerror=alert(1)>" in answers(page)[0]
+    assert page.locator(".turns strong").inner_text() == "strong"
+    assert page.locator(".turns pre").inner_text() == "<script>alert(1)</script>"
+
+
+# --- completion and score -------------------------------------------------------------------------------------------
+
+
+def test_completion_colours_its_tokens_and_tells_the_alternatives(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    page.get_by_role("tab", name="Complete").click()
+    set_parameter(page, "Temperature", 0)
+    set_parameter(page, "Most tokens", 12)
+    set_parameter(page, "Alternatives", 3)
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
+    with page.expect_request("**/v1/completions") as sent:
+        page.get_by_role("button", name="Complete", exact=True).click()
+    wait_until_over(page, "complete")
+    body = sent.value.post_data_json
+    assert body is not None
+    expected = post(tiny, "/v1/completions", {**body, "stream": False, "stream_options": None})["choices"][0]
+    tokens = page.locator("#complete-tokens .token")
+    assert tokens.count() == len(expected["logprobs"]["tokens"])
+    shown = page.locator("#complete-document").text_content()
+    assert shown is not None
+    assert shown.replace("·", "").replace("⏹", "") == "the quick" + expected["text"]
+    assert len({each.split()[1] for each in tokens.evaluate_all("nodes => nodes.map(n => n.className)")}) > 1
+    box = page.get_by_role("tooltip")
+    assert not box.is_visible()
+    tokens.nth(2).hover()
+    names = box.locator(".name").all_inner_texts()
+    top = expected["logprobs"]["top_logprobs"][2]
+    visible = {name.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") for name in top}
+    assert set(names) == visible
+    assert box.locator(".chosen").count() == 1
+    page.mouse.move(0, 0)
+    box.wait_for(state="hidden")
+    # The same without a mouse.
+    tokens.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert box.locator(".name").all_inner_texts() == names
+    assert "instead: " in (tokens.nth(2).get_attribute("aria-label") or "")
+    page.keyboard.press("Escape")
+    box.wait_for(state="hidden")
+
+
+def test_scores_are_the_apis_and_the_likeliest_comes_first(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    page.get_by_role("tab", name="Score").click()
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick brown")
+    endings = ["fox", "dog and the dog", "lazy"]
+    page.get_by_label("Continuations, one a line").fill("\n".join(endings) + "\n\n")
+    page.get_by_role("button", name="Score", exact=True).click()
+    rows = page.locator("#score-table tbody tr")
+    rows.nth(2).wait_for()
+    body = {"model": "alpha", "prompts": ["the quick brown"] * 3, "continuations": [f" {each}" for each in endings]}
+    sums = post(tiny, "/loglikelihood", body)["ll"]
+    ranked = sorted(zip(sums, endings, strict=True), reverse=True)
+    for row, (value, text) in zip(rows.all(), ranked, strict=True):
+        cells = row.locator("th, td").all_inner_texts()
+        assert cells[0].startswith(text)
+        assert float(cells[1].replace("−", "-")) == pytest.approx(value, abs=2e-3)
+    shares = page.locator("#score-table .meter").evaluate_all("nodes => nodes.map(n => n.offsetWidth)")
+    assert len(shares) == 3
+
+
+# --- keys, errors, models -------------------------------------------------------------------------------------------
+
+
+def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
+    slow: LiveServer, visit: Open, complaints: Complaints
+) -> None:
+    complaints.expected.append("401")
+    page = visit(slow)
+    alert = page.locator("#chat [role=alert]")
+    alert.get_by_text("You gave no API key.").wait_for()
+    page.get_by_text("These numbers need a key.").wait_for()
+    give_key(page, "wrong")
+    alert.get_by_text("This API key is not known here. Check the key.").wait_for()
+    assert "under “Key”" in alert.inner_text()
+    give_key(page, KEY)
+    page.wait_for_selector("#model-dot[data-state=ready]")
+    assert alert.inner_text() == ""
+    until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '0'")
+    assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
+    assert page.get_by_role("button", name="Load").count() + page.get_by_role("button", name="Unload").count() == 0
+    give_key(page, ADMIN_KEY)
+    page.get_by_role("button", name="Unload").wait_for()
+    page.reload()
+    page.wait_for_selector("#model-dot[data-state=ready]")
+    page.get_by_role("button", name="Key set").click()
+    page.get_by_role("button", name="Forget").click()
+    alert.get_by_text("You gave no API key.").wait_for()
+
+
+def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
+    slow: LiveServer, visit: Open, complaints: Complaints
+) -> None:
+    complaints.expected.append("429")
+    page = visit(slow, key=KEY)
+    body = {"prompt": "busy", "max_tokens": LONG, "stream": True}
+    with (
+        slow.client(authorization=f"Bearer {KEY}") as client,
+        client.stream("POST", "/v1/completions", json=body) as busy,
+    ):
+        assert busy.status_code == 200
+        say(page, "Is there room?")
+        page.locator("#chat [role=alert]").get_by_text(re.compile(r"Try again in \d+ seconds?\.")).wait_for()
+    assert page.get_by_label("Message").input_value() == "Is there room?"
+    page.get_by_role("button", name="Dismiss").click()
+    assert page.locator("#chat [role=alert]").inner_text() == ""
+    until_idle(slow)
+
+
+def test_what_the_server_refuses_is_told_in_its_own_words(
+    tiny: LiveServer, visit: Open, complaints: Complaints
+) -> None:
+    complaints.expected.append("400")
+    page = visit(tiny)
+    say(page, "the dog " * 300)
+    alert = page.locator("#chat [role=alert] p")
+    alert.wait_for()
+    assert "256" in alert.inner_text()
+
+
+def test_lost_connection_is_a_sentence(tiny: LiveServer, visit: Open, complaints: Complaints) -> None:
+    complaints.expected += ["ERR_INTERNET_DISCONNECTED"]
+    page = visit(tiny)
+    until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '0'")
+    page.context.set_offline(True)
+    say(page, "Hello?")
+    page.get_by_text("The server cannot be reached.").wait_for()
+    page.get_by_text("No numbers: the server does not answer.").wait_for()
+    page.context.set_offline(False)
+    until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '0'")
+
+    def cut(route: Route) -> None:
+        route.fulfill(body=streamed("Half an ", done=False), content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", cut)
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("The connection broke off before the answer was complete.").wait_for()
+    assert answers(page) == ["Half an "]
+    assert "broken off" in page.locator("#chat .facts").inner_text()
+
+
+def test_model_is_unloaded_and_loaded(slow: LiveServer, visit: Open) -> None:
+    def states() -> list[str]:
+        with slow.client(authorization=f"Bearer {KEY}") as client:
+            return [card["state"] for card in client.get("/v1/models").json()["data"]]
+
+    page = visit(slow, key=ADMIN_KEY)
+    page.get_by_role("button", name="Unload").click()
+    page.wait_for_selector("#model-dot[data-state=available]")
+    assert states() == ["available"]
+    page.get_by_role("button", name="Load", exact=True).click()
+    page.wait_for_selector("#model-dot[data-state=ready]")
+    assert states() == ["ready"]
+    assert page.locator("#model-fact").inner_text() == "8,192 tokens"
+    assert page.get_by_role("spinbutton", name="Most tokens").get_attribute("max") == "8192"
+
+
+def test_model_that_is_picked_is_asked_and_stays_picked(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    picker = page.get_by_label("Model")
+    picker.locator("option", has_text="org/beta").wait_for(state="attached")
+    picker.select_option("org/beta")
+    page.reload()
+    picker.locator("option", has_text="org/beta").wait_for(state="attached")
+    assert picker.input_value() == "org/beta"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=streamed("Yes."), content_type="text/plain"))
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "Who are you?")
+    assert sent.value.post_data_json is not None
+    assert sent.value.post_data_json["model"] == "org/beta"
+
+
+def test_settings_outlive_a_reload_and_can_be_reset(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    set_parameter(page, "Most tokens", 8)
+    set_parameter(page, "Temperature", 9)
+    assert page.get_by_role("spinbutton", name="Temperature").input_value() == "2"
+    set_parameter(page, "Top k", 40)
+    page.get_by_label("Stop at").fill("END\\n\nSTOP")
+    page.get_by_label("Seed").fill("12")
+    page.get_by_label("Seed").press("Tab")
+    page.get_by_role("tab", name="Complete").click()
+    page.reload()
+    assert page.get_by_role("tab", name="Complete").get_attribute("aria-selected") == "true"
+    page.get_by_role("tab", name="Chat").click()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "the quick")
+    body = sent.value.post_data_json
+    assert body is not None
+    given = {name: body.get(name) for name in ("temperature", "top_k", "stop", "seed", "top_p")}
+    assert given == {"temperature": 2, "top_k": 40, "stop": ["END\n", "STOP"], "seed": 12, "top_p": None}
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Reset").click()
+    assert page.get_by_role("spinbutton", name="Top k").input_value() == "0"
+    assert page.get_by_label("Stop at").input_value() == ""
+
+
+# --- the same request elsewhere -------------------------------------------------------------------------------------
+
+
+def copied(page: Page, language: str) -> str:
+    page.get_by_role("button", name="Copy as…").click()
+    page.get_by_role("radio", name=language).check()
+    page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
+    page.get_by_role("dialog").get_by_text("Copied.").wait_for()
+    page.get_by_role("button", name="Close").click()
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
+def ran(program: list[str], text: str, directory: Path) -> str:
+    script = directory / f"snippet{ {'node': '.mjs'}.get(Path(program[0]).name, '.txt') }"
+    script.write_text(text, encoding="utf-8")
+    # Proxies are for other machines.
+    environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    environ |= {"OSTRO_API_KEY": KEY, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([*program, str(script)], capture_output=True, timeout=120, env=environ, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def text_of_events(events: str) -> str:
+    chunks = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+
+
+def test_copied_programs_send_what_the_page_sends(slow: LiveServer, visit: Open, tmp_path: Path) -> None:
+    page = visit(slow, key=KEY, permissions=["clipboard-read", "clipboard-write"])
+    page.wait_for_selector("#model-dot[data-state=ready]")
+    set_parameter(page, "Temperature", 0)
+    set_parameter(page, "Most tokens", 6)
+    page.get_by_label("Message").fill('It\'s "quoted", costs $HOME `date` \\ and\nends with 漢字 🌬')
+    programs = {language: copied(page, language) for language in ("curl", "Python", "JavaScript")}
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_label("Message").press("Control+Enter")
+    wait_until_over(page, "chat")
+    body = sent.value.post_data_json
+    assert body is not None
+    assert json.loads(programs["JavaScript"].split("const body = ")[1].split(";\nconst response")[0]) == body
+    assert not any(KEY in text for text in programs.values())
+    expected = post(slow, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
+    answer = expected["choices"][0]["message"]["content"]
+    until_idle(slow)
+    assert ran([sys.executable], programs["Python"], tmp_path).rstrip("\n") == answer.rstrip("\n")
+    if shutil.which("curl"):
+        until_idle(slow)
+        assert text_of_events(ran(["sh"], programs["curl"], tmp_path)) == answer
+    if shutil.which("node"):
+        until_idle(slow)
+        assert ran(["node"], programs["JavaScript"], tmp_path) == answer
+    # What was sent last, if nothing new is written.
+    assert copied(page, "curl") == programs["curl"]
+
+
+def test_scores_and_completions_can_be_copied_too(tiny: LiveServer, visit: Open, tmp_path: Path) -> None:
+    page = visit(tiny, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#model option", has_text="alpha").wait_for(state="attached")
+    page.get_by_role("tab", name="Score").click()
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
+    page.get_by_label("Continuations, one a line").fill("fox\ndog")
+    scored = ran([sys.executable], copied(page, "Python"), tmp_path)
+    body = {"model": "alpha", "prompts": ["the quick"] * 2, "continuations": [" fox", " dog"]}
+    assert scored.strip() == str(post(tiny, "/loglikelihood", body))
+    page.get_by_role("tab", name="Complete").click()
+    set_parameter(page, "Temperature", 0)
+    set_parameter(page, "Most tokens", 5)
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
+    completed = ran([sys.executable], copied(page, "Python"), tmp_path)
+    expected = post(
+        tiny, "/v1/completions", {"model": "alpha", "prompt": "the quick", "temperature": 0, "max_tokens": 5}
+    )
+    assert completed.rstrip("\n") == expected["choices"][0]["text"].rstrip("\n")
+
+
+# --- for everybody --------------------------------------------------------------------------------------------------
+
+
+def fill_all_modes(page: Page) -> None:
+    """Something to look at in each."""
+    # Greedily: what is drawn may end at once.
+    set_parameter(page, "Temperature", 0)
+    set_parameter(page, "Most tokens", 40)
+    say(page, "the quick brown fox " * 4)
+    page.wait_for_selector(".turns .actions")
+    page.get_by_role("tab", name="Complete").click()
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
+    page.keyboard.press("Control+Enter")
+    until_true(page, "document.querySelectorAll('.token').length > 4")
+    wait_until_over(page, "complete")
+    page.get_by_role("tab", name="Score").click()
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
+    page.get_by_label("Continuations, one a line").fill("fox\n" + "dog" * 40)
+    page.keyboard.press("Control+Enter")
+    page.locator("#score-table").wait_for()
+
+
+def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
+    tiny: LiveServer, visit: Open, complaints: Complaints
+) -> None:
+    complaints.expected.append("404")
+    page = visit(tiny, reduced_motion="reduce")
+    assert flaws(page) == []
+    fill_all_modes(page)
+    for mode in ("Score", "Complete", "Chat"):
+        page.get_by_role("tab", name=mode).click()
+        if mode == "Complete":
+            page.locator(".token").nth(3).focus()
+            page.get_by_role("tooltip").wait_for()
+        assert flaws(page) == [], mode
+    page.evaluate("document.querySelector('#model').append(new Option('nobody'))")
+    page.get_by_label("Model").select_option("nobody")
+    say(page, "Is anybody there?")
+    page.get_by_role("alert").locator("p").wait_for()
+    assert flaws(page) == []
+    for opener in ("Copy as…", "Key"):
+        page.get_by_role("button", name=opener).click()
+        assert flaws(page) == [], opener
+        page.keyboard.press("Escape")
+
+
+def flaws(page: Page) -> list[str]:
+    found = [f"a {role} without a name" for role in nameless(page)]
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found += [f"{scheme}: {each}" for each in too_faint(page)]
+    return found
+
+
+def test_phone_shows_everything_without_scrolling_sideways(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
+    assert not is_wider_than_the_screen(page)
+    fill_all_modes(page)
+    for width, mode in itertools.product((390, 320), ("Score", "Complete", "Chat")):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.get_by_role("tab", name=mode).tap()
+        assert not is_wider_than_the_screen(page), (width, mode)
+        button = page.get_by_role("button", name={"Chat": "Send"}.get(mode, mode), exact=True)
+        page.evaluate("scrollTo(0, 0)")
+        box = button.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 700, "the button is on the first screen"
+    page.get_by_role("link", name="Parameters").tap()
+    page.get_by_role("button", name="Copy as…").tap()
+    assert not is_wider_than_the_screen(page)
+
+
+def test_keyboard_alone_reaches_everything_and_shows_where_it_is(tiny: LiveServer, visit: Open) -> None:
+    page = visit(tiny)
+    set_parameter(page, "Most tokens", 8)
+    page.reload()
+    page.get_by_role("button", name=re.compile("oad$")).wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the conversation"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-complete"
+    page.keyboard.press("ArrowLeft")
+    visited = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen = page.evaluate(
+            "(e => [e.tagName === 'BODY', e.id || e.textContent.trim(), getComputedStyle(e).outlineStyle])"
+            "(document.activeElement)"
+        )
+        if seen[0]:
+            break
+        assert seen[2] != "none", f"{seen[1]} does not show that it is focused"
+        visited.append(seen[1])
+    wanted = {"model", "key-open", "chat-input", "Send", "parameters-reset", "parameter-temperature", "parameter-stop"}
+    assert wanted <= set(visited), "the walk ends before all was reached"
+    page.get_by_role("tab", name="Chat").focus()
+    page.keyboard.press("ArrowRight")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "complete-input":
+            break
+    page.keyboard.type("the quick")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#complete .token")
+    wait_until_over(page, "complete")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.className.split(' ')[0]") == "token"
+    assert page.get_by_role("tooltip").is_visible()
