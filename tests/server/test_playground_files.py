@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield live
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: LiveServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client

@@ -16,8 +16,11 @@ const gauges = {};
 let looks = [];
 let lastFirstToken = null;
 let refusedKey = null;
+let onContact = null;
 
-export function watchLive() {
+/** Calls back when the server is gone, and when it is there again. */
+export function watchLive(listener) {
+  onContact = listener;
   for (const node of document.querySelectorAll("[data-gauge]")) {
     const name = node.dataset.gauge;
     gauges[name] = { value: node.querySelector("dd"), line: new Sparkline(name === "pages" || name === "hits" ? 1 : undefined) };
@@ -65,8 +68,10 @@ async function once() {
 
 function tell(sentence) {
   const note = byId("live-note");
+  if (note.textContent === sentence) return;
   note.hidden = !sentence;
-  if (note.textContent !== sentence) note.textContent = sentence;
+  note.textContent = sentence;
+  onContact();
 }
 
 function reading(looks) {
@@ -94,7 +99,7 @@ function noteFirstToken(looks, now, gained) {
   const [sum, count] = ["vllm:time_to_first_token_seconds_sum", "vllm:time_to_first_token_seconds_count"];
   const before = looks.at(-2);
   const requests = before ? gained(count, before) : now(count);
-  if (requests > 0) lastFirstToken = (before ? gained(sum, before) : now(sum)) / requests;
+  if (requests > 0 && (before || lastFirstToken === null)) lastFirstToken = (before ? gained(sum, before) : now(sum)) / requests;
 }
 
 const whole = (number) => Math.round(number).toLocaleString("en");

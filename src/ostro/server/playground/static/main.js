@@ -6,7 +6,7 @@ import { completeMode } from "./complete.js";
 import { byId } from "./dom.js";
 import { buildKey } from "./key.js";
 import { watchLive } from "./live.js";
-import { buildModels, onModel, refreshModels, refreshRights } from "./models.js";
+import { buildModels, onModel, refreshModels, refreshRights, refreshSoon } from "./models.js";
 import { buildParameters, limitTokens, showParametersOf } from "./params.js";
 import { scoreMode } from "./score.js";
 import { remember, setting } from "./store.js";
@@ -27,6 +27,9 @@ function choose(name) {
     byId(each).hidden = each !== current;
   }
   hideAlternatives();
+  // What came while it was out of sight was not followed.
+  const sheet = byId(current).querySelector(".sheet");
+  if (modes[current].runner.busy) sheet.scrollTop = sheet.scrollHeight;
   showParametersOf(current);
   remember("mode", current);
 }
@@ -70,11 +73,12 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+const complain = (sentence) => modes[current].runner.complain(sentence);
+
 async function connect() {
-  const complain = (sentence) => modes[current].runner.complain(sentence);
   try {
     await refreshModels();
-    complain("");
+    for (const mode of Object.values(modes)) mode.runner.complain("");
     await refreshRights();
   } catch (error) {
     complain(error.message);
@@ -85,10 +89,12 @@ buildParameters();
 buildTabs();
 buildComposers();
 buildCode();
-buildModels({ complain: (sentence) => modes[current].runner.complain(sentence) });
+buildModels({ complain });
 buildKey(connect);
 onModel((card) => limitTokens(card?.max_model_len));
 byId("send-key").textContent = isMac ? "⌘" : "Ctrl";
 choose(setting("mode", "chat"));
 connect();
-watchLive();
+// A request may load a model, and another one make room for it; a server may come back with others.
+document.addEventListener("busychange", refreshSoon);
+watchLive(refreshSoon);

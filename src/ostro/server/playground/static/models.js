@@ -12,6 +12,7 @@ const picker = byId("model");
 const action = byId("model-act");
 let cards = [];
 let mayManage = false;
+// {name, state} of the model that was told to load or unload.
 let doing = null;
 let timer = 0;
 let listeners = [];
@@ -32,7 +33,13 @@ export function buildModels({ complain }) {
 /** Reads the list anew, and again for as long as a model is on its way. Throws ApiError if the server refuses. */
 export async function refreshModels() {
   clearTimeout(timer);
-  cards = (await askJson("/v1/models")).data;
+  try {
+    cards = (await askJson("/v1/models")).data;
+  } catch (error) {
+    cards = [];
+    showChosen();
+    throw error;
+  }
   const wanted = setting("model", picker.value);
   const ids = cards.map((card) => card.id);
   const chosen = ids.includes(wanted) ? wanted : (ids[0] ?? "default");
@@ -41,9 +48,13 @@ export async function refreshModels() {
   }
   picker.value = chosen;
   showChosen();
-  if (doing || cards.some((card) => COMING.includes(card.state))) {
-    timer = setTimeout(() => refreshModels().catch(() => {}), AGAIN_MS);
-  }
+  if (doing || cards.some((card) => COMING.includes(card.state))) refreshSoon();
+}
+
+/** The same in a moment, without a word; and again, while the server does not answer. */
+export function refreshSoon() {
+  clearTimeout(timer);
+  timer = setTimeout(() => refreshModels().catch((error) => error.status === 401 || refreshSoon()), AGAIN_MS);
 }
 
 /** Whether the key, or its absence, opens /admin; where it does not, nothing is offered that would be refused. */
@@ -60,7 +71,7 @@ export async function refreshRights() {
 
 function showChosen() {
   const card = cards.find((each) => each.id === picker.value);
-  const state = doing ?? card?.state;
+  const state = card && doing?.name === card.id ? doing.state : card?.state;
   byId("model-dot").dataset.state = state ?? "unknown";
   const length = card?.max_model_len ? `${card.max_model_len.toLocaleString("en")} tokens` : "";
   byId("model-fact").textContent = !state ? "" : state === "ready" ? length || "ready" : (STATES[state] ?? state);
@@ -74,10 +85,10 @@ function showChosen() {
 async function act(complain) {
   const name = picker.value;
   const verb = action.textContent === "Unload" ? "unload" : "load";
-  doing = verb === "load" ? "loading" : "draining";
+  doing = { name, state: verb === "load" ? "loading" : "draining" };
   complain("");
   showChosen();
-  timer = setTimeout(() => refreshModels().catch(() => {}), AGAIN_MS);
+  refreshSoon();
   try {
     await ask(`/admin/${verb}/${name.split("/").map(encodeURIComponent).join("/")}`, { method: "POST" });
   } catch (error) {

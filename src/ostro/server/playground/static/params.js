@@ -110,6 +110,8 @@ function slider(each) {
     range.style.setProperty("--to", placed(range, to));
   };
   range.addEventListener("input", () => (show(Number(range.value)), keep()));
+  // While it is typed in, it is left as it is; but what is sent meanwhile has what stands there.
+  number.addEventListener("input", () => (values[each.name] = accepted(each, number.value)));
   number.addEventListener("change", () => (show(accepted(each, number.value)), keep()));
   show(initial(each));
   return { row, show, range, number };
@@ -127,8 +129,8 @@ function field(each) {
     values[each.name] = value;
     input.value = value;
   };
-  const event = each.kind === "text" ? "input" : "change";
-  input.addEventListener(event, () => (show(accepted(each, input.value)), keep()));
+  input.addEventListener("input", () => ((values[each.name] = accepted(each, input.value)), keep()));
+  input.addEventListener("change", () => show(accepted(each, input.value)));
   show(initial(each));
   return { row, show };
 }

@@ -69,6 +69,7 @@ export class Runner {
   #show(label) {
     this.button.textContent = label;
     this.form.classList.toggle("busy", this.busy);
+    this.form.dispatchEvent(new Event("busychange", { bubbles: true }));
   }
 }
 

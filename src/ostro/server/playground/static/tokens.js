@@ -57,7 +57,11 @@ export class TokenRow {
   #point(event) {
     const node = event.target.closest?.(".token");
     const token = node && this.#tokens.find((each) => each.node === node);
-    if (token) showAlternatives(token);
+    if (!token) return;
+    showAlternatives(token);
+    if (event.type !== "focusin") return;
+    this.node.querySelector("[tabindex='0']").tabIndex = -1;
+    node.tabIndex = 0;
   }
 
   #move(event) {
@@ -66,8 +70,6 @@ export class TokenRow {
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
     if (at < 0 || to === undefined || to < 0 || to > last) return;
     event.preventDefault();
-    this.#tokens[at].node.tabIndex = -1;
-    this.#tokens[to].node.tabIndex = 0;
     this.#tokens[to].node.focus();
   }
 }
