@@ -5,8 +5,7 @@
 
 Both read the same file of prompts and output lengths and ask them as streamed chats, in a closed loop. The server keeps
 no prefixes, so that neither profits from the other. guidellm needs no tokenizer here, and no network: prompts are
-given, and each answer's length is fixed (`ignore_eos`). Its `stream_options` are taken out of its requests, as they
-have a field that Ostro refuses (`continuous_usage_stats`); it then counts tokens by events.
+given, and each answer's length is fixed (`ignore_eos`).
 """
 
 import argparse
@@ -74,7 +73,7 @@ def by_ostro(url: str, prompts: Path, concurrency: int, requests: int) -> Seen:
 
 def by_guidellm(tool: Path, url: str, prompts: Path, concurrency: int, requests: int) -> Seen:
     output = prompts.with_name("guidellm.json")
-    backend = {"kind": "openai_http", "target": url, "extras": {"body": {"stream_options": None}}}
+    backend = {"kind": "openai_http", "target": url}
     command = [str(tool), "run", "--backend", json.dumps(backend), "--disable-console"]
     command += ["--profile", f"kind=concurrent,streams={concurrency}"]
     command += ["--constraint", f"kind=max_requests,count={requests}"]
