@@ -4,7 +4,8 @@ ingress replica.
 
 import random
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -15,7 +16,7 @@ STATS_SECONDS = 1.0
 """How often replicas tell which models they have."""
 # So long a model counts as loaded where a request for it went, though the replica has not said so yet.
 _SENT_SECONDS = 10.0
-_MOST_SENT = 4096
+_MOST_SENT = 64
 
 
 class PrefixRouter(RequestRouter):
@@ -24,7 +25,8 @@ class PrefixRouter(RequestRouter):
         self._dice = random.Random()
         self._known: set[str] = set()
         self._open: Counter[str] = Counter()
-        self._sent: OrderedDict[tuple[str, str], float] = OrderedDict()
+        # By replica, which models were asked of it, and when last; the latest at the end.
+        self._sent: defaultdict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -45,6 +47,8 @@ class PrefixRouter(RequestRouter):
         names = {replica.replica_id.unique_id for replica in replicas}
         if gone := self._known - names:
             self._index.forget(gone)
+            for name in gone:
+                self._sent.pop(name, None)
             self._open = Counter({name: count for name, count in self._open.items() if name in names})
         self._known = names
 
@@ -61,21 +65,25 @@ class PrefixRouter(RequestRouter):
         stats = replica.routing_stats
         # A replica tells how many requests it has when it takes one: of all ingresses, but late in a rush of them.
         told = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        sent = self._sent.get((key.model, name))
+        loaded, coming = set(stats.get("models", ())), set(self._lately_sent(name))
         return Candidate(
             replica=name,
             load=max(told, self._open[name]),
             matched=matched,
-            has_model=key.model in stats.get("models", ())
-            or (sent is not None and time.monotonic() - sent < _SENT_SECONDS),
-            num_models=stats.get("num_loaded", 0),
+            has_model=key.model in loaded | coming,
+            num_models=stats.get("num_loaded", 0) + len(coming - loaded),
             is_ready=stats.get("ready", True),
         )
 
+    def _lately_sent(self, replica: str) -> Iterator[str]:
+        now = time.monotonic()
+        return (model for model, at in self._sent[replica].items() if now - at < _SENT_SECONDS)
+
     def _note(self, key: Key, replica: str) -> None:
         self._index.add(key.blocks, replica)
-        self._sent[key.model, replica] = time.monotonic()
-        self._sent.move_to_end((key.model, replica))
+        sent = self._sent[replica]
+        sent[key.model] = time.monotonic()
+        sent.move_to_end(key.model)
         # Names are whatever clients send.
-        while len(self._sent) > _MOST_SENT:
-            self._sent.popitem(last=False)
+        while len(sent) > _MOST_SENT:
+            sent.popitem(last=False)
