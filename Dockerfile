@@ -8,6 +8,7 @@ ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS build
 ENV PATH=/opt/venv/bin:$PATH \
+    PIP_CACHE_DIR=/var/cache/pip \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
@@ -20,13 +21,16 @@ COPY pyproject.toml constraints.txt ./
 COPY deploy/docker/requirements.py deploy/docker/
 RUN python deploy/docker/requirements.py --extras "$EXTRAS" > requirements.txt
 # An index of torch builds, as PyTorch has one for CPUs; without it torch comes from where the rest does.
-RUN --mount=type=cache,target=/root/.cache/pip \
+# The cache is a mount, of which nothing stays in a layer.
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/var/cache/pip \
     if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; fi \
     && pip install -c constraints.txt -r requirements.txt
 
 COPY README.md LICENSE ./
 COPY src src
-RUN --mount=type=cache,target=/root/.cache/pip \
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/var/cache/pip \
     pip install --no-deps .
 
 FROM build AS build-cuda

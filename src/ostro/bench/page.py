@@ -10,7 +10,7 @@ from ostro.bench.outcomes import Outcome
 from ostro.bench.plots import Curve, legend, over_levels, spread
 from ostro.bench.run import Bench, LevelRun
 from ostro.bench.table import overhead, rows
-from ostro.report.page import render
+from ostro.report.page import Tile, render
 from ostro.report.wording import duration, percent, rate
 
 _RANKS = ("p50", "p95", "p99")
@@ -39,35 +39,27 @@ def page(bench: Bench) -> str:
     )
 
 
-def _tiles(bench: Bench) -> list[tuple[str, str, str, str]]:
-    """Figure, meaning, detail, mood."""
+def _tiles(bench: Bench) -> list[Tile]:
     best = max(bench.levels, key=lambda run: run.figures.output_tokens_per_second)
     tiles = [
-        (
+        Tile(
             rate(best.figures.output_tokens_per_second),
             "output tokens/s at most",
             f"at {best.level.name}, {rate(best.figures.requests_per_second)} requests/s",
-            "",
         )
     ]
     quickest = min((run for run in bench.levels if run.figures.ttft), key=_median_ttft, default=None)
     if quickest is not None:
         detail = f"median, at {quickest.level.name}"
-        tiles.append((duration(_median_ttft(quickest)), "to the first token at best", detail, ""))
+        tiles.append(Tile(duration(_median_ttft(quickest)), "to the first token at best", detail))
     with_goodput = [run for run in bench.levels if run.figures.goodput is not None]
     if with_goodput:
         run = max(with_goodput, key=_goodput)
         share = run.figures.goodput.share if run.figures.goodput else 0.0
-        tiles.append(
-            (
-                rate(_goodput(run)),
-                "good requests/s at most",
-                f"at {run.level.name}, {percent(share)} within the SLO",
-                "",
-            )
-        )
+        detail = f"at {run.level.name}, {percent(share)} within the SLO"
+        tiles.append(Tile(rate(_goodput(run)), "good requests/s at most", detail))
     failed, asked = (sum(getattr(run.figures, name) for run in bench.levels) for name in ("failed", "requests"))
-    tiles.append((f"{failed:,}", "failed requests", f"of {asked:,}", "bad" if failed else "good"))
+    tiles.append(Tile(f"{failed:,}", "failed requests", f"of {asked:,}", "bad" if failed else "good"))
     return tiles
 
 

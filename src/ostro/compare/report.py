@@ -9,7 +9,7 @@ from ostro.compare.plots import histogram, scatter
 from ostro.compare.run import Comparison, SideRun
 from ostro.compare.speed import Percentiles
 from ostro.compare.wording import agreement_verdict, caveats, prompt_text, ratio, settings, speed_verdict
-from ostro.report.page import render
+from ostro.report.page import Tile, render
 from ostro.report.wording import duration, percent, rate
 
 MOST_ROWS = 200
@@ -21,6 +21,7 @@ def report(comparison: Comparison) -> str:
     different, failed = _differences(comparison), _failures(comparison)
     return render(
         "ostro.compare",
+        title="A/B comparison",
         sides=[("A", comparison.a), ("B", comparison.b)],
         tiles=_tiles(comparison),
         measures=_measures(comparison),
@@ -30,19 +31,9 @@ def report(comparison: Comparison) -> str:
         num_prompts=len(comparison.prompts),
         failed=failed[:MOST_ROWS],
         left_out=len(different[MOST_ROWS:]) + len(failed[MOST_ROWS:]),
-        caveats=caveats(comparison),
+        notes=caveats(comparison),
         settings=settings(comparison),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """A figure that is read at a glance, and its meaning."""
-
-    figure: str
-    meaning: str
-    detail: str
-    mood: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +47,14 @@ class _Difference:
     detail: str
 
 
-def _tiles(comparison: Comparison) -> list[_Tile]:
+def _tiles(comparison: Comparison) -> list[Tile]:
     found, lead = comparison.summary, comparison.speed_ratio
     a, b = comparison.a.speed, comparison.b.speed
     mood = "good" if found.exact == found.prompts else "bad" if found.exact_share < 0.5 else "fair"
     factor = "–" if lead is None else f"{max(lead, 1 / lead):.2f}×"
     tiles = [
-        _Tile(percent(found.exact_share), "same output", agreement_verdict(comparison), mood),
-        _Tile(
+        Tile(percent(found.exact_share), "same output", agreement_verdict(comparison), mood),
+        Tile(
             factor,
             speed_verdict(comparison),
             f"{rate(a.tokens_per_second)} against {rate(b.tokens_per_second)} tokens/s",
@@ -73,12 +64,12 @@ def _tiles(comparison: Comparison) -> list[_Tile]:
     if found.prefix_share is not None and found.exact < found.prompts:
         tokens = "" if found.prefix_tokens is None else f", {found.prefix_tokens:.1f} tokens"
         detail = f"{found.prefix_chars:.1f} characters{tokens} on average"
-        tiles.append(_Tile(percent(found.prefix_share), "of the text before the first difference", detail))
+        tiles.append(Tile(percent(found.prefix_share), "of the text before the first difference", detail))
     if found.divergence is not None:
         detail = f"{found.divergence.max:.2g} at most, {found.divergence.num_tokens:,} tokens in common"
-        tiles.append(_Tile(f"{found.divergence.mean:.2g}", "mean difference of log-probabilities", detail))
+        tiles.append(Tile(f"{found.divergence.mean:.2g}", "mean difference of log-probabilities", detail))
     if failures := a.failed + b.failed:
-        tiles.append(_Tile(str(failures), "failed requests", f"A {a.failed}, B {b.failed}", "bad"))
+        tiles.append(Tile(str(failures), "failed requests", f"A {a.failed}, B {b.failed}", "bad"))
     return tiles
 
 

@@ -1,20 +1,38 @@
 """Reports as one HTML file that needs nothing else. What models and servers say is text in it, never markup."""
 
+from dataclasses import dataclass
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from ostro.report.wording import visible
 
 
-def render(package: str, **values: object) -> str:
-    """The package's report.html. Its `style` is the look of all reports and then the package's report.css."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure that is read at a glance, and its meaning."""
+
+    figure: str
+    meaning: str
+    detail: str
+    mood: str = ""
+    """good, bad or neither."""
+
+
+def render(package: str, *, title: str, **values: object) -> str:
+    """The package's report.html, in the frame and the look of all reports; its report.css adds to that."""
+    frame = DictLoader({"page.html": _text("ostro.report", "page.html")})
     page = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True, lstrip_blocks=True
+        loader=frame,
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     style = Markup(_text("ostro.report", "page.css") + _text(package, "report.css"))
-    return page.from_string(_text(package, "report.html")).render(style=style, **values)
+    return page.from_string(_text(package, "report.html")).render(title=title, style=style, **values)
 
 
 def _text(package: str, name: str) -> str:
