@@ -68,7 +68,11 @@ def compile_kernels(
 
 
 def _on_a_stream(job: Callable[[], object]) -> None:
-    with torch.cuda.stream(torch.cuda.Stream()), torch.inference_mode():
+    stream = torch.cuda.Stream()
+    # Any call gives a new thread the device's context. A kernel's launch would too, but what describes a tensor to the
+    # kernel is made before it.
+    stream.synchronize()
+    with torch.cuda.stream(stream), torch.inference_mode():
         job()
 
 
