@@ -12,6 +12,11 @@ ENV PATH=/opt/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
+# Not pinned: Debian keeps one version of each, and nothing of it reaches an image.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
 
 # What changes seldom comes first: the dependencies are a layer of their own.
@@ -28,17 +33,15 @@ RUN --mount=type=cache,target=/var/cache/pip \
     && pip install -c constraints.txt -r requirements.txt
 
 COPY README.md LICENSE ./
+COPY native native
 COPY src src
+# Without the native core pip would succeed; an image does not.
 # hadolint ignore=DL3042
 RUN --mount=type=cache,target=/var/cache/pip \
-    pip install --no-deps .
+    pip install --no-deps . \
+    && ls /opt/venv/lib/python3*/site-packages/ostro/kernels/cpu/libostro_native.so
 
 FROM build AS build-cuda
-# Not pinned: Debian keeps one version of each, and nothing of it reaches an image.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev \
-    && rm -rf /var/lib/apt/lists/*
 COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
 RUN python deploy/docker/prebuild_triton.py /opt/triton
 

@@ -15,7 +15,7 @@ venv=${OSTRO_VENV:-$root/.venv}
 unset OSTRO_VENV
 
 is_current() {
-    [ -e "$1" ] && [ -z "$(find "$root/pyproject.toml" "$root/constraints.txt" -newer "$1")" ]
+    [ -e "$1" ] && [ -z "$(find "$root/pyproject.toml" "$root/constraints.txt" "$root/native/src" -newer "$1")" ]
 }
 
 # `make install` leaves a mark too, and brings all that is needed here.
@@ -27,6 +27,10 @@ if ! is_current "$venv/.installed" && ! is_current "$venv/.installed-server"; th
     fi
     "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root"
+    # pip shows nothing of what a build says.
+    if ! ls "$root"/src/ostro/kernels/cpu/libostro_native.* >/dev/null 2>&1; then
+        echo "run_server.sh: the native CPU core was not built: models run on torch. It needs a C++20 compiler." >&2
+    fi
     touch "$venv/.installed-server"
 fi
 

@@ -47,6 +47,9 @@ LAYERS = {
         never=("torch",),
     ),
     "ostro.kernels": Layer(ours=("ostro.kernels", "ostro.errors", "ostro.models.base")),
+    # The native core: what runs on it starts without torch. Who only plans wants its library, and no arrays.
+    "ostro.kernels.cpu": Layer(ours=("ostro.kernels.cpu", "ostro.errors"), never=("torch",)),
+    "ostro.kernels.cpu.library": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.models": Layer(ours=("ostro.models", "ostro.kernels", "ostro.errors")),
     # The seam between the engine and any device: it names the engine's batch, and the engine names it.
     "ostro.runner.base": Layer(ours=("ostro.engine.batch",), never=("torch", "numpy")),
@@ -66,6 +69,28 @@ LAYERS = {
             "ostro.machine",
             *_VALUES,
         )
+    ),
+    # A model that was packed before starts, and draws its tokens, without torch.
+    "ostro.runner.load": Layer(ours=("ostro.runner", "ostro.models", "ostro.weights", *_VALUES), lazily=("torch",)),
+    "ostro.runner.precision": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.runner.outcome": Layer(ours=("ostro.runner.base",), never=("torch", "numpy")),
+    "ostro.runner.random_key": Layer(ours=(), never=("torch",)),
+    "ostro.runner.native": Layer(
+        ours=(
+            "ostro.runner",
+            "ostro.engine.batch",
+            "ostro.engine.request",
+            "ostro.engine.sequence",
+            "ostro.kernels.cpu",
+            "ostro.models",
+            "ostro.weights",
+            "ostro.machine",
+            *_VALUES,
+        ),
+        lazily=("torch",),
+    ),
+    "ostro.runner.native.lowering": Layer(
+        ours=("ostro.kernels.cpu", "ostro.models", "ostro.weights", "ostro.errors"),
     ),
     # What crosses the process boundary, and the API process's end of it.
     "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config"), never=("torch", "numpy")),
@@ -96,8 +121,11 @@ LAYERS = {
     # What loading will take, by files alone.
     "ostro.planning": Layer(
         ours=(
+            "ostro.planning",
+            "ostro.kernels.cpu.library",
             "ostro.models.config",
             "ostro.runner.memory",
+            "ostro.runner.precision",
             "ostro.weights",
             "ostro.machine",
             "ostro.errors",

@@ -3,7 +3,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,14 +15,16 @@ from fault_proxy import Fault, FaultProxy
 from hypothesis import given
 from hypothesis import strategies as st
 from model_directory import write_model
+from native_models import needs_library
 from object_stores import ObjectStore, running_store
 from peft_directory import random_adapter
 from safetensors.torch import load_file, save_file
 
-from ostro.config import EngineConfig, Quantization
+from ostro.config import EngineConfig, KVDType, Quantization
 from ostro.engine.handle import EngineHandle
 from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
+from ostro.kernels.cpu.library import instruction_sets, panel_of
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.base import Model
 from ostro.models.loading import places_of
@@ -30,6 +32,7 @@ from ostro.models.lora import Adapters
 from ostro.models.registry import FAMILIES, Family, build_model
 from ostro.planning import KNOWN, plan, read_shape
 from ostro.runner.load import load_runner
+from ostro.runner.native.load import packed_path
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources import base
@@ -69,6 +72,7 @@ GEMMA2: Mapping[str, object] = {
     "query_pre_attn_scalar": 64,
 }
 SERVED = EngineConfig(device="cpu", kv_memory=16 * MIB, serving=True)
+ON_TORCH = replace(SERVED, cpu_backend="torch")
 
 
 def write_checkpoint(directory: Path, config: Mapping[str, object], dtype: torch.dtype) -> Path:
@@ -91,17 +95,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- against engines ------------------------------------------------------------------------------------------------
 
 
-async def measured(config: EngineConfig, *, fill: int = 0) -> tuple[int, int]:
-    """Most bytes that an engine process was given until it was ready, and those that it holds after `fill` tokens."""
+async def measured(config: EngineConfig, *, prompt: Sequence[int] = (), choices: int = 1) -> tuple[int, int]:
+    """Most bytes that an engine process was given until it was ready, and those that it holds after a request."""
     handle = EngineHandle(config)
     handle.start()
     try:
         await handle.settled()
         # Not the engine's own word: what `getrusage` calls the most begins with what this process holds.
         peak = in_status(handle.pid, "VmHWM")
-        if fill:
-            prompt = Request(id=1, prompt_ids=tuple(range(fill)), params=SamplingParams(max_tokens=1), seed=0)
-            async for _ in handle.submit(prompt):
+        if prompt:
+            params = SamplingParams(max_tokens=1 if choices == 1 else 2, n=choices)
+            async for _ in handle.submit(Request(id=1, prompt_ids=tuple(prompt), params=params, seed=0)):
                 pass
         return peak, in_status(handle.pid, "VmRSS")
     finally:
@@ -119,37 +123,87 @@ def agree(planned: int, found: int) -> None:
 
 @pytest.mark.parametrize(
     ("config", "dtype"),
-    [(LLAMA, torch.bfloat16), (GPT2, torch.float32), (GEMMA2, torch.float16)],
+    [
+        (LLAMA, torch.bfloat16),
+        (GPT2, torch.float32),
+        pytest.param(GEMMA2, torch.float16, marks=pytest.mark.slow),
+    ],
     ids=["llama", "gpt2", "gemma2"],
 )
-def test_plan_agrees_with_what_an_engine_takes(
+def test_plan_agrees_with_what_an_engine_takes_on_torch(
     config: Mapping[str, object], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Bar 5: within a tenth, whatever the family, the number format and whether the head is tied."""
     directory = write_checkpoint(tmp_path, config, dtype)
-    found = plan(directory, SERVED)
+    found = plan(directory, ON_TORCH)
     assert found.peak_bytes == found.total_bytes
     # All pages in one sequence: what the plan promises includes them.
-    fill = found.num_pages * found.page_size - 1 if config is GPT2 else 0
-    peak, now = asyncio.run(measured(replace(SERVED, model=str(directory)), fill=fill))
+    prompt = range(found.num_pages * found.page_size - 1) if config is GPT2 else ()
+    peak, now = asyncio.run(measured(replace(ON_TORCH, model=str(directory)), prompt=prompt))
     agree(found.total_bytes, peak)
     agree(found.total_bytes, now)
 
 
-def test_plan_agrees_for_the_default_model() -> None:
-    agree(plan(None, SERVED).total_bytes, asyncio.run(measured(SERVED))[0])
+@pytest.mark.slow
+def test_plan_agrees_for_the_default_model_on_torch() -> None:
+    agree(plan(None, ON_TORCH).total_bytes, asyncio.run(measured(ON_TORCH))[0])
 
 
 @pytest.mark.slow
-def test_plan_agrees_for_weights_in_fewer_bits(tmp_path: Path) -> None:
+def test_plan_agrees_for_weights_in_fewer_bits_on_torch(tmp_path: Path) -> None:
     """And they do take fewer: what is left over from loading in float32 would show."""
     directory = write_checkpoint(tmp_path, LLAMA, torch.bfloat16)
-    config = replace(SERVED, model=str(directory), quantize="int8")
-    found, whole = plan(directory, config), plan(directory, SERVED)
-    peak, now = asyncio.run(measured(config, fill=200))
+    config = replace(ON_TORCH, model=str(directory), quantize="int8")
+    found, whole = plan(directory, config), plan(directory, ON_TORCH)
+    peak, now = asyncio.run(measured(config, prompt=range(200)))
     agree(found.peak_bytes, peak)
     agree(found.total_bytes, now)
     assert now < whole.total_bytes / 2
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For packed weights of models that are gone with the test."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("config", "dtype", "quantize"),
+    [
+        (LLAMA, torch.bfloat16, "none"),
+        pytest.param(GEMMA2, torch.float16, "none", marks=pytest.mark.slow),
+        pytest.param(LLAMA, torch.bfloat16, "int8", marks=pytest.mark.slow),
+    ],
+    ids=["llama", "gemma2", "llama-int8"],
+)
+def test_plan_agrees_with_what_an_engine_takes_natively(
+    config: Mapping[str, object], dtype: torch.dtype, quantize: Quantization, tmp_path: Path, own_cache: Path
+) -> None:
+    """Once the weights are packed, with all pages in use, and many rows of logits. The first start has torch too."""
+    directory = write_checkpoint(tmp_path / "model", config, dtype)
+    engine = replace(SERVED, quantize=quantize, threads=2)
+    found = plan(directory, engine)
+    assert found.backend.startswith("native")
+    served = replace(engine, model=str(directory))
+    first, _ = asyncio.run(measured(served))
+    assert first < 1.1 * found.peak_bytes
+    # Tokens from all over the vocabulary: of a mapped embedding only what is read is there.
+    vocab, choices = read_shape(config).vocab_size, found.num_pages // 2
+    length = min(found.max_seq_len, choices * found.page_size) - 2
+    prompt = [at * (vocab - 1) // length for at in range(length)]
+    peak, now = asyncio.run(measured(served, prompt=prompt, choices=choices))
+    assert peak <= 1.1 * found.total_bytes
+    agree(found.total_bytes, now)
+
+
+@needs_library
+def test_plan_agrees_for_the_default_model() -> None:
+    config = replace(SERVED, threads=2)
+    found = plan(None, config)
+    asyncio.run(measured(config))
+    agree(found.total_bytes, asyncio.run(measured(config, prompt=range(300), choices=20))[1])
 
 
 # --- against the loader ---------------------------------------------------------------------------------------------
@@ -195,12 +249,111 @@ def test_shape_is_the_models_own(family: Family, rope: Mapping[str, object], ask
 def test_weights_are_counted_as_they_are_kept(quantize: Quantization, tmp_path: Path) -> None:
     config = {**tiny_models.LLAMA, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
     directory = write_checkpoint(tmp_path, config, torch.float16)
-    engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize)
+    engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, cpu_backend="torch")
     model = make_model(directory, engine)
     kept = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *stores(model))}
     found = plan(directory, engine)
     assert found.weights_bytes - found.second_layout_bytes == sum(kept.values())
     assert found.parameters == sum(tensor.numel() for tensor in build_model(config, dtype=torch.float32).parameters())
+    spec = load_runner(open_checkpoint(directory), engine).spec
+    assert (found.backend, found.precision) == (spec.backend, spec.precision)
+
+
+NATIVE: Mapping[str, object] = {
+    **tiny_models.GEMMA2,
+    "vocab_size": 500,
+    "hidden_size": 192,
+    "intermediate_size": 328,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+BIASED: Mapping[str, object] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
+
+
+@needs_library
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize(
+    ("changes", "dtype", "quantize"),
+    [
+        ({}, torch.float32, "none"),
+        ({}, torch.float16, "int8"),
+        (BIASED, torch.bfloat16, "int4"),
+        ({"num_hidden_layers": 1, "hidden_size": 196}, torch.float16, "int4"),
+        ({"head_dim": 24}, torch.float32, "none"),
+        ({"head_dim": 16, "partial_rotary_factor": 0.25}, torch.float32, "none"),
+        ({"hidden_act": "relu", "hidden_activation": "relu"}, torch.float32, "none"),
+    ],
+    ids=["float32", "int8", "biases", "odd", "heads", "rotary", "activation"],
+)
+def test_what_runs_natively_is_known_and_counted_as_it_is_packed(
+    family: Family,
+    changes: Mapping[str, object],
+    dtype: torch.dtype,
+    quantize: Quantization,
+    tmp_path: Path,
+    own_cache: Path,
+) -> None:
+    """Every family either runs natively, as was planned, or on torch for the reason that was planned."""
+    config = {**NATIVE, **changes, "architectures": [family.architecture]}
+    if family.model_type == "gpt2":
+        config = {**tiny_configs.GPT2, "tie_word_embeddings": True}
+    directory = write_checkpoint(tmp_path / "model", config, dtype)
+    engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, serving=True)
+    found = plan(directory, engine)
+    runner = load_runner(open_checkpoint(directory), engine)
+    spec = runner.spec
+    assert (found.backend, found.precision) == (spec.backend, spec.precision)
+    assert (found.num_pages, found.kv_bytes) == (spec.num_pages, spec.pages_bytes)
+    packed = list(own_cache.glob("packed/*.ostro"))
+    if packed:
+        assert found.weights_bytes == pytest.approx(packed[0].stat().st_size, rel=0.01)
+        return
+    told = []
+    for ask in (plan, lambda path, engine: load_runner(open_checkpoint(path), engine)):
+        with pytest.raises(Unsupported) as refused:
+            ask(directory, replace(engine, cpu_backend="native"))
+        told.append(str(refused.value))
+    assert told[0] == told[1]
+
+
+@needs_library
+@pytest.mark.parametrize("kv_dtype", ["auto", "float32", "float16", "int8"])
+@pytest.mark.parametrize(("kv_memory", "limit"), [(MIB, None), (None, 2 * MIB), (None, None)])
+def test_native_pages_are_as_many_as_a_runner_gets(
+    kv_dtype: KVDType, kv_memory: int | None, limit: int | None, tmp_path: Path, own_cache: Path
+) -> None:
+    directory = write_checkpoint(tmp_path / "model", NATIVE, torch.float32)
+    engine = EngineConfig(device="cpu", kv_memory=kv_memory, kv_memory_limit=limit, kv_dtype=kv_dtype, max_batch_seqs=4)
+    found, spec = plan(directory, engine), load_runner(open_checkpoint(directory), engine).spec
+    assert (found.num_pages, found.precision) == (spec.num_pages, spec.precision)
+
+
+@needs_library
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_gguf_is_counted_at_its_own_precision(quantize: Quantization) -> None:
+    """Blocks stay as the file has them, whatever is asked for floats."""
+    checkpoint = open_checkpoint(None)
+    engine = replace(SERVED, quantize=quantize)
+    found, spec = plan(checkpoint, engine), load_runner(checkpoint, engine).spec
+    assert (found.backend, found.precision) == (spec.backend, spec.precision)
+    assert found.precision == "Q4_1 and Q8_0 weights, float32 keys and values"
+    packed = packed_path(checkpoint, engine, panel_of(instruction_sets()[0]))
+    assert found.weights_bytes == pytest.approx(packed.stat().st_size, rel=0.01)
+    assert found.weights_bytes < 1.1 * checkpoint.path.stat().st_size
+
+
+@needs_library
+def test_settings_that_only_one_backend_takes(tmp_path: Path, own_cache: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", NATIVE, torch.float32)
+    wider = EngineConfig(device="cpu", page_size=32, kv_memory=MIB)
+    assert (
+        plan(directory, wider).backend == load_runner(open_checkpoint(directory), wider).spec.backend == "torch (cpu)"
+    )
+    for engine in (replace(wider, kv_dtype="float16"), replace(wider, cpu_backend="native")):
+        for ask in (plan, lambda path, engine: load_runner(open_checkpoint(path), engine)):
+            with pytest.raises(Unsupported, match=r"needs the native core|page_size is 32, and native kernels take 16"):
+                ask(directory, engine)
 
 
 def make_model(directory: Path, config: EngineConfig) -> Model:
@@ -219,7 +372,7 @@ def stores(model: Model) -> Iterator[torch.Tensor]:
 
 
 def test_gguf_is_counted_as_it_is_unpacked(tmp_path: Path) -> None:
-    found = plan(None, SERVED, memory=64 * GIB)
+    found = plan(None, ON_TORCH, memory=64 * GIB)
     checkpoint = open_checkpoint(None)
     assert isinstance(checkpoint, GgufCheckpoint)
     values = sum(torch.Size(weight.info.shape).numel() for weight in checkpoint.weights)
@@ -379,7 +532,7 @@ def test_more_memory_never_fits_less(tiny: Path) -> None:
 
 def test_short_memory_takes_no_second_layout(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path, {**LLAMA, "num_hidden_layers": 1}, torch.float32)
-    ample, short = (plan(directory, SERVED, memory=memory) for memory in (16 * GIB, GIB // 2))
+    ample, short = (plan(directory, ON_TORCH, memory=memory) for memory in (16 * GIB, GIB // 2))
     assert ample.second_layout_bytes > 0.9 * ample.weights_bytes / 2
     assert short.second_layout_bytes == 0
     # While it is loaded the mapped file counts too.

@@ -9,7 +9,8 @@ from ostro.errors import BadRequest, Unsupported
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
-KVDType = Literal["auto", "fp8"]
+KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
+CpuBackend = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 
@@ -28,7 +29,14 @@ _MOST = {
     "threads": 1024,
 }
 
-_CHOICES = {"device": Device, "dtype": DType, "quantize": Quantization, "kv_dtype": KVDType, "hrm_dialect": HrmDialect}
+_CHOICES = {
+    "device": Device,
+    "dtype": DType,
+    "quantize": Quantization,
+    "kv_dtype": KVDType,
+    "cpu_backend": CpuBackend,
+    "hrm_dialect": HrmDialect,
+}
 
 
 def _means(words: str) -> dict[str, str]:
@@ -68,10 +76,20 @@ class EngineConfig:
     )
     quantize: Quantization = field(
         default="none",
-        metadata=_means("weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller but slower"),
+        metadata=_means("weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster"),
     )
     kv_dtype: KVDType = field(
-        default="auto", metadata=_means("fp8 keeps keys and values in 8 bits, on a GPU: twice as many fit")
+        default="auto",
+        metadata=_means(
+            "what keys and values are kept in: fp8 on a GPU; float32, float16 or int8 on the native CPU backend "
+            "(default: the model's own on a GPU, float32 on a CPU)"
+        ),
+    )
+    cpu_backend: CpuBackend = field(
+        default="auto",
+        metadata=_means(
+            "what runs the model on a CPU: the native core, or torch; auto is the native core where it knows the model"
+        ),
     )
     page_size: int | None = field(default=None, metadata=_means("tokens a page (default: 16 on a CPU, 64 on a GPU)"))
     kv_memory: int | None = field(
@@ -154,8 +172,10 @@ class EngineConfig:
                 raise BadRequest(f"dtype {self.dtype} runs on GPUs only; on a CPU use float32.", param="dtype")
             if self.quantize == "fp8":
                 raise BadRequest("quantize fp8 needs a GPU; on a CPU use int8 or int4.", param="quantize")
-            if self.kv_dtype != "auto":
-                raise BadRequest(f"kv_dtype {self.kv_dtype} needs a GPU; leave it out on a CPU.", param="kv_dtype")
+            if self.kv_dtype == "fp8":
+                raise BadRequest("kv_dtype fp8 needs a GPU; on a CPU use float16 or int8.", param="kv_dtype")
+        elif self.kv_dtype not in ("auto", "fp8"):
+            raise BadRequest(f"kv_dtype {self.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
 
     def check_causal(self) -> None:
         """Raises BadRequest for settings that only an HRM takes."""

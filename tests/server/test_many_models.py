@@ -70,7 +70,8 @@ def test_models_come_when_asked_for_and_the_least_recently_used_goes(server: Liv
         assert (stats["loads"], stats["evictions"]) == (4, 2)
         assert told["org/beta"]["loads"] == 2
         assert told["org/beta"]["bytes"] > 1 << 20
-        assert client.get("/v1/models/alpha").json()["max_model_len"] is None
+        card = client.get("/v1/models/alpha").json()
+        assert (card["max_model_len"], card["backend"], card["precision"]) == (None, None, None)
         assert client.get("/readyz").json() == {"status": "ready"}
 
 
@@ -141,7 +142,9 @@ def test_a_listed_model_that_cannot_be_loaded_is_no_fault_of_the_client(tmp_path
 def test_a_model_has_settings_of_its_own(server: LiveServer) -> None:
     with server.client() as client:
         assert complete(client, "alpha").status_code == 200
-        assert client.get("/v1/models/alpha").json()["max_model_len"] == 64
+        card = client.get("/v1/models/alpha").json()
+        assert (card["max_model_len"], card["backend"]) == (64, "torch (cpu)")
+        assert card["precision"] == "float32 weights, float32 keys and values"
         assert complete(client, "alpha", "the dog " * 60).json()["error"]["code"] == "context_length_exceeded"
 
 

@@ -5,7 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, meaning_of, read_size
+from ostro.config import (
+    CpuBackend,
+    Device,
+    DType,
+    EngineConfig,
+    HrmDialect,
+    KVDType,
+    Quantization,
+    meaning_of,
+    read_size,
+)
 from ostro.sampling_params import SamplingParams
 
 
@@ -41,6 +51,7 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", choices=get_args(DType), default="auto", help=_meaning("dtype"))
     group.add_argument("--quantize", choices=get_args(Quantization), default="none", help=_meaning("quantize"))
     group.add_argument("--kv-dtype", choices=get_args(KVDType), default="auto", help=_meaning("kv_dtype"))
+    group.add_argument("--cpu-backend", choices=get_args(CpuBackend), default="auto", help=_meaning("cpu_backend"))
     group.add_argument("--page-size", type=int, metavar="N", help=_meaning("page_size"))
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help=_meaning("kv_memory"))
     group.add_argument(
@@ -67,6 +78,7 @@ def size_config(args: argparse.Namespace) -> EngineConfig:
         dtype=args.dtype,
         quantize=args.quantize,
         kv_dtype=args.kv_dtype,
+        cpu_backend=args.cpu_backend,
         page_size=args.page_size,
         kv_memory=args.kv_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,

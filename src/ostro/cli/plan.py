@@ -41,15 +41,18 @@ def _table(plan: Plan) -> str:
     second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
     rows = {
         "model": f"{plan.model}, {plan.parameters / 1e6:,.0f} million parameters",
+        "runs on": f"{plan.backend}, {plan.precision}",
         "weights": f"{_size(plan.weights_bytes)}{second}",
         "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens",
         "other": f"{_size(plan.other_bytes)}, the process and a step's work",
         "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({place})",
     }
+    if plan.not_native is not None:
+        rows["not natively"] = plan.not_native
     if plan.device == "cuda":
         rows["on the host"] = f"about {_size(plan.host_bytes)}"
     if plan.peak_bytes > plan.total_bytes:
-        rows["while loading"] = f"up to {_size(plan.peak_bytes)}, mapped files included"
+        rows["at most"] = f"{_size(plan.peak_bytes)}, {_peak(plan)}"
     if plan.fits:
         rows |= {
             "longest sequence": f"{plan.max_seq_len} tokens",
@@ -60,6 +63,12 @@ def _table(plan: Plan) -> str:
         return "\n".join([*lines, "", _shortage(plan)])
     lines += ["", f"{'tokens each':>12}  sequences at a time"]
     return "\n".join([*lines, *(f"{fit.length:>12}  {fit.sequences}" for fit in plan.sequences)])
+
+
+def _peak(plan: Plan) -> str:
+    if plan.backend.startswith("native"):
+        return "with torch, which packs the weights once, and makes log-probabilities"
+    return "while it is loaded, mapped files included"
 
 
 def _shortage(plan: Plan) -> str:

@@ -84,7 +84,9 @@ class _Refused(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", action=_Many, help="the same as --model")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file of settings")
-    parser.add_argument("--print-config", action="store_true", help="print the settings and their origins, and exit")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings, their origins and what will run, and exit"
+    )
     parser.add_argument("--dry-run", action="store_true", help="load and warm up, report memory and limits, and exit")
     group = parser.add_argument_group("settings", "Also as OSTRO_… variables and as keys of the config file.")
     for name, field in ServeSettings.model_fields.items():
@@ -99,11 +101,14 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name in ServeSettings.model_fields if (value := _given(args, name)) is not None}
     merged = read_settings(given, config=args.config)
     if args.print_config:
-        print(merged.describe(), end="")
-        return 0
+        print(merged.describe(), end="", flush=True)
     # Not above: what has to do with serving takes a while to import, and a wrong setting should not.
+    from ostro.server.fleet import outlook
     from ostro.server.lifecycle import rehearse, serve
 
+    if args.print_config:
+        print("# What will run:", *(f"# {line}" for line in outlook(merged.settings)), sep="\n")
+        return 0
     if args.dry_run:
         print(asyncio.run(rehearse(merged.settings)), end="")
         return 0

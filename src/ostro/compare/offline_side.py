@@ -21,7 +21,17 @@ from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 
 _TEXTS = frozenset(
-    {"tokenizer", "chat_template", "device", "dtype", "quantize", "kv_dtype", "model_config", "hrm_dialect"}
+    {
+        "tokenizer",
+        "chat_template",
+        "device",
+        "dtype",
+        "quantize",
+        "kv_dtype",
+        "cpu_backend",
+        "model_config",
+        "hrm_dialect",
+    }
 )
 _NUMBERS = frozenset({"max_seq_len", "max_batch_tokens", "max_batch_seqs", "threads", "kv_memory", "hrm_steps"})
 _SWITCHES = frozenset({"hrm_halting"})

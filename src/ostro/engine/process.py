@@ -221,6 +221,8 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         pages_bytes=spec.pages_bytes,
         device_bytes=spec.device_bytes,
         adapters=config.adapter_names,
+        backend=spec.backend,
+        precision=spec.precision,
     )
 
 

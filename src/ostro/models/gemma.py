@@ -62,7 +62,7 @@ class ScaledEmbedding(Embedding):
 
     def __init__(self, vocab_size: int, size: int) -> None:
         super().__init__(vocab_size, size)
-        self.scale = torch.tensor(size**0.5, dtype=self.weight.dtype).item()
+        self.scale = torch.tensor(size**0.5, dtype=self.weight.dtype, device="cpu").item()
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids).mul_(self.scale)

@@ -17,7 +17,7 @@ from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotation
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
+def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
@@ -25,8 +25,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu": F.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,
 }
 

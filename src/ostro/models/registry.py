@@ -67,7 +67,8 @@ def build_model(
         torch.set_default_dtype(before)
     if is_bare:
         model.drop_head()
-    return model.eval().to(device)
+    # On meta there are no weights, but what positions turn by is real.
+    return model.eval() if device is not None and device.type == "meta" else model.eval().to(device)
 
 
 def _family(config: ConfigReader) -> tuple[Family, bool]:

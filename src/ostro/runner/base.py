@@ -29,6 +29,10 @@ class RunnerSpec:
     """Memory of the host that pages take as they are filled, and not before."""
     device_bytes: int = 0
     """Memory of the GPU, weights and pages, where there is one."""
+    backend: str = ""
+    """What computes, in words: "native (neon)", "torch (cpu)"."""
+    precision: str = ""
+    """What weights, keys and values are kept in, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
 """Which device and which number format a model runs on. Knows torch's devices; loads nothing."""
 
+from collections import Counter
+
 import torch
+from torch import nn
 
 from ostro.errors import BadRequest
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Of whole numbers, which are no parameters: see `runner.quantize`. A byte holds two of four bits.
+_PACKED = {torch.int8: ("int8", 1), torch.uint8: ("int4", 2)}
 
 
 def pick_device(name: str) -> torch.device:
@@ -27,3 +32,20 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
             raise BadRequest(f"dtype {name} runs on GPUs only; on a CPU use float32.", param="dtype")
         return dtype
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def format_name(dtype: torch.dtype) -> str:
+    return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
+
+
+def weight_formats(model: nn.Module) -> list[str]:
+    """What a loaded model's matrices are kept in, most of them first."""
+    counts: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            counts[format_name(parameter.dtype)] += parameter.numel()
+    for name, buffer in model.named_buffers():
+        if name.endswith("weight") and buffer.dtype in _PACKED:
+            kind, values = _PACKED[buffer.dtype]
+            counts[kind] += values * buffer.numel()
+    return [name for name, _ in counts.most_common()]

@@ -54,6 +54,8 @@ class FakeRunner:
             max_batch_seqs=max_batch_seqs,
             steps_ahead=steps_ahead,
             keeps_kv=keeps_kv,
+            backend="fake",
+            precision="no weights",
         )
         self._strict = strict
         self._slots = [_UNWRITTEN] * (num_pages * page_size)

@@ -1,118 +1,65 @@
-"""From a checkpoint to a runner that is ready: picks the device, loads the weights, sizes the cache."""
+"""From a checkpoint to a runner that is ready: natively on a CPU where the native core can, else with torch.
+
+Imports torch only where a runner needs it: a model that was packed before starts without.
+"""
 
 import logging
-
-import torch
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest
-from ostro.machine import cpu_limit
-from ostro.models.base import Model
-from ostro.models.hrm import HrmConfig, load_hrm
-from ostro.models.hrm_config import is_hrm
-from ostro.models.lora import Adapters
-from ostro.models.registry import build_model, load_weights
+from ostro.errors import Unsupported
 from ostro.runner.base import ModelRunner
-from ostro.runner.devices import pick_device, pick_dtype
-from ostro.runner.memory import num_pages
-from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
-from ostro.runner.recompute import RecomputeRunner
-from ostro.runner.torch_runner import TorchRunner
+from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
-from ostro.weights.adapter import read_adapter
 
-# Whole sequences go through the model for each token, so a step holds more tokens than one of a model with a cache.
-_RECOMPUTED_TOKENS = 2048
+if TYPE_CHECKING:
+    from ostro.models.base import Model
 
 _log = logging.getLogger(__name__)
 
+# Present wherever a driver of NVIDIA's is loaded: on Linux, and on Windows below it.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
+
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
-    _set_threads(config.threads)
-    device = pick_device(config.device)
-    config.check_device(device.type)
-    if is_hrm(checkpoint.config):
-        return _recompute_runner(checkpoint, config, device)
-    config.check_causal()
-    model = build_model(
-        checkpoint.config, max_seq_len=config.max_seq_len, dtype=pick_dtype(config.dtype, device), device=device
-    )
-    tensors = checkpoint.tensors()
-    # Adapters look at the projections first: then the whole model is loaded before it is brought to fewer bits.
-    if not config.adapters and (config.quantize == "int8" or config.quantize == "int4"):
-        tensors = quantized_on_the_way(model, tensors, config.quantize)
-    load_weights(model, tensors)
-    return make_runner(model, config, pooling=checkpoint.pooling)
+    reason = _why_torch(config)
+    if reason is None:
+        config.check_device("cpu")
+        found = native_runner(checkpoint, config)
+        if not isinstance(found, str):
+            return found
+        reason = found
+    if config.cpu_backend == "native":
+        raise Unsupported(f"cpu_backend is native, but {reason}. Leave it out to run on torch.", param="cpu_backend")
+    from ostro.runner import torch_load
+
+    runner = torch_load.load_runner(checkpoint, config)
+    if config.cpu_backend == "auto":
+        _log.info("on torch, for %s", reason)
+    return runner
 
 
-def _set_threads(number: int | None) -> None:
-    if number is not None:
-        torch.set_num_threads(number)
-    elif (limit := cpu_limit()) is not None:
-        # More threads than a container has time for would take turns, and wait for one another.
-        torch.set_num_threads(min(limit, torch.get_num_threads()))
+def make_runner(model: "Model", config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
+    """A runner for a torch model that is loaded, on the model's device."""
+    from ostro.runner import torch_load
+
+    return torch_load.make_runner(model, config, pooling=pooling)
 
 
-def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
-    """A runner for a model that is loaded, on the model's device."""
-    device = next(model.parameters()).device
-    config.check_device(device.type)
-    config = config.suited_to(device.type)
-    # Before weights are brought to fewer bits, which takes the projections apart that a checkpoint names.
-    found = {name: read_adapter(path) for name, path in config.adapters}
-    adapters = Adapters(model, found) if found else None
-    assert config.page_size is not None
-    assert config.max_batch_tokens is not None
-    assert config.max_batch_seqs is not None
-    if device.type == "cuda":
-        # Needs triton, which machines without a GPU need not have.
-        from ostro.runner.gpu.quantize import quantize_fp8
-        from ostro.runner.gpu.runner import GpuRunner
-
-        if config.quantize == "fp8":
-            quantize_fp8(model)
-        if adapters is not None:
-            adapters.attach(model)
-        return GpuRunner.sized(model, config, pooling=pooling, adapters=adapters)
-    if config.quantize == "int8" or config.quantize == "int4":
-        quantize_matrices(model, config.quantize)
-    if adapters is not None:
-        adapters.attach(model)
-    pages = num_pages(
-        model.shape,
-        page_size=config.page_size,
-        itemsize=torch.float32.itemsize,
-        kv_memory=config.kv_memory,
-        max_batch_seqs=config.max_batch_seqs,
-        limit=config.kv_memory_limit,
-    )
-    return TorchRunner(
-        model,
-        page_size=config.page_size,
-        num_pages=pages,
-        max_batch_tokens=config.max_batch_tokens,
-        max_batch_seqs=config.max_batch_seqs,
-        pooling=pooling,
-        adapters=adapters,
-    )
+def _why_torch(config: EngineConfig) -> str | None:
+    """Why settings alone ask for torch."""
+    if config.cpu_backend == "torch":
+        return "cpu_backend is torch"
+    if config.device == "cuda" or (config.device == "auto" and _has_gpu()):
+        return "there is a GPU" if config.device == "auto" else "device is cuda"
+    return None
 
 
-def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> RecomputeRunner:
-    config.check_recomputing()
-    dialect = None if config.hrm_dialect == "auto" else config.hrm_dialect
-    hrm = HrmConfig.read(checkpoint.config, dialect=dialect, max_seq_len=config.max_seq_len)
-    steps = config.hrm_steps or hrm.decoding_steps
-    if config.hrm_halting and steps == 1:
-        raise BadRequest(
-            f"hrm_halting saves nothing where a token takes one outer step, as in the {hrm.dialect} dialect. "
-            "Set hrm_steps to the most that it may take, or leave hrm_halting out.",
-            param="hrm_halting",
-        )
-    _log.info("an HRM of the %s dialect, %d outer steps a token%s", hrm.dialect, steps, " at most" * config.hrm_halting)
-    return RecomputeRunner(
-        load_hrm(hrm, checkpoint.tensors(), pick_dtype(config.dtype, device), device),
-        steps=steps,
-        halting=config.hrm_halting,
-        max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
-        max_batch_seqs=config.suited_to(device.type).max_batch_seqs or 1,
-    )
+def _has_gpu() -> bool:
+    """Whether it is worth while to ask torch."""
+    return sys.platform == "win32" or any(Path(each).exists() for each in _GPU_FILES)
+
+
+__all__ = ["load_runner", "make_runner"]

@@ -20,6 +20,8 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.models.hrm import HrmModel
 from ostro.models.ragged import Ragged
 from ostro.runner.base import RunnerSpec, StepOutput
+from ostro.runner.devices import weight_formats
+from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
 
 # Of the logits that exist at a time.
@@ -62,6 +64,8 @@ class RecomputeRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             keeps_kv=False,
+            backend=f"torch ({self.device.type})",
+            precision=in_words(weight_formats(model), None),
         )
 
     @property

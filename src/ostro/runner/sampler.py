@@ -23,7 +23,6 @@ The logits themselves differ in their last digits between a row computed alone a
 that (see `distribution`).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -36,6 +35,7 @@ from ostro.engine import sequence
 from ostro.runner.base import SampledToken, TokenLogprob
 from ostro.runner.distribution import by_id, draw, gaps_below, ranked, total, weigh
 from ostro.runner.logprobs import logprob_table, position_logprobs, read_logprobs
+from ostro.runner.outcome import outcome
 from ostro.runner.random_stream import stream_key
 from ostro.runner.score_edits import edited
 
@@ -58,7 +58,7 @@ def sample(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> list[SampledTok
         tokens[index] = method(gaps_below(peaks[index], scores[index]), settings)
     logprobs = _chosen_logprobs(logits, tokens, seqs)
     token_ids, best = torch.stack((tokens.double(), peaks.double())).tolist()
-    return [_outcome(int(token_ids[row]), best[row], logprobs.get(row)) for row in range(len(seqs))]
+    return [outcome(int(token_ids[row]), best[row], logprobs.get(row)) for row in range(len(seqs))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +183,3 @@ def _chosen_logprobs(logits: Tensor, tokens: Tensor, seqs: Sequence[sequence.Seq
     index = _index(list(asked), logits)
     table = logprob_table(logits[index], tokens[index], max(asked.values()))
     return dict(zip(asked, read_logprobs(table, list(asked.values())), strict=True))
-
-
-def _outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> SampledToken:
-    """The best score tells whether the row could be drawn from: NaN and infinity both surface in it."""
-    if best == -math.inf:
-        return SampledToken(
-            -1, error="Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens."
-        )
-    if not math.isfinite(best):
-        return SampledToken(
-            -1, error=f"The model gave a logit of {best}. Check its checkpoint, or load it in a wider dtype."
-        )
-    return SampledToken(token_id, logprob)

@@ -16,8 +16,10 @@ from ostro.models.base import Model
 from ostro.models.layers import Matrix
 from ostro.models.lora import Adapters
 from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
+from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.memory import page_bytes, second_layout_fits
 from ostro.runner.pooling import pooled_share
+from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
 from ostro.weights import Pooling
 
@@ -58,6 +60,8 @@ class TorchRunner:
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
             pages_bytes=page_bytes(shape, page_size, parameter.itemsize) * num_pages,
+            backend=f"torch ({self.device.type})",
+            precision=in_words(weight_formats(model), format_name(parameter.dtype)),
         )
         self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
 

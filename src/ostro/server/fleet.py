@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest, ModelError, ModelNotFound
+from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.machine import device_here, gpu_memory
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.names import resolve
@@ -23,6 +23,7 @@ from ostro.server.supply import CachedSupply
 from ostro.weights.adapter import CONFIG as ADAPTER_CONFIG
 from ostro.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from ostro.weights.adapter import read_base
+from ostro.weights.place import find_place
 
 if TYPE_CHECKING:
     from ostro.planning import Plan
@@ -88,6 +89,27 @@ def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
     by_other_names = {*_names_of_first(settings), *names[len(named) :]}
     stays = alone or any(_said_of(name, settings.pin, names) is not None for name in by_other_names)
     return [replace(specs[0], pinned=specs[0].pinned or stays), *specs[1:]]
+
+
+def outlook(settings: ServeSettings) -> list[str]:
+    """What will compute each model that was named, in words. Downloads nothing: of what is not here yet it says so."""
+    try:
+        specs = [spec for spec in fixed_specs(settings) if spec.base is None]
+    except OstroError as error:
+        return [error.message]
+    return [f"{spec.name}: {_outlook(spec)}" for spec in specs]
+
+
+def _outlook(spec: ModelSpec) -> str:
+    try:
+        place = find_place(spec.config.model)
+        if place is None:
+            return "not on this machine yet"
+        planned = _planned(str(place.path), spec.config)
+    except OstroError as error:
+        return error.message
+    reason = "" if planned.not_native is None else f" ({planned.not_native})"
+    return f"{planned.backend}, {planned.precision}{reason}"
 
 
 def roots(settings: ServeSettings) -> tuple[str, ...]:

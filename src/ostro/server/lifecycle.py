@@ -287,6 +287,8 @@ class News:
 def _facts(name: str, info: ModelInfo) -> dict[str, object]:
     return {
         "model": name,
+        "backend": info.backend,
+        "precision": info.precision,
         "max_seq_len": info.max_len,
         "pages": info.num_pages,
         "load_seconds": round(info.load_seconds, 3),
@@ -314,6 +316,7 @@ async def rehearse(settings: ServeSettings) -> str:
 def _report(name: str, info: ModelInfo, limits: GateLimits) -> str:
     lines = {
         "model": name,
+        "runs on": f"{info.backend}, {info.precision}",
         "longest sequence": f"{info.max_len} tokens",
         "keys and values": f"{info.num_pages} pages of {info.page_size} tokens",
         "memory of the engine": f"{info.resident_bytes / (1 << 20):.0f} MiB",

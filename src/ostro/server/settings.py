@@ -24,7 +24,17 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ostro.config import Device, DType, EngineConfig, HrmDialect, KVDType, Quantization, meaning_of, read_size
+from ostro.config import (
+    CpuBackend,
+    Device,
+    DType,
+    EngineConfig,
+    HrmDialect,
+    KVDType,
+    Quantization,
+    meaning_of,
+    read_size,
+)
 from ostro.errors import BadRequest
 from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.pool.pool import PoolLimits
@@ -264,6 +274,7 @@ class ServeSettings(BaseSettings):
     dtype: DType = Field("auto", description=meaning_of("dtype"))
     quantize: Quantization = Field("none", description=meaning_of("quantize"))
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
+    cpu_backend: CpuBackend = Field("auto", description=meaning_of("cpu_backend"))
     tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(
         1, description="devices that a model runs on: one, in this build"
     )
@@ -402,6 +413,7 @@ class ServeSettings(BaseSettings):
             dtype=self.dtype,
             quantize=self.quantize,
             kv_dtype=self.kv_dtype,
+            cpu_backend=self.cpu_backend,
             page_size=self.page_size,
             kv_memory=self.kv_memory,
             gpu_memory_utilization=self.gpu_memory_utilization,

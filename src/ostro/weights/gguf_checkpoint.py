@@ -50,6 +50,10 @@ class GgufCheckpoint:
         maps = {path: _map_file(path) for path in {weight.path for weight in self.weights}}
         return _ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
 
+    def tensor(self, weight: GgufWeight) -> "torch.Tensor":
+        """One of them."""
+        return _tensor(weight, _map_file(weight.path))
+
     def raw(self, weight: GgufWeight) -> "npt.NDArray[np.uint8]":
         """The stored bytes of one weight, mapped: a row of blocks for each row. `weight.undo` is not applied."""
         return _raw(weight, _map_file(weight.path))

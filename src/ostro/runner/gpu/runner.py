@@ -29,6 +29,7 @@ from ostro.models.base import AttentionSpec, Model
 from ostro.models.decoder import CausalLM
 from ostro.models.lora import Adapters
 from ostro.runner.base import RunnerSpec, StepOutput
+from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder, fusible
 from ostro.runner.gpu.graphs import StepGraphs
@@ -39,6 +40,7 @@ from ostro.runner.gpu.transfer import fetch, send
 from ostro.runner.logprobs import logprob_table, read_logprobs
 from ostro.runner.memory import gpu_num_pages
 from ostro.runner.pooling import pooled_share
+from ostro.runner.precision import in_words
 from ostro.sampling_params import MAX_CHOICES
 from ostro.weights import Pooling
 
@@ -80,6 +82,8 @@ class GpuRunner:
             max_batch_seqs=max_batch_seqs,
             steps_ahead=1,
             generates=model.has_head,
+            backend=f"torch ({self.device.type})",
+            precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
         )
         self._decoder = (
             FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic)

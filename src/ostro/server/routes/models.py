@@ -33,6 +33,7 @@ def router(api: Api) -> APIRouter:
 
 
 def _card(api: Api, view: ModelView[ModelService]) -> ModelCard:
+    info = None if view.service is None else view.service.info
     return ModelCard(
         id=api.models.shown(view.spec),
         created=api.started,
@@ -40,6 +41,8 @@ def _card(api: Api, view: ModelView[ModelService]) -> ModelCard:
         permission=[],
         root=view.spec.base or view.spec.name,
         parent=view.spec.base,
-        max_model_len=None if view.service is None or view.service.info is None else view.service.info.max_len,
+        max_model_len=None if info is None else info.max_len,
+        backend=None if info is None else info.backend,
+        precision=None if info is None else info.precision,
         state=view.state.value,
     )

@@ -16,6 +16,10 @@ class ModelCard(WireModel):
     parent: str | None
     max_model_len: int | None
     """Longest sequence, prompt and output together; null before the model is loaded."""
+    backend: str | None
+    """What computes it, such as `native (neon)` or `torch (cuda)`; null before it is loaded, as is the next."""
+    precision: str | None
+    """What weights, keys and values are kept in."""
     state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
     """An available model is loaded when it is first asked for."""
 

@@ -1,0 +1,185 @@
+// Attention over pages. Included once for each instruction set.
+//
+// A query meets the pages of its sequence in their order, one page at a time, and keeps a running maximum: so its result
+// does not depend on how the prompt was cut into steps, nor on who runs beside it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+namespace OSTRO_ISA {
+
+constexpr int kPageVectors = kPage / kPanel;
+
+// A page's scores of some queries, before they are scaled.
+template <int queries, typename Cell>
+inline void page_scores(const float* q, int dim, const Cell* keys, Floats (&scores)[queries][kPageVectors]) {
+  for (auto& query : scores)
+    for (auto& value : query) value = zeros();
+  for (int d = 0; d < dim; d += 4, keys += 4 * kPage) {
+    Lanes<4> four[queries];
+    for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(q + query * dim + d);
+    each_lane<4>([&]<int at>() {
+      for (int i = 0; i < kPageVectors; ++i) {
+        const Floats key = load(keys + at * kPage + i * kPanel);
+        for (int query = 0; query < queries; ++query) scores[query][i] = four[query].template add<at>(scores[query][i], key);
+      }
+    });
+  }
+}
+
+// Adds a page's values, weighted, to what each query has.
+template <int queries, typename Cell>
+inline void add_values(const float (&weights)[queries][kPage], const Cell* values, int begin, int end, int dim,
+                       float* out) {
+  constexpr int kWide = 16 / kPanel > 1 ? 16 / kPanel : 1;
+  for (int d = 0; d < dim; d += kWide * kPanel) {
+    Floats sums[queries][kWide];
+    for (int query = 0; query < queries; ++query)
+      for (int i = 0; i < kWide; ++i) sums[query][i] = load(out + query * dim + d + i * kPanel);
+    auto one = [&](int slot) {
+      for (int i = 0; i < kWide; ++i) {
+        const Floats value = load(values + slot * dim + d + i * kPanel);
+        for (int query = 0; query < queries; ++query)
+          sums[query][i] = madd(sums[query][i], value, weights[query][slot]);
+      }
+    };
+    int slot = begin;
+    for (; slot < end && slot % 4; ++slot) one(slot);
+    for (; slot + 4 <= end; slot += 4) {
+      Lanes<4> four[queries];
+      for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(weights[query] + slot);
+      each_lane<4>([&]<int at>() {
+        for (int i = 0; i < kWide; ++i) {
+          const Floats value = load(values + (slot + at) * dim + d + i * kPanel);
+          for (int query = 0; query < queries; ++query)
+            sums[query][i] = four[query].template add<at>(sums[query][i], value);
+        }
+      });
+    }
+    for (; slot < end; ++slot) one(slot);
+    for (int query = 0; query < queries; ++query)
+      for (int i = 0; i < kWide; ++i) store(out + query * dim + d + i * kPanel, sums[query][i]);
+  }
+}
+
+// Scores to weights: the row's share of this page. Returns the page's best score; slots outside begin .. end weigh 0.
+inline float scaled_scores(const Attention& how, const Floats (&scores)[kPageVectors], const float* slot_scales,
+                           int begin, int end, float* row) {
+  for (int i = 0; i < kPageVectors; ++i) {
+    Floats score = scores[i] * how.scale;
+    if (slot_scales) score = score * load(slot_scales + i * kPanel);
+    if (how.cap > 0.0f) score = softcapped(score, how.cap);
+    store(row + i * kPanel, score);
+  }
+  for (int slot = 0; slot < begin; ++slot) row[slot] = -INFINITY;
+  for (int slot = end; slot < kPage; ++slot) row[slot] = -INFINITY;
+  Floats most = load(row);
+  for (int i = 1; i < kPageVectors; ++i) most = max(most, load(row + i * kPanel));
+  return largest(most);
+}
+
+inline float weigh_scores(float* row, float top, int begin, int end) {
+  for (int i = 0; i < kPageVectors; ++i)
+    store(row + i * kPanel, exponential(load(row + i * kPanel) - all(top)));
+  for (int slot = 0; slot < begin; ++slot) row[slot] = 0.0f;
+  for (int slot = end; slot < kPage; ++slot) row[slot] = 0.0f;
+  Floats sum = load(row);
+  for (int i = 1; i < kPageVectors; ++i) sum = sum + load(row + i * kPanel);
+  return total(sum);
+}
+
+template <int queries, typename Cell>
+inline void attend_queries(const Attention& how, const HeadPages& head, const int32_t* pages, int position,
+                           const float* q, float* out) {
+  const int dim = how.dim, first = how.window ? std::max(0, position + 1 - how.window) : 0;
+  const long cells = static_cast<long>(kPage) * dim;
+  float top[queries], sum[queries];
+  for (int query = 0; query < queries; ++query) top[query] = -INFINITY, sum[query] = 0.0f;
+  std::fill(out, out + queries * dim, 0.0f);
+  for (int page = first / kPage; page <= position / kPage; ++page) {
+    const int begin = std::max(0, first - page * kPage), end = std::min(kPage, position + 1 - page * kPage);
+    const long at = pages[page];
+    constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
+    Floats scores[queries][kPageVectors];
+    page_scores(q, dim, static_cast<const Cell*>(head.keys) + at * cells, scores);
+    float weights[queries][kPage];
+    for (int query = 0; query < queries; ++query) {
+      float* row = weights[query];
+      const float best =
+          scaled_scores(how, scores[query], kScaled ? head.key_scales + at * kPage : nullptr, begin, end, row);
+      // A row of NaN has no best score, and stays what it is.
+      if (!(best <= top[query])) {
+        const float fade = std::exp(top[query] - best);
+        sum[query] *= fade;
+        for (int d = 0; d < dim; d += kPanel) store(out + query * dim + d, load(out + query * dim + d) * fade);
+        top[query] = best;
+      }
+      sum[query] += weigh_scores(row, top[query], begin, end);
+      if constexpr (kScaled)
+        for (int i = 0; i < kPage; i += kPanel) store(row + i, load(row + i) * load(head.value_scales + at * kPage + i));
+    }
+    add_values(weights, static_cast<const Cell*>(head.values) + at * cells, begin, end, dim, out);
+  }
+  for (int query = 0; query < queries; ++query) {
+    const float share = 1.0f / sum[query];
+    for (int d = 0; d < dim; d += kPanel) store(out + query * dim + d, load(out + query * dim + d) * share);
+  }
+}
+
+static void attend(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int count,
+                   const float* q, float* out) {
+  auto all_of = [&]<typename Cell>() {
+    auto some = [&]<int queries>() {
+      attend_queries<queries, Cell>(how, head, pages, position, q, out);
+      q += queries * how.dim, out += queries * how.dim, count -= queries;
+    };
+    while (count >= 4) some.template operator()<4>();
+    if (count == 3) some.template operator()<3>();
+    if (count == 2) some.template operator()<2>();
+    if (count == 1) some.template operator()<1>();
+  };
+  switch (how.cells) {
+    case Cells::kFloat: all_of.template operator()<float>(); break;
+    case Cells::kHalf: all_of.template operator()<Half>(); break;
+    case Cells::kInt8: all_of.template operator()<int8_t>(); break;
+  }
+}
+
+// To the cells of a page; for eight bits with the scale that is returned.
+inline float to_cells(const float* from, int dim, float* to) { return std::copy(from, from + dim, to), 1.0f; }
+inline float to_cells(const float* from, int dim, Half* to) {
+  for (int d = 0; d < dim; d += kPanel) store(to + d, load(from + d));
+  return 1.0f;
+}
+inline float to_cells(const float* from, int dim, int8_t* to) {
+  Floats most = zeros();
+  for (int d = 0; d < dim; d += kPanel) most = max(most, abs(load(from + d)));
+  const float peak = largest(most), inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+  for (int d = 0; d < dim; d += kPanel) store_rounded(to + d, load(from + d) * all(inverse));
+  return peak / 127.0f;
+}
+
+static void keep(const Attention& how, const HeadPages& head, const int32_t* pages, int position, const float* key,
+                 const float* value) {
+  auto as = [&]<typename Cell>() {
+    const int dim = how.dim, slot = position % kPage;
+    const long page = pages[position / kPage];
+    Cell cells[kMostDim];
+    const float key_scale = to_cells(key, dim, cells);
+    auto* keys = static_cast<Cell*>(head.keys) + page * kPage * dim + slot;
+    for (int d = 0; d < dim; ++d) keys[d * kPage] = cells[d];
+    const float value_scale = to_cells(value, dim, static_cast<Cell*>(head.values) + (page * kPage + slot) * dim);
+    if constexpr (std::is_same_v<Cell, int8_t>) {
+      head.key_scales[page * kPage + slot] = key_scale;
+      head.value_scales[page * kPage + slot] = value_scale;
+    }
+  };
+  switch (how.cells) {
+    case Cells::kFloat: as.template operator()<float>(); break;
+    case Cells::kHalf: as.template operator()<Half>(); break;
+    case Cells::kInt8: as.template operator()<int8_t>(); break;
+  }
+}
+
+}  // namespace OSTRO_ISA

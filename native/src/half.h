@@ -1,0 +1,50 @@
+// Sixteen-bit floats as they are stored, without a compiler's help.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace ostro {
+
+struct Half {
+  uint16_t bits;
+};
+
+inline float to_float(Half half) {
+  const uint32_t sign = static_cast<uint32_t>(half.bits & 0x8000) << 16;
+  const uint32_t rest = half.bits & 0x7FFF;
+  uint32_t bits;
+  float value;
+  if (rest >= 0x7C00) {
+    bits = sign | 0x7F800000 | (rest & 0x3FF) << 13;
+  } else if (rest >= 0x0400) {
+    bits = sign | ((rest << 13) + 0x38000000);
+  } else {
+    value = static_cast<float>(rest) * 0x1p-24f;
+    std::memcpy(&bits, &value, sizeof bits);
+    bits |= sign;
+  }
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// To the nearest, ties to even.
+inline Half to_half(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  bits &= 0x7FFFFFFF;
+  if (bits > 0x7F800000) return {static_cast<uint16_t>(sign | 0x7E00)};
+  if (bits >= 0x477FF000) return {static_cast<uint16_t>(sign | 0x7C00)};
+  if (bits < 0x38800000) {
+    float small;
+    std::memcpy(&small, &bits, sizeof small);
+    small += 0.5f;  // its last bit is worth 2^-24 there, which is a half's smallest step
+    std::memcpy(&bits, &small, sizeof bits);
+    return {static_cast<uint16_t>(sign | (bits - 0x3F000000))};
+  }
+  bits += 0x0FFF + (bits >> 13 & 1);
+  return {static_cast<uint16_t>(sign | (bits - 0x38000000) >> 13)};
+}
+
+}  // namespace ostro

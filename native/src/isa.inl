@@ -1,0 +1,10 @@
+// All kernels of one instruction set: included once for each, with OSTRO_ISA its name and its header before it.
+#include "math.inl"
+#include "linear.inl"
+#include "attention.inl"
+#include "rows.inl"
+
+#define OSTRO_TABLE(title, runs)                                                                          \
+  {title, OSTRO_ISA::kPanel, static_cast<int>(OSTRO_ISA::kRowBytes), runs, OSTRO_ISA::quantize,           \
+   OSTRO_ISA::linear, OSTRO_ISA::attend, OSTRO_ISA::keep, OSTRO_ISA::norm, OSTRO_ISA::rotate,             \
+   OSTRO_ISA::softcap, OSTRO_ISA::weigh}

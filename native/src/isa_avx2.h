@@ -1,0 +1,103 @@
+// The few instructions that kernels need, on x86 with AVX2, fused multiply-adds and conversions of halves.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+namespace OSTRO_ISA {
+
+using ostro::Half;
+
+constexpr int kPanel = 8;
+constexpr int kTileRows = 2;
+// Four-bit codes lose their sign, which saves an instruction a dot product; eight-bit ones must keep it.
+constexpr int kInt8Bias = 0, kInt4Bias = 8;
+constexpr float kInt4Factor = 1.0f;
+
+using Floats = __m256;
+using Ints = __m256i;
+// Four columns of each of a panel's rows, and whether they have a sign: known wherever `dot` is compiled.
+struct Bytes {
+  __m256i codes;
+  bool has_sign;
+};
+struct Run {
+  const int8_t* activations;  // sixteen; read where they are used, as a load may spread four of them over a register
+};
+
+inline Floats zeros() { return _mm256_setzero_ps(); }
+inline Floats all(float value) { return _mm256_set1_ps(value); }
+inline Floats load(const float* from) { return _mm256_loadu_ps(from); }
+inline Floats load(const Half* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline void store(float* to, Floats value) { _mm256_storeu_ps(to, value); }
+inline void store(Half* to, Floats value) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+// sum + a * b, rounded once
+inline Floats madd(Floats sum, Floats a, Floats b) { return _mm256_fmadd_ps(a, b, sum); }
+inline Floats madd(Floats sum, Floats a, float b) { return madd(sum, a, all(b)); }
+// Where one of them is no number, neither is the result: the instruction alone would take b.
+inline Floats or_nan(Floats value, Floats a) { return _mm256_or_ps(value, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
+inline Floats max(Floats a, Floats b) { return or_nan(_mm256_max_ps(a, b), a); }
+inline Floats min(Floats a, Floats b) { return or_nan(_mm256_min_ps(a, b), a); }
+inline Floats abs(Floats a) { return _mm256_andnot_ps(all(-0.0f), a); }
+inline Floats round(Floats a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline float total(Floats a) {
+  __m128 four = _mm256_castps256_ps128(a) + _mm256_extractf128_ps(a, 1);
+  four = four + _mm_movehdup_ps(four);
+  return _mm_cvtss_f32(four) + _mm_cvtss_f32(_mm_movehl_ps(four, four));
+}
+inline float largest(Floats a) {
+  a = max(a, _mm256_permute2f128_ps(a, a, 1));
+  a = max(a, _mm256_permute_ps(a, 0b01001110));
+  return _mm256_cvtss_f32(max(a, _mm256_permute_ps(a, 0b10110001)));
+}
+// 2 to the power of whole numbers from -126 to 127
+inline Floats power_of_two(Floats whole) {
+  const Ints exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+
+inline Ints ints(int32_t value) { return _mm256_set1_epi32(value); }
+inline Floats as_floats(Ints a) { return _mm256_castsi256_ps(a); }
+inline Run run(const int8_t* from) { return {from}; }
+inline Bytes bytes(const uint8_t* from) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), false}; }
+inline Bytes signed_codes(Bytes a) { return {a.codes, true}; }
+inline Bytes low_unsigned(Bytes a) { return {_mm256_and_si256(a.codes, _mm256_set1_epi8(0x0F)), false}; }
+inline Bytes high_unsigned(Bytes a) { return low_unsigned({_mm256_srli_epi16(a.codes, 4), false}); }
+inline Bytes with_bias(Bytes a) { return {_mm256_xor_si256(a.codes, _mm256_set1_epi8(kInt4Bias)), false}; }
+inline Bytes low_signed(Bytes a) { return with_bias(low_unsigned(a)); }
+inline Bytes high_signed(Bytes a) { return with_bias(high_unsigned(a)); }
+inline void store(uint8_t* to, Bytes a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.codes); }
+
+// Adds, to each row's sum, its four codes times activations 4 * step .. 4 * step + 3 of the run.
+//
+// The instruction takes unsigned times signed bytes and adds pairs in sixteen bits, where they may saturate: so a sign
+// goes over to the activations. Activations lie within +-127, and 2 * 128 * 127 fits.
+template <int step>
+inline Ints dot(Ints sum, Bytes w, Run run) {
+  int32_t four;
+  std::memcpy(&four, run.activations + 4 * step, sizeof four);
+  const __m256i x = _mm256_set1_epi32(four);
+  const __m256i pairs = w.has_sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w.codes), _mm256_sign_epi8(x, w.codes))
+                                   : _mm256_maddubs_epi16(w.codes, x);
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+inline Floats load(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+inline void store_rounded(int8_t* to, Floats a) {
+  // What is too large for an integer would become the smallest one.
+  const Ints whole = _mm256_cvtps_epi32(_mm256_min_ps(a, all(127.0f)));
+  const __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(narrow, narrow));
+}
+
+}  // namespace OSTRO_ISA

@@ -1,0 +1,103 @@
+// The few instructions that kernels need, on x86 with AVX-512 and its dot products (VNNI).
+#pragma once
+
+// GCC 11 and 12 warn of what their own header leaves undefined on purpose.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+namespace OSTRO_ISA {
+
+using ostro::Half;
+
+constexpr int kPanel = 16;
+constexpr int kTileRows = 4;
+// Dot products take unsigned codes and signed activations.
+constexpr int kInt8Bias = 128, kInt4Bias = 8;
+constexpr float kInt4Factor = 1.0f;
+
+using Floats = __m512;
+using Ints = __m512i;
+using Bytes = __m512i;  // four columns of each of a panel's rows
+struct Run {
+  const int8_t* activations;  // sixteen; read where they are used, as a load may spread four of them over a register
+};
+
+inline Floats zeros() { return _mm512_setzero_ps(); }
+inline Floats all(float value) { return _mm512_set1_ps(value); }
+inline Floats load(const float* from) { return _mm512_loadu_ps(from); }
+inline Floats load(const Half* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+inline void store(float* to, Floats value) { _mm512_storeu_ps(to, value); }
+inline void store(Half* to, Floats value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+// sum + a * b, rounded once
+inline Floats madd(Floats sum, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, sum); }
+inline Floats madd(Floats sum, Floats a, float b) { return madd(sum, a, all(b)); }
+// Where one of them is no number, neither is the result: the instruction alone would take b.
+inline Floats or_nan(Floats value, Floats a) {
+  return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+}
+inline Floats max(Floats a, Floats b) { return or_nan(_mm512_max_ps(a, b), a); }
+inline Floats min(Floats a, Floats b) { return or_nan(_mm512_min_ps(a, b), a); }
+inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
+inline Floats round(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline float total(Floats a) {
+  const __m256 eight = _mm512_castps512_ps256(a) + _mm512_extractf32x8_ps(a, 1);
+  __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+  four = four + _mm_movehdup_ps(four);
+  return _mm_cvtss_f32(four) + _mm_cvtss_f32(_mm_movehl_ps(four, four));
+}
+inline float largest(Floats a) {
+  a = max(a, _mm512_shuffle_f32x4(a, a, 0b01001110));
+  a = max(a, _mm512_shuffle_f32x4(a, a, 0b10110001));
+  a = max(a, _mm512_permute_ps(a, 0b01001110));
+  return _mm512_cvtss_f32(max(a, _mm512_permute_ps(a, 0b10110001)));
+}
+// 2 to the power of whole numbers from -126 to 127
+inline Floats power_of_two(Floats whole) {
+  const Ints exponent = _mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+}
+
+inline Ints ints(int32_t value) { return _mm512_set1_epi32(value); }
+inline Floats as_floats(Ints a) { return _mm512_castsi512_ps(a); }
+inline Run run(const int8_t* from) { return {from}; }
+inline Bytes bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+inline Bytes signed_codes(Bytes a) { return _mm512_xor_si512(a, _mm512_set1_epi8(static_cast<char>(kInt8Bias))); }
+inline Bytes low_unsigned(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0F)); }
+inline Bytes high_unsigned(Bytes a) { return low_unsigned(_mm512_srli_epi16(a, 4)); }
+inline Bytes with_bias(Bytes a) { return _mm512_xor_si512(a, _mm512_set1_epi8(kInt4Bias)); }
+inline Bytes low_signed(Bytes a) { return with_bias(low_unsigned(a)); }
+inline Bytes high_signed(Bytes a) { return with_bias(high_unsigned(a)); }
+inline void store(uint8_t* to, Bytes a) { _mm512_storeu_si512(to, a); }
+
+// Adds, to each row's sum, its four codes times activations 4 * step .. 4 * step + 3 of the run.
+template <int step>
+inline Ints dot(Ints sum, Bytes codes, Run run) {
+  int32_t four;
+  std::memcpy(&four, run.activations + 4 * step, sizeof four);
+  return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
+}
+
+inline Floats load(const int8_t* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+inline void store_rounded(int8_t* to, Floats a) {
+  // What is too large for an integer would become the smallest one.
+  const Ints whole = _mm512_cvtps_epi32(_mm512_min_ps(a, all(127.0f)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(whole));
+}
+
+}  // namespace OSTRO_ISA

@@ -1,0 +1,112 @@
+// The few instructions that kernels need, on ARM with dot products (ARMv8.2).
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+namespace OSTRO_ISA {
+
+using ostro::Half;
+
+constexpr int kPanel = 4;
+constexpr int kTileRows = 4;
+// What is added to signed codes so that dot products can take them; here those take them as they are.
+constexpr int kInt8Bias = 0, kInt4Bias = 0;
+// Signed four-bit codes are used in the upper half of their byte: sixteen times what they mean.
+constexpr float kInt4Factor = 16.0f;
+
+using Floats = float32x4_t;
+using Ints = int32x4_t;
+using Bytes = int8x16_t;  // four columns of each of a panel's rows
+using Run = int8x16_t;    // sixteen activations
+
+inline Floats zeros() { return vdupq_n_f32(0.0f); }
+inline Floats all(float value) { return vdupq_n_f32(value); }
+inline Floats load(const float* from) { return vld1q_f32(from); }
+inline Floats load(const Half* from) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(from))));
+}
+inline void store(float* to, Floats value) { vst1q_f32(to, value); }
+inline void store(Half* to, Floats value) {
+  vst1_u16(reinterpret_cast<uint16_t*>(to), vreinterpret_u16_f16(vcvt_f16_f32(value)));
+}
+// sum + a * b, rounded once
+inline Floats madd(Floats sum, Floats a, Floats b) { return vfmaq_f32(sum, a, b); }
+inline Floats madd(Floats sum, Floats a, float b) { return vfmaq_n_f32(sum, a, b); }
+inline Floats max(Floats a, Floats b) { return vmaxq_f32(a, b); }
+inline Floats min(Floats a, Floats b) { return vminq_f32(a, b); }
+inline Floats abs(Floats a) { return vabsq_f32(a); }
+inline Floats round(Floats a) { return vrndnq_f32(a); }
+inline float total(Floats a) { return vaddvq_f32(a); }
+inline float largest(Floats a) { return vmaxvq_f32(a); }
+
+#define OSTRO_HAS_LANES
+using Four = float32x4_t;
+inline Four load_four(const float* from) { return vld1q_f32(from); }
+template <int at>
+inline Floats times_lane(Floats a, Four b) { return vmulq_laneq_f32(a, b, at); }
+template <int at>
+inline Floats madd_lane(Floats sum, Floats a, Four b) { return vfmaq_laneq_f32(sum, a, b, at); }
+
+// 2 to the power of whole numbers from -126 to 127
+inline Floats power_of_two(Floats whole) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127)), 23));
+}
+
+inline Ints ints(int32_t value) { return vdupq_n_s32(value); }
+inline Floats as_floats(Ints a) { return vreinterpretq_f32_s32(a); }
+inline Run run(const int8_t* from) { return vld1q_s8(from); }
+inline Bytes bytes(const uint8_t* from) { return vreinterpretq_s8_u8(vld1q_u8(from)); }
+inline Bytes signed_codes(Bytes a) { return a; }
+inline Bytes low_signed(Bytes a) { return vshlq_n_s8(a, 4); }
+inline Bytes high_signed(Bytes a) { return vandq_s8(a, vdupq_n_s8(static_cast<int8_t>(0xF0))); }
+inline Bytes low_unsigned(Bytes a) { return vandq_s8(a, vdupq_n_s8(0x0F)); }
+inline Bytes high_unsigned(Bytes a) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4)); }
+inline void store(uint8_t* to, Bytes a) { vst1q_u8(to, vreinterpretq_u8_s8(a)); }
+
+// Adds, to each row's sum, its four codes times activations 4 * step .. 4 * step + 3 of the run.
+template <int step>
+inline Ints dot(Ints sum, Bytes codes, Run activations) {
+  return vdotq_laneq_s32(sum, codes, activations, step);
+}
+
+inline Floats load(const int8_t* from) {
+  uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(word)))));
+}
+inline void store_rounded(int8_t* to, Floats a) {
+  const int16x4_t narrow = vqmovn_s32(vcvtnq_s32_f32(a));
+  const int8x8_t bytes = vqmovn_s16(vcombine_s16(narrow, narrow));
+  const uint32_t word = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
+  std::memcpy(to, &word, sizeof word);
+}
+
+
+#define OSTRO_HAS_QUANTIZE
+inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
+  Floats x[8], most[8];
+  for (int i = 0; i < 8; ++i) x[i] = vld1q_f32(from + 4 * i), most[i] = vabsq_f32(x[i]);
+  for (int half = 4; half; half /= 2)
+    for (int i = 0; i < half; ++i) most[i] = vmaxq_f32(most[i], most[i + half]);
+  const float peak = vmaxvq_f32(most[0]);
+  const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+  int8x16_t bytes[2];
+  for (int half = 0; half < 2; ++half) {
+    int32x4_t whole[4];
+    for (int i = 0; i < 4; ++i) whole[i] = vcvtnq_s32_f32(vmulq_n_f32(x[4 * half + i], inverse));
+    const int16x8_t low = vqmovn_high_s32(vqmovn_s32(whole[0]), whole[1]);
+    const int16x8_t high = vqmovn_high_s32(vqmovn_s32(whole[2]), whole[3]);
+    bytes[half] = vqmovn_high_s16(vqmovn_s16(low), high);
+    vst1q_s8(codes + 16 * half, bytes[half]);
+  }
+  const int32x4_t sums = vdotq_s32(vdotq_s32(vdupq_n_s32(0), bytes[0], vdupq_n_s8(1)), bytes[1], vdupq_n_s8(1));
+  sum = vaddvq_s32(sums);
+  return peak;
+}
+
+}  // namespace OSTRO_ISA

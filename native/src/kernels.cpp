@@ -1,0 +1,38 @@
+#include "kernels.h"
+
+#include <cstring>
+
+namespace ostro {
+
+extern const Kernels kPlainKernels;
+#if defined(OSTRO_ARM)
+extern const Kernels kNeonKernels;
+#elif defined(OSTRO_X86)
+extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx2Kernels;
+#endif
+
+namespace {
+
+const Kernels* const kAll[] = {
+#if defined(OSTRO_ARM)
+    &kNeonKernels,
+#elif defined(OSTRO_X86)
+    &kAvx512Kernels,
+    &kAvx2Kernels,
+#endif
+    &kPlainKernels,
+};
+
+}  // namespace
+
+const Kernels* const* kernels_begin() { return kAll; }
+int kernels_count() { return sizeof kAll / sizeof *kAll; }
+
+const Kernels* find_kernels(const char* name) {
+  for (const Kernels* kernels : kAll)
+    if ((!name || !std::strcmp(name, kernels->name)) && kernels->runs_here()) return kernels;
+  return nullptr;
+}
+
+}  // namespace ostro

@@ -1,0 +1,70 @@
+// What an instruction set has to offer: one table of functions for each, chosen when a plan is made.
+#pragma once
+
+#include <cstdint>
+
+#include "format.h"
+#include "half.h"
+
+namespace ostro {
+
+constexpr int kPage = 16;  // tokens of a page of keys and values
+constexpr int kMostDim = 256;
+
+enum class After : int32_t {
+  kStore = 0,
+  kAdd = 1,   // to what is there
+  kSilu = 2,  // silu(even panel) * odd panel: gates and ups alternate
+  kGelu = 3,  // the same with tanh's approximation of gelu
+};
+
+enum class Cells : int32_t { kFloat = 0, kHalf = 1, kInt8 = 2 };
+
+struct Attention {
+  int dim;
+  int window;  // 0 is none
+  Cells cells;
+  float scale;
+  float cap;  // 0 is none
+};
+
+// The pages of one head in one layer. Keys lie dimension by dimension, [page][dim][slot], so that a page's scores need
+// no sums across a vector; values lie token by token, [page][slot][dim]. Eight-bit cells have a scale for each slot.
+struct HeadPages {
+  void* keys;
+  void* values;
+  float* key_scales;  // [page][slot]
+  float* value_scales;
+};
+
+struct Kernels {
+  const char* name;
+  int panel;      // rows of a packed matrix that lie together
+  int row_bytes;  // of one row's group as `quantize` writes it
+  bool (*runs_here)();
+  // Rows of activations to codes, a scale and a total for each group.
+  void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
+  // Panels begin to end of a product. `x` is what `quantize` wrote, or, for a matrix of floats, rows of floats, `cols`
+  // of them with x_stride between. The scratch holds two panels of eight-bit codes.
+  void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
+                 const float* bias, float* out, long stride, uint8_t* scratch);
+  // Queries q[0 .. count) of one position, which share a head of keys; each `dim` long, beside each other.
+  void (*attend)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int count,
+                 const float* q, float* out);
+  // Keeps a token's key and value, `dim` long each, in their pages.
+  void (*keep)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, const float* key,
+               const float* value);
+  void (*norm)(const float* x, int cols, const float* weight, float eps, bool adds, float* out);
+  void (*rotate)(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines);
+  void (*softcap)(float* x, int cols, float cap);
+  // out[i] = exp((x[i] - top) / temperature)
+  void (*weigh)(const float* x, int count, float top, float temperature, float* out);
+};
+
+// Those that this library was built for, the best first; the last runs everywhere.
+const Kernels* const* kernels_begin();
+int kernels_count();
+// By name, or the best that runs here; null where there is none of that name or it does not run here.
+const Kernels* find_kernels(const char* name);
+
+}  // namespace ostro

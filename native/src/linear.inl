@@ -1,0 +1,398 @@
+// Products of a packed matrix with rows of activations. Included once for each instruction set.
+//
+// A row's result does not depend on the rows beside it: whatever tile computes it does the same arithmetic in the same
+// order. Integer sums within a group are exact; groups are added in turn, each by one fused multiply-add.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "format.h"
+#include "kernels.h"
+#include "lanes.inl"
+
+#if defined(_MSC_VER)
+#define OSTRO_NOINLINE __declspec(noinline)
+#else
+#define OSTRO_NOINLINE __attribute__((noinline))
+#endif
+
+namespace OSTRO_ISA {
+
+using namespace ostro;
+
+inline void fetch(const void* from) {
+#if !defined(_MSC_VER)
+  __builtin_prefetch(from);
+#endif
+}
+
+// Integer sums start at the bits of 1.5 * 2^23, and are a float as they stand: 1.5 * 2^23 + sum. No sum of a group
+// (32 * 127 * 128) leaves the range in which that is exact.
+constexpr int32_t kFloatBits = 0x4B400000;
+constexpr float kFloatBase = 12582912.0f;
+
+// From how many rows on four-bit panels are spread to eight bits first, for all of them.
+constexpr int kManyRows = 3 * kTileRows;
+
+// One group of a tile of rows, as `quantize` writes it.
+template <int rows>
+struct Group {
+  float scale[rows];
+  float total[rows];  // of the group's activations, as they are after rounding
+  int32_t sum[rows];  // of their codes
+  int8_t codes[rows][kGroup];
+};
+
+constexpr long kRowBytes = sizeof(Group<1>);
+
+#if !defined(OSTRO_HAS_QUANTIZE)
+// The codes of kGroup activations, and their sum. Returns the largest of them, which becomes 127.
+inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
+  Floats most = zeros();
+  for (int i = 0; i < kGroup; i += kPanel) most = max(most, abs(load(from + i)));
+  const float peak = largest(most);
+  const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+  for (int i = 0; i < kGroup; i += kPanel) store_rounded(codes + i, load(from + i) * all(inverse));
+  sum = 0;
+  for (int i = 0; i < kGroup; ++i) sum += codes[i];
+  return peak;
+}
+#endif
+
+template <int rows>
+inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
+  auto* group = reinterpret_cast<Group<rows>*>(to);
+  for (int at = 0; at < cols; at += kGroup, ++group)
+    for (int row = 0; row < rows; ++row) {
+      const float peak = quantize_group(x + row * stride + at, group->codes[row], group->sum[row]);
+      group->scale[row] = peak / 127.0f;
+      group->total[row] = group->scale[row] * static_cast<float>(group->sum[row]);
+    }
+}
+
+// Calls body(rows of the tile, first row) for tiles of kTileRows, then of half as many, down to one.
+template <int size = kTileRows, typename Body>
+inline void each_tile(int rows, Body body, int row = 0) {
+  for (; row + size <= rows; row += size) body(std::integral_constant<int, size>{}, row);
+  if constexpr (size > 1)
+    if (row < rows) each_tile<size / 2>(rows, body, row);
+}
+
+static void quantize(const float* x, long stride, int rows, int cols, uint8_t* to) {
+  each_tile(rows, [&](auto tile, int row) {
+    quantize_tile<tile>(x + row * stride, stride, cols, to + row * (cols / kGroup) * kRowBytes);
+  });
+}
+
+template <int panels, int rows>
+struct Sums {
+  Floats at[panels][rows];
+};
+
+// What becomes of a tile's sums.
+template <int panels, int rows>
+inline void finish(const Sums<panels, rows>& sums, float factor, After after, const float* bias, int panel, float* out,
+                   long stride) {
+  for (int row = 0; row < rows; ++row) {
+    Floats value[panels];
+    for (int i = 0; i < panels; ++i) {
+      value[i] = sums.at[i][row] * factor;
+      if (bias) value[i] = value[i] + load(bias + (panel + i) * kPanel);
+    }
+    float* to = out + row * stride;
+    if (after == After::kSilu || after == After::kGelu) {
+      for (int i = 0; i + 1 < panels; i += 2) {
+        const Floats gate = after == After::kSilu ? silu(value[i]) : gelu(value[i]);
+        store(to + (panel + i) / 2 * kPanel, gate * value[i + 1]);
+      }
+      continue;
+    }
+    for (int i = 0; i < panels; ++i) {
+      float* at = to + (panel + i) * kPanel;
+      store(at, after == After::kAdd ? load(at) + value[i] : value[i]);
+    }
+  }
+}
+
+// What of a panel comes next.
+template <typename Scale>
+struct Cursor {
+  const uint8_t* codes;
+  const Scale* scales;
+  const Scale* minima;
+};
+
+// Codes that `spread` has written: they are as dot products want them.
+constexpr int kSpread = -1;
+
+template <int kind>
+constexpr int code_bytes = (kind == kInt4 || kind == kUnsigned4 ? 4 : 8) * kPanel * 4;
+
+// Of a step's codes, in the form that dot products take them.
+template <int kind>
+inline Bytes step_codes(const uint8_t* codes, int half, int step) {
+  if constexpr (kind == kInt4 || kind == kUnsigned4) {
+    const Bytes both = bytes(codes + step * kPanel * 4);
+    if constexpr (kind == kInt4) return half ? high_signed(both) : low_signed(both);
+    else return half ? high_unsigned(both) : low_unsigned(both);
+  } else {
+    const Bytes eight = bytes(codes + (4 * half + step) * kPanel * 4);
+    return kind == kSpread ? eight : signed_codes(eight);
+  }
+}
+
+template <int kind, int half, int panels, int rows, typename Scale>
+inline void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const Cursor<Scale> (&cursor)[panels]) {
+  Run x[rows];
+  for (int row = 0; row < rows; ++row) x[row] = run(group.codes[row] + 16 * half);
+  auto step = [&]<int at>() {
+    for (int panel = 0; panel < panels; ++panel) {
+      const Bytes w = step_codes<kind>(cursor[panel].codes, half, at);
+      for (int row = 0; row < rows; ++row) sums[panel][row] = dot<at>(sums[panel][row], w, x[row]);
+    }
+  };
+  step.template operator()<0>();
+  step.template operator()<1>();
+  step.template operator()<2>();
+  step.template operator()<3>();
+}
+
+// Adds a group's integer sums, scaled.
+template <int panels, int rows, typename Scale>
+inline void add_sums(Sums<panels, rows>& out, const Ints (&sums)[panels][rows], const Group<rows>& group,
+                     const Cursor<Scale> (&cursor)[panels], int offset = 0) {
+  const Lanes<rows> scales(group.scale);
+  for (int panel = 0; panel < panels; ++panel) {
+    const Floats scale = load(cursor[panel].scales + offset);
+    each_lane<rows>([&]<int row>() {
+      const Floats sum = as_floats(sums[panel][row]) - all(kFloatBase);
+      out.at[panel][row] = madd(out.at[panel][row], scales.template times<row>(scale), sum);
+    });
+  }
+}
+
+// Where dot products want codes without a sign, sums begin below zero by as much as that adds.
+template <int kind, int panels, int rows>
+inline void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
+  constexpr int bias = kind == kUnsigned4 ? 0 : kind == kInt4 ? kInt4Bias : kInt8Bias;
+  for (int row = 0; row < rows; ++row) {
+    const Ints first = ints(bias ? kFloatBits - bias * group.sum[row] : kFloatBits);
+    for (int panel = 0; panel < panels; ++panel) sums[panel][row] = first;
+  }
+}
+
+// What the panels after these begin with. With one row there is little to compute on a byte, and memory is waited for:
+// panels are too short for processors to see by themselves where the next ones lie.
+template <int stored, int panels, typename Scale>
+inline void fetch_ahead(const Cursor<Scale> (&cursor)[panels], int groups, bool minima) {
+  for (const auto& at : cursor) {
+    for (int line = 0; line < code_bytes<stored>; line += 64) fetch(at.codes + panels * groups * code_bytes<stored> + line);
+    fetch(at.scales + panels * groups * kPanel);
+    if (minima) fetch(at.minima + panels * groups * kPanel);
+  }
+}
+
+// `stored` is how the codes lie there: as they were packed, or spread.
+template <int kind, int stored, bool minima, int panels, int rows, typename Scale>
+inline Sums<panels, rows> integer_tile(const uint8_t* x, Cursor<Scale> (&cursor)[panels], int groups) {
+  const auto* group = reinterpret_cast<const Group<rows>*>(x);
+  Sums<panels, rows> out;
+  for (auto& panel : out.at)
+    for (auto& value : panel) value = zeros();
+  for (const auto* end = group + groups; group != end; ++group) {
+    if constexpr (rows == 1 && stored != kSpread) fetch_ahead<stored>(cursor, groups, minima);
+    Ints sums[panels][rows];
+    start<kind>(sums, *group);
+    half_sums<stored, 0>(sums, *group, cursor);
+    half_sums<stored, 1>(sums, *group, cursor);
+    add_sums(out, sums, *group, cursor);
+    for (auto& at : cursor) {
+      at.codes += code_bytes<stored>;
+      at.scales += kPanel;
+    }
+    if constexpr (minima) {
+      const Lanes<rows> totals(group->total);
+      for (int panel = 0; panel < panels; ++panel) {
+        const Floats minimum = load(cursor[panel].minima);
+        each_lane<rows>([&]<int row>() {
+          out.at[panel][row] = totals.template add<row>(out.at[panel][row], minimum);
+        });
+        cursor[panel].minima += kPanel;
+      }
+    }
+  }
+  return out;
+}
+
+// With a scale for each half of a group.
+template <int panels, int rows, typename Scale>
+inline Sums<panels, rows> halves_tile(const uint8_t* x, Cursor<Scale> (&cursor)[panels], int groups) {
+  const auto* group = reinterpret_cast<const Group<rows>*>(x);
+  Sums<panels, rows> out;
+  for (auto& panel : out.at)
+    for (auto& value : panel) value = zeros();
+  for (const auto* end = group + groups; group != end; ++group) {
+    auto half = [&]<int at>() {
+      Ints sums[panels][rows];
+      for (int row = 0; row < rows; ++row) {
+        int sum = 0;
+        if constexpr (kInt8Bias != 0)
+          for (int i = 0; i < 16; ++i) sum += group->codes[row][16 * at + i];
+        for (int panel = 0; panel < panels; ++panel) sums[panel][row] = ints(kFloatBits - kInt8Bias * sum);
+      }
+      half_sums<kInt8, at>(sums, *group, cursor);
+      add_sums(out, sums, *group, cursor, at * kPanel);
+    };
+    half.template operator()<0>();
+    half.template operator()<1>();
+    for (auto& at : cursor) {
+      at.codes += code_bytes<kInt8>;
+      at.scales += 2 * kPanel;
+    }
+  }
+  return out;
+}
+
+// Four-bit panels as eight-bit ones that mean the same.
+template <int kind>
+inline void spread(const uint8_t* from, int groups, uint8_t* to) {
+  for (int group = 0; group < groups; ++group, from += code_bytes<kind>)
+    for (int half = 0; half < 2; ++half)
+      for (int step = 0; step < 4; ++step, to += kPanel * 4) store(to, step_codes<kind>(from, half, step));
+}
+
+template <int kind, bool minima, typename Scale>
+struct Integers {
+  const Matrix& matrix;
+  const uint8_t* x;
+  int rows;
+  After after;
+  const float* bias;
+  float* out;
+  long stride;
+  uint8_t* scratch;
+
+  static constexpr bool kFour = kind == kInt4 || kind == kUnsigned4;
+  static constexpr float kFactor = kind == kInt4 ? 1.0f / kInt4Factor : 1.0f;
+
+  void operator()(int begin, int end) const {
+    int panel = begin;
+    if (rows == 1)
+      for (; panel + 4 <= end; panel += 4) columns<4, 1>(panel);
+    for (; panel + 2 <= end; panel += 2) columns<2, kTileRows>(panel);
+    if (panel < end) columns<1, kTileRows>(panel);
+  }
+
+  template <int panels, int most>
+  void columns(int panel) const {
+    const int groups = matrix.cols / kGroup;
+    const bool spreads = kFour && rows >= kManyRows;
+    if constexpr (kFour)
+      for (int i = 0; spreads && i < panels; ++i)
+        spread<kind>(matrix.data + static_cast<long>(panel + i) * groups * code_bytes<kind>, groups,
+                     scratch + static_cast<long>(i) * groups * code_bytes<kSpread>);
+    each_tile<most>(rows, [&](auto tile, int row) {
+      constexpr int count = decltype(tile)::value;
+      if constexpr (kFour)
+        if (spreads) return compute<kSpread, panels, count>(panel, row);
+      compute<kind, panels, count>(panel, row);
+    });
+  }
+
+  // A tile: apart from whoever calls it, so that the compiler has all registers for it.
+  template <int stored, int panels, int count>
+  OSTRO_NOINLINE void compute(int panel, int row) const {
+    const int groups = matrix.cols / kGroup;
+    constexpr int per_group = (kind == kInt8Halves ? 2 : 1) * kPanel;
+    Cursor<Scale> cursor[panels];
+    for (int i = 0; i < panels; ++i) {
+      const long at = static_cast<long>(panel + i) * groups;
+      cursor[i] = {stored == kSpread ? scratch + static_cast<long>(i) * groups * code_bytes<kSpread>
+                                     : matrix.data + at * code_bytes<kind>,
+                   reinterpret_cast<const Scale*>(matrix.scale_data) + at * per_group,
+                   reinterpret_cast<const Scale*>(matrix.minimum_data) + at * kPanel};
+    }
+    const uint8_t* from = x + row * groups * kRowBytes;
+    auto done = [&](const Sums<panels, count>& sums) {
+      finish(sums, kFactor, after, bias, panel, out + row * stride, stride);
+    };
+    if constexpr (kind == kInt8Halves) done(halves_tile<panels, count>(from, cursor, groups));
+    else done(integer_tile<kind, stored, minima, panels, count>(from, cursor, groups));
+  }
+};
+
+// Plain floats, or halves: columns are added in turn.
+template <typename Cell, int panels, int rows>
+inline Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels], int cols) {
+  Sums<panels, rows> out;
+  for (auto& each : out.at)
+    for (auto& value : each) value = zeros();
+  int col = 0;
+  for (; col + 4 <= cols; col += 4) {
+    Lanes<4> four[rows];
+    for (int row = 0; row < rows; ++row) four[row] = Lanes<4>(x + row * x_stride + col);
+    each_lane<4>([&]<int at>() {
+      for (int i = 0; i < panels; ++i) {
+        const Floats w = load(panel[i] + static_cast<long>(col + at) * kPanel);
+        for (int row = 0; row < rows; ++row) out.at[i][row] = four[row].template add<at>(out.at[i][row], w);
+      }
+    });
+  }
+  for (; col < cols; ++col)
+    for (int i = 0; i < panels; ++i) {
+      const Floats w = load(panel[i] + static_cast<long>(col) * kPanel);
+      for (int row = 0; row < rows; ++row) out.at[i][row] = madd(out.at[i][row], w, x[row * x_stride + col]);
+    }
+  return out;
+}
+
+template <typename Cell>
+inline void float_product(const Matrix& matrix, const float* x, long x_stride, int rows, int begin, int end,
+                          After after, const float* bias, float* out, long stride) {
+  auto columns = [&]<int panels>(int panel) {
+    const Cell* from[panels];
+    for (int i = 0; i < panels; ++i)
+      from[i] = reinterpret_cast<const Cell*>(matrix.data) + static_cast<long>(panel + i) * matrix.cols * kPanel;
+    const Cell* const(&cells)[panels] = from;
+    each_tile(rows, [&](auto tile, int row) {
+      finish(float_tile<Cell, panels, tile>(x + row * x_stride, x_stride, cells, matrix.cols), 1.0f, after, bias, panel,
+             out + row * stride, stride);
+    });
+  };
+  int panel = begin;
+  for (; panel + 4 <= end; panel += 4) columns.template operator()<4>(panel);
+  for (; panel + 2 <= end; panel += 2) columns.template operator()<2>(panel);
+  if (panel < end) columns.template operator()<1>(panel);
+}
+
+static void linear(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
+                   const float* bias, float* out, long stride, uint8_t* scratch) {
+  if (matrix.codes == kFloat32 || matrix.codes == kFloat16) {
+    const auto* floats = static_cast<const float*>(x);
+    if (matrix.codes == kFloat32)
+      float_product<float>(matrix, floats, x_stride, rows, begin, end, after, bias, out, stride);
+    else
+      float_product<Half>(matrix, floats, x_stride, rows, begin, end, after, bias, out, stride);
+    return;
+  }
+  const auto* codes = static_cast<const uint8_t*>(x);
+  auto product = [&]<int kind, bool minima, typename Scale>() {
+    Integers<kind, minima, Scale>{matrix, codes, rows, after, bias, out, stride, scratch}(begin, end);
+  };
+  auto with = [&]<typename Scale>() {
+    switch (matrix.codes) {
+      case kInt8:
+        if (matrix.has_minima) product.template operator()<kInt8, true, Scale>();
+        else product.template operator()<kInt8, false, Scale>();
+        break;
+      case kInt8Halves: product.template operator()<kInt8Halves, false, Scale>(); break;
+      case kInt4: product.template operator()<kInt4, false, Scale>(); break;
+      default: product.template operator()<kUnsigned4, true, Scale>(); break;
+    }
+  };
+  if (matrix.scales == kHalfScales) with.template operator()<Half>();
+  else with.template operator()<float>();
+}
+
+}  // namespace OSTRO_ISA

@@ -1,0 +1,295 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "pack.h"
+
+namespace ostro {
+namespace {
+
+// So few rows each thread prepares for itself: waiting for one another would take longer.
+constexpr int kFewRows = 2;
+// Rows that are quantised together, a multiple of every kernel's tile.
+constexpr int kTile = 8;
+// Panels that are taken at a time are a multiple of this; an operation's work is cut into this many pieces a thread.
+constexpr int kPanels = 4;
+constexpr int kPieces = 6;
+
+// Takes pieces of `count` things, `size` at a time, until there are none left.
+template <typename Body>
+void take(std::atomic<int>& taken, int count, int size, Body body) {
+  for (;;) {
+    const int begin = taken.fetch_add(size, std::memory_order_relaxed);
+    if (begin >= count) return;
+    body(begin, std::min(count, begin + size));
+  }
+}
+
+int piece_size(int count, int threads, int multiple) {
+  const int size = count / (threads * kPieces) / multiple * multiple;
+  return std::max(size, multiple);
+}
+
+bool reads_codes(const Step& step) { return step.matrix->codes != kFloat32 && step.matrix->codes != kFloat16; }
+
+// Whether a product reads what the one before it has prepared.
+bool same_input(const Step& step, const Step* before) {
+  return before && before->in == step.in && before->in_at == step.in_at && before->cols == step.cols &&
+         before->norm == step.norm && reads_codes(*before) == reads_codes(step);
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+// Zeros that take no memory before they are written.
+template <typename T>
+Plan::Memory<T> Plan::zeros(size_t count) {
+  auto* memory = static_cast<T*>(std::calloc(std::max<size_t>(count, 1), sizeof(T)));
+  if (!memory) throw std::bad_alloc();
+  return Memory<T>(memory);
+}
+
+Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> buffers,
+           std::vector<Rotation> rotations, std::vector<Step> steps)
+    : kernels_(kernels),
+      shape_(shape),
+      rotations_(std::move(rotations)),
+      steps_(std::move(steps)),
+      own_(shape.threads),
+      taken_(steps_.size()),
+      piece_of_row_(shape.max_rows),
+      pool_(shape.threads) {
+  int widest = 0, rows = shape.max_rows;
+  for (const BufferShape& each : buffers) {
+    buffers_.push_back({each, zeros<float>(static_cast<size_t>(each.rows) * each.cols)});
+    widest = std::max(widest, each.cols);
+    rows = std::max(rows, each.rows);
+  }
+  int most_cols = 0;
+  for (const Step& step : steps_)
+    if (static_cast<Op>(step.op) == Op::kLinear) most_cols = std::max(most_cols, step.cols);
+  const size_t row_codes = static_cast<size_t>(most_cols) / kGroup * kernels.row_bytes;
+  codes_.resize(rows * row_codes);
+  normed_.resize(static_cast<size_t>(rows) * most_cols);
+  for (Own& own : own_) {
+    own.codes.resize(kFewRows * row_codes);
+    own.normed.resize(static_cast<size_t>(kTile) * most_cols);
+    own.scratch.resize(static_cast<size_t>(kPanels) * kernels.panel * most_cols);
+  }
+  const size_t slots = static_cast<size_t>(shape.num_layers) * shape.kv_heads * shape.num_pages * kPage;
+  keys_ = zeros<uint8_t>(slots * shape.head_dim * cell_bytes());
+  values_ = zeros<uint8_t>(slots * shape.head_dim * cell_bytes());
+  if (static_cast<Cells>(shape.cells) == Cells::kInt8) {
+    key_scales_ = zeros<float>(slots);
+    value_scales_ = zeros<float>(slots);
+  }
+}
+
+void Plan::run(const Batch& batch, int begin, int end) {
+  for (Taken& each : taken_) each.count.store(0, std::memory_order_relaxed);
+  for (int piece = 0; piece < batch.num_pieces; ++piece)
+    std::fill_n(piece_of_row_.begin() + batch.pieces[piece].row, batch.pieces[piece].length, piece);
+  pool_.run([&](int thread) { work(batch, begin, end, thread); });
+}
+
+void Plan::copy_page(int from, int to) {
+  const size_t cells = static_cast<size_t>(kPage) * shape_.head_dim * cell_bytes();
+  for (int layer = 0; layer < shape_.num_layers; ++layer)
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const HeadPages pages = pages_of(layer, head);
+      auto copy = [&](void* memory, size_t size) {
+        auto* bytes = static_cast<uint8_t*>(memory);
+        if (bytes) std::memcpy(bytes + to * size, bytes + from * size, size);
+      };
+      copy(pages.keys, cells);
+      copy(pages.values, cells);
+      copy(pages.key_scales, kPage * sizeof(float));
+      copy(pages.value_scales, kPage * sizeof(float));
+    }
+}
+
+std::array<double, kOps> Plan::take_profile() { return std::exchange(seconds_, {}); }
+
+void Plan::work(const Batch& batch, int begin, int end, int thread) {
+  // A head's own steps, where a run begins there, have the rows that are asked for.
+  bool gathered = false;
+  for (int i = 0; i < begin; ++i) gathered |= static_cast<Op>(steps_[i].op) == Op::kGather;
+  const Step* before = nullptr;
+  Input input{};
+  double started = now();
+  for (int i = begin; i < end; ++i) {
+    const Step& step = steps_[i];
+    const int rows = gathered ? batch.num_asked : batch.num_rows;
+    if (static_cast<Op>(step.op) == Op::kLinear) {
+      if (!same_input(step, before)) input = prepare(step, rows, thread);
+      linear(step, input, rows, own_[thread], taken_[i].count);
+      before = &step;
+    } else {
+      execute(step, batch, rows, thread, taken_[i].count);
+      before = nullptr;
+    }
+    pool_.barrier().wait();
+    gathered |= static_cast<Op>(step.op) == Op::kGather;
+    if (thread == 0) {
+      const double ended = now();
+      seconds_[step.op] += ended - std::exchange(started, ended);
+    }
+  }
+}
+
+void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, std::atomic<int>& taken) {
+  auto each_row = [&](auto body) {
+    const Share mine(rows, thread, pool_.size());
+    for (int i = mine.begin; i < mine.end; ++i) body(i);
+  };
+  switch (static_cast<Op>(step.op)) {
+    case Op::kEmbed: each_row([&](int i) { embed(step, batch, i); }); break;
+    case Op::kNorm:
+      each_row([&](int i) {
+        kernels_.norm(row(step.in, i) + step.in_at, step.cols, step.norm, step.eps,
+                      static_cast<After>(step.after) == After::kAdd, row(step.out, i) + step.out_at);
+      });
+      break;
+    case Op::kAttend:
+      keep(step, batch, thread);
+      pool_.barrier().wait();
+      attend(step, batch, taken);
+      break;
+    case Op::kGather: {
+      const Share mine(batch.num_asked, thread, pool_.size());
+      for (int i = mine.begin; i < mine.end; ++i)
+        std::memcpy(row(step.out, i), row(step.in, batch.asked[i]), sizeof(float) * step.cols);
+      break;
+    }
+    case Op::kSoftcap: each_row([&](int i) { kernels_.softcap(row(step.out, i), step.cols, step.cap); }); break;
+    case Op::kSample:
+      take(taken, batch.num_draws, 1, [&](int i, int) {
+        Draw& draw = batch.draws[i];
+        draw_token(kernels_, row(step.in, draw.row), step.cols, draw, own_[thread].draws);
+      });
+      break;
+    case Op::kLinear: break;
+  }
+}
+
+void Plan::embed(const Step& step, const Batch& batch, int index) {
+  float* to = row(step.out, index);
+  unpack_row(*step.matrix, kernels_.panel, batch.tokens[index], to);
+  if (step.scale != 1.0f)
+    for (int col = 0; col < step.cols; ++col) to[col] *= step.scale;
+}
+
+// Rows of a product's input as its kernel reads them.
+Plan::Input Plan::prepare(const Step& step, int rows, int thread) {
+  Own& own = own_[thread];
+  const bool few = rows <= kFewRows;
+  const Share tiles((rows + kTile - 1) / kTile, thread, pool_.size());
+  const int begin = few ? 0 : tiles.begin * kTile, end = few ? rows : std::min(rows, tiles.end * kTile);
+  if (reads_codes(step)) {
+    uint8_t* codes = few ? own.codes.data() : codes_.data();
+    quantize(step, begin, end, own, codes);
+    if (!few) pool_.barrier().wait();
+    return {codes, 0};
+  }
+  if (!step.norm) return {row(step.in, 0) + step.in_at, buffers_[step.in].shape.cols};
+  float* normed = few ? own.normed.data() : normed_.data();
+  for (int i = begin; i < end; ++i)
+    kernels_.norm(row(step.in, i) + step.in_at, step.cols, step.norm, step.eps, false,
+                  normed + static_cast<long>(i) * step.cols);
+  if (!few) pool_.barrier().wait();
+  return {normed, step.cols};
+}
+
+void Plan::quantize(const Step& step, int begin, int end, Own& own, uint8_t* codes) {
+  const long row_bytes = static_cast<long>(step.cols / kGroup) * kernels_.row_bytes;
+  for (int at = begin; at < end; at += kTile) {
+    const int rows = std::min(kTile, end - at);
+    const float* from = row(step.in, at) + step.in_at;
+    long stride = buffers_[step.in].shape.cols;
+    if (step.norm) {
+      for (int i = 0; i < rows; ++i)
+        kernels_.norm(from + i * stride, step.cols, step.norm, step.eps, false,
+                      own.normed.data() + static_cast<long>(i) * step.cols);
+      from = own.normed.data(), stride = step.cols;
+    }
+    kernels_.quantize(from, stride, rows, step.cols, codes + at * row_bytes);
+  }
+}
+
+void Plan::linear(const Step& step, const Input& input, int rows, Own& own, std::atomic<int>& taken) {
+  const int panels = step.matrix->rows / kernels_.panel;
+  take(taken, panels, piece_size(panels, pool_.size(), kPanels), [&](int begin, int end) {
+    kernels_.linear(*step.matrix, input.x, input.stride, rows, begin, end, static_cast<After>(step.after), step.bias,
+                    row(step.out, 0) + step.out_at, buffers_[step.out].shape.cols, own.scratch.data());
+  });
+}
+
+// Norms and rotates heads where they lie, and puts keys and values into their pages.
+void Plan::keep(const Step& step, const Batch& batch, int thread) {
+  const int dim = shape_.head_dim, heads = shape_.heads + shape_.kv_heads;
+  const Attention attention = how(step);
+  const Share mine(batch.num_rows, thread, pool_.size());
+  for (int i = mine.begin; i < mine.end; ++i) {
+    const Piece& piece = batch.pieces[piece_of_row_[i]];
+    const int position = piece.start + i - piece.row;
+    float* x = row(step.in, i) + step.in_at;
+    if (step.norm)
+      for (int head = 0; head < heads; ++head)
+        kernels_.norm(x + head * dim, dim, step.norm + head * dim, step.eps, false, x + head * dim);
+    if (step.rotation >= 0) {
+      const Rotation& rotation = rotations_[step.rotation];
+      const long at = static_cast<long>(position) * (rotation.rotated / 2);
+      kernels_.rotate(x, heads, dim, rotation.rotated, rotation.cosines + at, rotation.sines + at);
+    }
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const float* key = x + (shape_.heads + head) * dim;
+      kernels_.keep(attention, pages_of(step.layer, head), piece.pages, position, key, key + shape_.kv_heads * dim);
+    }
+  }
+}
+
+void Plan::attend(const Step& step, const Batch& batch, std::atomic<int>& taken) {
+  const Attention attention = how(step);
+  const int each = shape_.heads / shape_.kv_heads, dim = shape_.head_dim;
+  // Heads that share keys are taken together, unless there are so few that a thread would have none.
+  const bool apart = batch.num_rows * shape_.kv_heads < pool_.size();
+  const int units = apart ? shape_.heads : shape_.kv_heads, queries = apart ? 1 : each;
+  const int count = batch.num_rows * units;
+  take(taken, count, std::max(1, count / (pool_.size() * 16)), [&](int begin, int end) {
+    for (int unit = begin; unit < end; ++unit) {
+      const int i = unit / units, head = unit % units * queries;
+      const Piece& piece = batch.pieces[piece_of_row_[i]];
+      kernels_.attend(attention, pages_of(step.layer, head / each), piece.pages, piece.start + i - piece.row, queries,
+                      row(step.in, i) + step.in_at + head * dim, row(step.out, i) + step.out_at + head * dim);
+    }
+  });
+}
+
+HeadPages Plan::pages_of(int layer, int head) const {
+  const size_t slots = (static_cast<size_t>(layer) * shape_.kv_heads + head) * shape_.num_pages * kPage;
+  const size_t bytes = slots * shape_.head_dim * cell_bytes();
+  return {keys_.get() + bytes, values_.get() + bytes, key_scales_ ? key_scales_.get() + slots : nullptr,
+          value_scales_ ? value_scales_.get() + slots : nullptr};
+}
+
+Attention Plan::how(const Step& step) const {
+  return {shape_.head_dim, step.window, static_cast<Cells>(shape_.cells), step.scale, step.cap};
+}
+
+size_t Plan::cell_bytes() const {
+  switch (static_cast<Cells>(shape_.cells)) {
+    case Cells::kFloat: return 4;
+    case Cells::kHalf: return 2;
+    case Cells::kInt8: return 1;
+  }
+  return 4;
+}
+
+}  // namespace ostro

@@ -1,0 +1,162 @@
+// A model's step as a list of operations on buffers that are there before it: made once, run for every batch.
+//
+// Buffers hold one row a token. Every operation shares its work among the threads, by rows, by panels of a matrix or by
+// heads; whoever is done takes the next piece, and a barrier stands between an operation and the next.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "format.h"
+#include "kernels.h"
+#include "pool.h"
+#include "sample.h"
+
+namespace ostro {
+
+enum class Op : int32_t {
+  kEmbed = 0,    // out = row of the matrix * scale
+  kLinear = 1,   // out = matrix (normed) in, then `after`
+  kNorm = 2,     // out = normed in, or out += it where `after` adds
+  kAttend = 3,   // keys and values of `in` into pages; out = attention of its queries
+  kGather = 4,   // out = the rows that are asked for
+  kSoftcap = 5,  // out = cap * tanh(out / cap)
+  kSample = 6,   // tokens from the logits in `in`
+};
+constexpr int kOps = 7;
+
+// All fields mean the same to every operation that reads them.
+struct Step {
+  int32_t op;
+  int32_t in, out;  // buffers
+  int32_t in_at, out_at;  // first columns there
+  int32_t cols;           // that are read
+  int32_t after;
+  int32_t layer;
+  int32_t rotation;
+  int32_t window;  // 0 is none
+  float scale;     // of embeddings, of scores
+  float cap;       // 0 is none
+  float eps;
+  int32_t reserved;
+  const float* norm;  // null is none; of kAttend for each head of queries and keys
+  const float* bias;
+  const Matrix* matrix;
+};
+
+struct Shape {
+  int32_t heads, kv_heads, head_dim, num_layers;
+  int32_t num_pages, cells;  // cells is a Cells
+  int32_t max_rows;          // tokens of a step
+  int32_t threads;
+};
+
+struct BufferShape {
+  int32_t rows, cols;
+};
+
+// Cosines and sines, [position][rotated / 2].
+struct Rotation {
+  const float* cosines;
+  const float* sines;
+  int32_t rotated;
+  int32_t reserved;
+};
+
+// One sequence's tokens of a step.
+struct Piece {
+  int32_t row;    // of its first token
+  int32_t start;  // that token's position
+  int32_t length;
+  int32_t reserved;
+  const int32_t* pages;
+};
+
+struct Batch {
+  int32_t num_rows, num_pieces, num_asked, num_draws;
+  const int32_t* tokens;
+  const Piece* pieces;
+  const int32_t* asked;  // rows whose logits are wanted
+  Draw* draws;
+};
+
+class Plan {
+ public:
+  Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> buffers, std::vector<Rotation> rotations,
+       std::vector<Step> steps);
+
+  // Steps begin to end of the list. What an earlier run has left in the buffers is still there.
+  void run(const Batch& batch, int begin, int end);
+  void copy_page(int from, int to);
+  float* buffer(int index) { return buffers_[index].data.get(); }
+  // Seconds by operation since the last call. Measured on one thread, from barrier to barrier.
+  std::array<double, kOps> take_profile();
+
+ private:
+  template <typename T>
+  struct Freed {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+  template <typename T>
+  using Memory = std::unique_ptr<T[], Freed<T>>;
+  template <typename T>
+  static Memory<T> zeros(size_t count);
+
+  struct Buffer {
+    BufferShape shape;
+    Memory<float> data;
+  };
+  // What a thread has for itself.
+  struct Own {
+    std::vector<uint8_t> codes;    // of rows that are so few that each thread makes its own
+    std::vector<float> normed;     // a tile of rows, or those few
+    std::vector<uint8_t> scratch;  // for products
+    DrawScratch draws;
+  };
+  // Pieces of an operation's work that are taken.
+  struct alignas(64) Taken {
+    std::atomic<int> count{0};
+  };
+
+  // What a product reads: codes or floats, everyone's or this thread's own.
+  struct Input {
+    const void* x;
+    long stride;
+  };
+
+  void work(const Batch& batch, int begin, int end, int thread);
+  void execute(const Step& step, const Batch& batch, int rows, int thread, std::atomic<int>& taken);
+  Input prepare(const Step& step, int rows, int thread);
+  void quantize(const Step& step, int begin, int end, Own& own, uint8_t* codes);
+  void linear(const Step& step, const Input& input, int rows, Own& own, std::atomic<int>& taken);
+  void keep(const Step& step, const Batch& batch, int thread);
+  void attend(const Step& step, const Batch& batch, std::atomic<int>& taken);
+  void embed(const Step& step, const Batch& batch, int row);
+  float* row(int buffer, int index) const {
+    return buffers_[buffer].data.get() + static_cast<long>(index) * buffers_[buffer].shape.cols;
+  }
+  HeadPages pages_of(int layer, int head) const;
+  Attention how(const Step& step) const;
+  size_t cell_bytes() const;
+
+  const Kernels& kernels_;
+  const Shape shape_;
+  const std::vector<Rotation> rotations_;
+  const std::vector<Step> steps_;
+  std::vector<Buffer> buffers_;
+  Memory<uint8_t> keys_, values_;
+  Memory<float> key_scales_, value_scales_;
+  std::vector<uint8_t> codes_;
+  std::vector<float> normed_;
+  std::vector<Own> own_;
+  std::vector<Taken> taken_;
+  std::vector<int32_t> piece_of_row_;
+  std::array<double, kOps> seconds_{};
+  Pool pool_;
+};
+
+}  // namespace ostro

@@ -1,0 +1,55 @@
+// What is done to one row at a time. Included once for each instruction set.
+#pragma once
+
+#include <cmath>
+
+namespace OSTRO_ISA {
+
+// x * weight / sqrt(mean of squares + eps), stored or added.
+static void norm(const float* x, int cols, const float* weight, float eps, bool adds, float* out) {
+  Floats squares[4] = {zeros(), zeros(), zeros(), zeros()};
+  int at = 0;
+  for (; at + 4 * kPanel <= cols; at += 4 * kPanel)
+    for (int i = 0; i < 4; ++i) {
+      const Floats value = load(x + at + i * kPanel);
+      squares[i] = madd(squares[i], value, value);
+    }
+  for (; at < cols; at += kPanel) squares[0] = madd(squares[0], load(x + at), load(x + at));
+  const float sum = total((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(cols) + eps);
+  for (at = 0; at < cols; at += kPanel) {
+    const Floats value = load(x + at) * scale * load(weight + at);
+    store(out + at, adds ? load(out + at) + value : value);
+  }
+}
+
+// The first half of each head's rotated part against its second half.
+static void rotate(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines) {
+  const int half = rotated / 2;
+  for (int head = 0; head < heads; ++head, x += dim) {
+    int i = 0;
+    for (; i + kPanel <= half; i += kPanel) {
+      const Floats a = load(x + i), b = load(x + half + i), c = load(cosines + i), s = load(sines + i);
+      store(x + i, a * c - b * s);
+      store(x + half + i, b * c + a * s);
+    }
+    for (; i < half; ++i) {  // A half of forty, say, is no multiple of sixteen.
+      const float a = x[i], b = x[half + i], c = cosines[i], s = sines[i];
+      x[i] = a * c - b * s;
+      x[half + i] = b * c + a * s;
+    }
+  }
+}
+
+static void softcap(float* x, int cols, float cap) {
+  for (int at = 0; at < cols; at += kPanel) store(x + at, softcapped(load(x + at), cap));
+}
+
+static void weigh(const float* x, int count, float top, float temperature, float* out) {
+  const float factor = 1.0f / temperature;
+  int at = 0;
+  for (; at + kPanel <= count; at += kPanel) store(out + at, exponential((load(x + at) - all(top)) * factor));
+  for (; at < count; ++at) out[at] = std::exp((x[at] - top) * factor);
+}
+
+}  // namespace OSTRO_ISA

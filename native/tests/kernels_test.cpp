@@ -1,0 +1,597 @@
+// Holds every table of kernels that runs here against references in double precision, which know nothing of tiles,
+// panels or vectors; and against the plain kernels of its width, bit for bit. Knows nothing of models and plans.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "twins.h"
+
+using namespace ostro;
+
+namespace {
+
+using Values = std::vector<float>;
+
+// ---- What is expected, and what was seen
+
+const Kernels* table;   // under test
+Values* seen;           // all results of it, in order
+int failures = 0;
+
+void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  if (++failures <= 20) std::printf("FAILED %s: %s\n", table->name, what.c_str());
+}
+
+void expect_near(float got, double want, double tolerance, const std::string& what) {
+  if (std::fabs(got - want) <= tolerance) return;
+  char text[200];
+  std::snprintf(text, sizeof text, ": %.9g, not %.9g +- %.2g", got, want, tolerance);
+  expect(false, what + text);
+}
+
+bool same_bits(const float* a, const float* b, long count) { return !std::memcmp(a, b, count * sizeof *a); }
+
+void remember(const Values& values) { seen->insert(seen->end(), values.begin(), values.end()); }
+
+// ---- Numbers
+
+std::mt19937 bits(1);
+
+int whole(int least, int most) { return least + static_cast<int>(bits() % static_cast<unsigned>(most - least + 1)); }
+float number(float least, float most) { return least + (most - least) * static_cast<float>(bits() >> 8) * 0x1p-24f; }
+Values numbers(long count, float least, float most) {
+  Values values(count);
+  for (float& value : values) value = number(least, most);
+  return values;
+}
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+// ---- Matrices
+
+struct Kind {
+  Codes codes;
+  Scales scales;
+  bool has_minima;
+  std::string name;
+
+  bool is_float() const { return codes == kFloat32 || codes == kFloat16; }
+  int least() const { return codes == kUnsigned4 ? 0 : codes == kInt4 ? -8 : -128; }
+  int most() const { return codes == kUnsigned4 ? 15 : codes == kInt4 ? 7 : 127; }
+  int per_scale() const { return codes == kInt8Halves ? kGroup / 2 : kGroup; }
+};
+
+const Kind kKinds[] = {
+    {kFloat32, kFloatScales, false, "float32"},
+    {kFloat16, kFloatScales, false, "float16"},
+    {kInt8, kHalfScales, false, "int8, half scales"},
+    {kInt8, kFloatScales, false, "int8, float scales"},
+    {kInt8, kHalfScales, true, "int8, half scales and minima"},
+    {kInt8, kFloatScales, true, "int8, float scales and minima"},
+    {kInt4, kHalfScales, false, "int4, half scales"},
+    {kInt4, kFloatScales, false, "int4, float scales"},
+    {kUnsigned4, kHalfScales, true, "unsigned4, half scales"},
+    {kUnsigned4, kFloatScales, true, "unsigned4, float scales"},
+    {kInt8Halves, kHalfScales, false, "int8 halves, half scales"},
+    {kInt8Halves, kFloatScales, false, "int8 halves, float scales"},
+};
+
+// A matrix as it is meant, before it is packed for anyone.
+struct Meaning {
+  Kind kind;
+  int rows, cols;
+  std::vector<int> codes;
+  Values floats, scales, minima;
+
+  Meaning(const Kind& kind, int rows, int cols) : kind(kind), rows(rows), cols(cols) {
+    const long values = static_cast<long>(rows) * cols;
+    if (kind.is_float()) {
+      floats = numbers(values, -1, 1);
+      if (kind.codes == kFloat16) round_to_halves(floats);
+      return;
+    }
+    codes.resize(values);
+    for (int& code : codes) code = whole(kind.least(), kind.most());
+    scales = numbers(values / kind.per_scale(), 0.001f, 0.02f);
+    if (kind.has_minima) minima = numbers(values / kGroup, -0.1f, 0.1f);
+    if (kind.scales == kHalfScales) round_to_halves(scales), round_to_halves(minima);
+  }
+
+  static void round_to_halves(Values& values) {
+    for (float& value : values) value = to_float(to_half(value));
+  }
+};
+
+// The first rows of a matrix as format.h lays them out.
+struct Packed {
+  Matrix matrix;
+  std::vector<uint8_t> bytes;
+
+  Packed(const Meaning& from, int panel, int rows) {
+    const Kind& kind = from.kind;
+    matrix = {rows, from.cols, kind.codes, kind.scales, kind.has_minima, 0, nullptr, nullptr, nullptr};
+    const Layout layout(matrix);
+    bytes.assign(layout.total(), 0);
+    matrix.data = bytes.data();
+    matrix.scale_data = bytes.data() + layout.scales_at();
+    matrix.minimum_data = bytes.data() + layout.minima_at();
+    for (int row = 0; row < rows; ++row) {
+      const long first = static_cast<long>(row / panel) * panel * from.cols;  // values of the panels before
+      const int in_panel = row % panel;
+      for (int col = 0; col < from.cols; ++col) put(from, row, col, first, in_panel, panel);
+      if (kind.is_float()) continue;
+      const int count = from.cols / kind.per_scale(), groups = from.cols / kGroup;
+      for (int i = 0; i < count; ++i)
+        put_scale(layout.scales_at(), (static_cast<long>(row / panel) * count + i) * panel + in_panel,
+                  from.scales[static_cast<long>(row) * count + i], kind);
+      for (int i = 0; kind.has_minima && i < groups; ++i)
+        put_scale(layout.minima_at(), (static_cast<long>(row / panel) * groups + i) * panel + in_panel,
+                  from.minima[static_cast<long>(row) * groups + i], kind);
+    }
+  }
+
+ private:
+  void put(const Meaning& from, int row, int col, long first, int in_panel, int panel) {
+    const long value = static_cast<long>(row) * from.cols + col;
+    const int step = col % kGroup / 4;
+    switch (from.kind.codes) {
+      case kFloat32: put_at((first + static_cast<long>(col) * panel + in_panel) * 4, from.floats[value]); break;
+      case kFloat16: put_at((first + static_cast<long>(col) * panel + in_panel) * 2, to_half(from.floats[value])); break;
+      case kInt8:
+      case kInt8Halves:
+        bytes[first + (static_cast<long>(col / kGroup) * 8 + step) * panel * 4 + in_panel * 4 + col % 4] =
+            static_cast<uint8_t>(from.codes[value]);
+        break;
+      default:
+        bytes[first / 2 + (static_cast<long>(col / kGroup) * 4 + step % 4) * panel * 4 + in_panel * 4 + col % 4] |=
+            static_cast<uint8_t>((from.codes[value] & 15) << (step < 4 ? 0 : 4));
+    }
+  }
+
+  void put_scale(long begin, long index, float value, const Kind& kind) {
+    if (kind.scales == kHalfScales) put_at(begin + index * 2, to_half(value));
+    else put_at(begin + index * 4, value);
+  }
+
+  template <typename Value>
+  void put_at(long at, Value value) { std::memcpy(&bytes[at], &value, sizeof value); }
+};
+
+// A product's sum, and the sum of what was added without its sign, which is what rounding errors are a share of.
+struct Sum {
+  double value = 0, size = 0;
+  void add(double term) { value += term, size += std::fabs(term); }
+};
+
+// A row of activations times a row of a matrix, with activations rounded as quantize says: the one thing that is done
+// in floats here, because another rounding would be another result.
+Sum product(const Meaning& matrix, int row, const float* x) {
+  Sum sum;
+  if (matrix.kind.is_float()) {
+    for (int col = 0; col < matrix.cols; ++col) sum.add(double(x[col]) * matrix.floats[long(row) * matrix.cols + col]);
+    return sum;
+  }
+  const int per_scale = matrix.kind.per_scale();
+  for (int group = 0; group < matrix.cols / kGroup; ++group) {
+    float peak = 0;
+    for (int i = 0; i < kGroup; ++i) peak = std::max(peak, std::fabs(x[group * kGroup + i]));
+    const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    for (int i = 0; i < kGroup; ++i) {
+      const long col = group * kGroup + i, value = long(row) * matrix.cols + col;
+      const double rounded = double(std::nearbyint(x[col] * inverse)) * (peak / 127.0f);
+      sum.add(rounded * matrix.codes[value] * matrix.scales[value / per_scale]);
+      if (matrix.kind.has_minima) sum.add(rounded * matrix.minima[value / kGroup]);
+    }
+  }
+  return sum;
+}
+
+struct Call {
+  int begin, end;
+  After after = After::kStore;
+  const float* bias = nullptr;
+};
+
+constexpr float kUntouched = 12345.0f;
+
+// Rows of a product as a plan would have it computed; `out` starts as what is there before.
+Values run(const Packed& packed, const float* x, int rows, const Call& call, Values out, long stride) {
+  const Matrix& matrix = packed.matrix;
+  const bool is_float = matrix.codes == kFloat32 || matrix.codes == kFloat16;
+  std::vector<uint8_t> codes(is_float ? 0 : long(rows) * matrix.cols / kGroup * table->row_bytes);
+  std::vector<uint8_t> scratch(2L * table->panel * matrix.cols);
+  if (!is_float) table->quantize(x, matrix.cols, rows, matrix.cols, codes.data());
+  const void* from = is_float ? static_cast<const void*>(x) : codes.data();
+  table->linear(matrix, from, matrix.cols, rows, call.begin, call.end, call.after, call.bias, out.data(), stride,
+                scratch.data());
+  return out;
+}
+
+Values run(const Packed& packed, const float* x, int rows) {
+  const Matrix& matrix = packed.matrix;
+  return run(packed, x, rows, {0, matrix.rows / table->panel}, Values(long(rows) * matrix.rows, kUntouched),
+             matrix.rows);
+}
+
+constexpr int kMostRows = 13;  // one more than makes four-bit panels spread first
+
+void check_products(const Kind& kind) {
+  const int panel = table->panel, cols = kind.is_float() ? 75 : 160;
+  const Meaning meaning(kind, 7 * panel, cols);
+  const Values x = numbers(long(kMostRows) * cols, -3, 3);
+  std::vector<Sum> want;
+  for (int row = 0; row < kMostRows; ++row)
+    for (int i = 0; i < 7 * panel; ++i) want.push_back(product(meaning, i, &x[long(row) * cols]));
+  for (int panels : {1, 2, 3, 5, 7}) {
+    const Packed packed(meaning, panel, panels * panel);
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13}) {
+      const Values out = run(packed, x.data(), rows);
+      remember(out);
+      for (int row = 0; row < rows; ++row)
+        for (int i = 0; i < panels * panel; ++i) {
+          const Sum& sum = want[row * 7 * panel + i];
+          expect_near(out[long(row) * panels * panel + i], sum.value, 1e-6 * sum.size, "product with " + kind.name);
+        }
+    }
+  }
+}
+
+void check_rows_are_alone(const Kind& kind) {
+  const int panel = table->panel, cols = kind.is_float() ? 33 : 96, out_rows = 5 * panel;
+  const Meaning meaning(kind, out_rows, cols);
+  const Packed packed(meaning, panel, out_rows);
+  const Values x = numbers(long(kMostRows) * cols, -3, 3);
+  const Values all = run(packed, x.data(), kMostRows);
+  for (int first = 0; first < kMostRows; ++first)
+    for (int rows = 1; first + rows <= kMostRows; ++rows) {
+      const Values some = run(packed, &x[long(first) * cols], rows);
+      expect(same_bits(some.data(), &all[long(first) * out_rows], long(rows) * out_rows),
+             "rows of " + kind.name + " beside others are not what they are alone");
+    }
+  for (int begin = 0; begin < 5; ++begin)
+    for (int end = begin + 1; end <= 5; ++end) {
+      const Values part = run(packed, x.data(), kMostRows, {begin, end}, Values(all.size(), kUntouched), out_rows);
+      for (int row = 0; row < kMostRows; ++row)
+        for (int i = 0; i < out_rows; ++i) {
+          const bool inside = begin * panel <= i && i < end * panel;
+          const long at = long(row) * out_rows + i;
+          expect(part[at] == (inside ? all[at] : kUntouched), "panels of " + kind.name + " by parts are not the whole");
+        }
+    }
+}
+
+void check_after(const Kind& kind) {
+  const int panel = table->panel, cols = 64, panels = 6, out_rows = panels * panel, rows = 5;
+  const long stride = out_rows + 3;
+  const Meaning meaning(kind, out_rows, cols);
+  const Packed packed(meaning, panel, out_rows);
+  const Values x = numbers(long(rows) * cols, -1, 1), bias = numbers(out_rows, -2, 2);
+  const Values before = numbers(rows * stride, -1, 1);
+  for (const After after : {After::kStore, After::kAdd, After::kSilu, After::kGelu})
+    for (const float* added : {static_cast<const float*>(nullptr), bias.data()}) {
+      const Values out = run(packed, x.data(), rows, {0, panels, after, added}, before, stride);
+      remember(out);
+      const std::string what = kind.name + ", after " + std::to_string(static_cast<int>(after));
+      auto sum_of = [&](int row, int i) {
+        Sum sum = product(meaning, i, &x[long(row) * cols]);
+        if (added) sum.add(added[i]);
+        return sum;
+      };
+      for (int row = 0; row < rows; ++row) {
+        const float* got = &out[row * stride];
+        if (after == After::kStore || after == After::kAdd) {
+          for (int i = 0; i < out_rows; ++i) {
+            Sum sum = sum_of(row, i);
+            if (after == After::kAdd) sum.add(before[row * stride + i]);
+            expect_near(got[i], sum.value, 1e-6 * sum.size, what);
+          }
+          expect(same_bits(got + out_rows, &before[row * stride + out_rows], 3), what + ": wrote beyond its row");
+          continue;
+        }
+        for (int i = 0; i < out_rows / 2; ++i) {
+          const int at = i / panel * 2 * panel + i % panel;
+          const Sum gate = sum_of(row, at), up = sum_of(row, at + panel);
+          const double open = after == After::kSilu ? silu(gate.value) : gelu(gate.value);
+          expect_near(got[i], open * up.value, 2e-6 * (gate.size * std::fabs(up.value) + std::fabs(open) * up.size),
+                      what);
+        }
+        expect(same_bits(got + out_rows / 2, &before[row * stride + out_rows / 2], stride - out_rows / 2),
+               what + ": wrote beyond its half");
+      }
+    }
+}
+
+// Codes and activations as large as they come. With scales of one every sum is a whole number, and must be that number.
+void check_extremes(const Kind& kind) {
+  const int panel = table->panel, cols = 64, out_rows = 5 * panel;
+  Meaning meaning(kind, out_rows, cols);
+  std::fill(meaning.scales.begin(), meaning.scales.end(), 1.0f);
+  std::fill(meaning.minima.begin(), meaning.minima.end(), 1.0f);
+  for (int row = 0; row < out_rows; ++row)
+    for (int col = 0; col < cols; ++col) {
+      int& code = meaning.codes[long(row) * cols + col];
+      switch (row % 5) {
+        case 0: code = kind.least(); break;
+        case 1: code = kind.most(); break;
+        case 2: code = col % 2 ? kind.least() : kind.most(); break;
+        case 3: code = col / 2 % 2 ? kind.least() : kind.most(); break;
+        default: code = whole(0, 1) ? kind.least() : kind.most();
+      }
+    }
+  Values x(long(kMostRows) * cols);
+  for (int row = 0; row < kMostRows; ++row)
+    for (int col = 0; col < cols; ++col) {
+      bool negative = false;
+      switch (row % 5) {
+        case 0: break;
+        case 1: negative = true; break;
+        case 2: negative = col % 2; break;
+        case 3: negative = col / 2 % 2; break;
+        default: negative = whole(0, 1);
+      }
+      x[long(row) * cols + col] = negative ? -127.0f : 127.0f;
+    }
+  const Packed packed(meaning, panel, out_rows);
+  for (int rows : {1, kMostRows}) {
+    const Values out = run(packed, x.data(), rows);
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < out_rows; ++i)
+        expect_near(out[long(row) * out_rows + i], product(meaning, i, &x[long(row) * cols]).value, 0,
+                    "extremes of " + kind.name);
+  }
+}
+
+// Rows with nothing in them, with what no number is, with the smallest and the largest numbers.
+void check_odd_rows(const Kind& kind) {
+  const int panel = table->panel, cols = 64, out_rows = 3 * panel, rows = 6;
+  const Meaning meaning(kind, out_rows, cols);
+  const Packed packed(meaning, panel, out_rows);
+  Values x = numbers(long(rows) * cols, -1, 1);
+  std::fill_n(x.begin(), cols, 0.0f);
+  for (int col = 0; col < cols; ++col) x[3 * cols + col] *= 1e-39f, x[5 * cols + col] *= 1e30f;
+  for (int at = 0; at < kGroup; at += 3) {  // at any place of a vector
+    Values broken = x;
+    broken[1 * cols + at] = NAN;
+    const Values out = run(packed, broken.data(), rows);
+    for (int i = 0; i < out_rows; ++i) {
+      expect(out[i] == 0, "zeros times " + kind.name + " are not zeros");
+      expect(std::isnan(out[long(out_rows) + i]), "a row of " + kind.name + " with NaN is a number");
+      expect(std::fabs(out[3L * out_rows + i]) < 1e-30, "the smallest numbers times " + kind.name);
+      for (int row : {2, 4, 5}) {
+        const Sum sum = product(meaning, i, &x[long(row) * cols]);
+        expect_near(out[long(row) * out_rows + i], sum.value, 1e-6 * sum.size, "beside odd rows of " + kind.name);
+      }
+    }
+  }
+}
+
+// ---- Attention
+
+struct Head {
+  Attention how;
+  std::vector<uint8_t> keys, values;
+  Values key_scales, value_scales;
+  std::vector<int32_t> pages;
+
+  // Everything is NaN where no token was kept: nothing may come of it.
+  Head(const Attention& how, int tokens) : how(how) {
+    const int count = (tokens + kPage - 1) / kPage, all = count + 2;
+    const long bytes = long(all) * kPage * how.dim * (how.cells == Cells::kFloat ? 4 : how.cells == Cells::kHalf ? 2 : 1);
+    keys.assign(bytes, 0xFF);
+    values.assign(bytes, 0xFF);
+    key_scales.assign(long(all) * kPage, NAN);
+    value_scales.assign(long(all) * kPage, NAN);
+    for (int i = 0; i < count; ++i) pages.push_back((i * 5 + 3) % all);
+    std::vector<int32_t> sorted = pages;
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      std::iota(pages.rbegin(), pages.rend(), 1);  // five was a divisor
+  }
+
+  HeadPages view() { return {keys.data(), values.data(), key_scales.data(), value_scales.data()}; }
+
+  double key(int token, int d) const {
+    const long page = pages[token / kPage], slot = token % kPage;
+    return cell(keys, (page * how.dim + d) * kPage + slot, key_scales[page * kPage + slot]);
+  }
+  double value(int token, int d) const {
+    const long page = pages[token / kPage], slot = token % kPage;
+    return cell(values, (page * kPage + slot) * how.dim + d, value_scales[page * kPage + slot]);
+  }
+
+ private:
+  double cell(const std::vector<uint8_t>& bytes, long at, float scale) const {
+    float value;
+    Half half;
+    switch (how.cells) {
+      case Cells::kFloat: return std::memcpy(&value, &bytes[at * 4], 4), value;
+      case Cells::kHalf: return std::memcpy(&half, &bytes[at * 2], 2), to_float(half);
+      default: return double(static_cast<int8_t>(bytes[at])) * scale;
+    }
+  }
+};
+
+Values attended(const Head& head, int position, const float* q) {
+  const Attention& how = head.how;
+  const int first = how.window ? std::max(0, position + 1 - how.window) : 0;
+  std::vector<double> weights, out(how.dim, 0.0);
+  double top = -INFINITY, sum = 0;
+  for (int token = first; token <= position; ++token) {
+    double score = 0;
+    for (int d = 0; d < how.dim; ++d) score += q[d] * head.key(token, d);
+    score *= how.scale;
+    if (how.cap > 0) score = how.cap * std::tanh(score / how.cap);
+    weights.push_back(score);
+    top = std::max(top, score);
+  }
+  for (double& weight : weights) sum += weight = std::exp(weight - top);
+  for (int token = first; token <= position; ++token)
+    for (int d = 0; d < how.dim; ++d) out[d] += weights[token - first] / sum * head.value(token, d);
+  return Values(out.begin(), out.end());
+}
+
+void check_attention(Cells cells, int dim, int window, float cap) {
+  const int tokens = 53;
+  Head head({dim, window, cells, 1.0f / std::sqrt(static_cast<float>(dim)), cap}, tokens);
+  const std::string what = "cells " + std::to_string(static_cast<int>(cells)) + ", dim " + std::to_string(dim) +
+                           ", window " + std::to_string(window) + ", cap " + std::to_string(cap);
+  for (int position = 0; position < tokens; ++position) {
+    const Values key = numbers(dim, -2, 2), value = numbers(dim, -2, 2);
+    table->keep(head.how, head.view(), head.pages.data(), position, key.data(), value.data());
+    for (int d = 0; d < dim; ++d) {
+      const double share = cells == Cells::kFloat ? 0 : cells == Cells::kHalf ? 0x1p-11 : 2.0 / 254 * 1.001;
+      const double most = cells == Cells::kInt8 ? 1 : std::fabs(key[d]), of = cells == Cells::kInt8 ? 1 : std::fabs(value[d]);
+      expect_near(static_cast<float>(head.key(position, d)), key[d], share * most, "kept key, " + what);
+      expect_near(static_cast<float>(head.value(position, d)), value[d], share * of, "kept value, " + what);
+    }
+    const bool edge = position % kPage == 0 || position % kPage == kPage - 1;
+    if (!edge && position % 7 != 4) continue;
+    const Values q = numbers(9L * dim, -3, 3);
+    Values alone(9L * dim);
+    for (int query = 0; query < 9; ++query) {
+      float* out = &alone[long(query) * dim];
+      table->attend(head.how, head.view(), head.pages.data(), position, 1, &q[long(query) * dim], out);
+      if (query % 4) continue;
+      const Values want = attended(head, position, &q[long(query) * dim]);
+      for (int d = 0; d < dim; ++d) expect_near(out[d], want[d], 5e-6, "attention, " + what);
+    }
+    remember(alone);
+    for (int count : {2, 3, 4, 5, 6, 7, 9}) {
+      Values out(long(count) * dim + 1, kUntouched);
+      table->attend(head.how, head.view(), head.pages.data(), position, count, q.data(), out.data());
+      expect(same_bits(out.data(), alone.data(), long(count) * dim), "queries beside others, " + what);
+      expect(out.back() == kUntouched, "attention wrote beyond its queries, " + what);
+    }
+  }
+}
+
+// ---- Rows
+
+void check_norm(int cols) {
+  for (const bool adds : {false, true}) {
+    const Values x = numbers(cols, -5, 5), weight = numbers(cols, -2, 2), before = numbers(cols + 1, -1, 1);
+    Values out = before;
+    table->norm(x.data(), cols, weight.data(), 1e-5f, adds, out.data());
+    remember(out);
+    double squares = 0;
+    for (float value : x) squares += double(value) * value;
+    const double scale = 1 / std::sqrt(squares / cols + 1e-5f);
+    for (int i = 0; i < cols; ++i)
+      expect_near(out[i], (adds ? before[i] : 0.0) + x[i] * scale * weight[i], 4e-6, "norm of " + std::to_string(cols));
+    expect(out[cols] == before[cols], "norm wrote beyond its row");
+  }
+}
+
+void check_rotate(int dim, int rotated) {
+  const int heads = 3, half = rotated / 2;
+  Values cosines(half), sines(half);
+  for (int i = 0; i < half; ++i) {
+    const double angle = 37 * std::pow(10000.0, -double(i) / half);
+    cosines[i] = static_cast<float>(std::cos(angle)), sines[i] = static_cast<float>(std::sin(angle));
+  }
+  const Values before = numbers(heads * dim, -4, 4);
+  Values x = before;
+  table->rotate(x.data(), heads, dim, rotated, cosines.data(), sines.data());
+  remember(x);
+  for (int head = 0; head < heads; ++head)
+    for (int d = 0; d < dim; ++d) {
+      const float* from = &before[head * dim];
+      double want = from[d];
+      if (d < half) want = double(from[d]) * cosines[d] - double(from[d + half]) * sines[d];
+      else if (d < rotated) want = double(from[d]) * cosines[d - half] + double(from[d - half]) * sines[d - half];
+      expect_near(x[head * dim + d], want, d < rotated ? 1e-6 : 0, "rotate " + std::to_string(rotated));
+    }
+}
+
+void check_softcap_and_weigh() {
+  const float cap = 30;
+  const Values before = numbers(96, -200, 200);
+  Values x = before;
+  table->softcap(x.data(), 96, cap);
+  remember(x);
+  for (int i = 0; i < 96; ++i) expect_near(x[i], cap * std::tanh(double(before[i]) / cap), 5e-5, "softcap");
+  for (int count : {1, 7, 16, 33, 96}) {
+    const float top = *std::max_element(before.begin(), before.begin() + count), temperature = 7;
+    Values out(count + 1, kUntouched);
+    table->weigh(before.data(), count, top, temperature, out.data());
+    remember(out);
+    for (int i = 0; i < count; ++i) {
+      const double exponent = (double(before[i]) - top) / temperature, want = std::exp(exponent);
+      expect_near(out[i], want, (1e-6 - 3e-7 * exponent) * want, "weigh");
+    }
+    expect(out[count] == kUntouched, "weigh wrote beyond its row");
+  }
+}
+
+// ---- All of it
+
+Values check(const Kernels* kernels) {
+  Values results;
+  table = kernels, seen = &results;
+  bits.seed(1);
+  for (const Kind& kind : kKinds) {
+    check_products(kind);
+    check_rows_are_alone(kind);
+    check_after(kind);
+    check_odd_rows(kind);
+    if (!kind.is_float()) check_extremes(kind);
+  }
+  for (const Cells cells : {Cells::kFloat, Cells::kHalf, Cells::kInt8})
+    for (int dim : {16, 64, 80, 256})
+      for (int window : {0, 1, 7, 16, 20})
+        for (float cap : {0.0f, 5.0f})
+          if (dim <= 64 || (window % 7 == 0 && cap == 0.0f)) check_attention(cells, dim, window, cap);
+  for (int cols : {16, 48, 64, 80, 576}) check_norm(cols);
+  for (int dim : {16, 64, 80, 96, 128})
+    for (int rotated : {dim, dim / 2}) check_rotate(dim, rotated);
+  check_softcap_and_weigh();
+  return results;
+}
+
+}  // namespace
+
+// Names of tables may be given; without, it is all of them.
+int main(int count, char** names) {
+  const std::vector<const Kernels*> twins = {find_kernels("plain"), &kPlain8Kernels, &kPlain16Kernels};
+  std::vector<Values> expected(twins.size());
+  if (count == 1) std::transform(twins.begin(), twins.end(), expected.begin(), check);
+  for (int i = 0; i < kernels_count(); ++i) {
+    const Kernels* kernels = kernels_begin()[i];
+    const bool named = std::any_of(names + 1, names + count, [&](const char* name) {
+      return !std::strcmp(name, kernels->name);
+    });
+    if (count > 1 && !named) continue;
+    if (!kernels->runs_here()) {
+      std::printf("%s: does not run here\n", kernels->name);
+      expect(count == 1, "was asked for");
+      continue;
+    }
+    const Values results = check(kernels);
+    const auto twin = std::find_if(twins.begin(), twins.end(), [&](auto each) { return each->panel == kernels->panel; });
+    Values& want = expected[twin - twins.begin()];
+    if (want.empty()) want = check(*twin);
+    long differ = 0;
+    for (std::size_t at = 0; at < std::min(want.size(), results.size()); ++at)
+      differ += !same_bits(&results[at], &want[at], 1);
+    table = kernels;
+    expect(results.size() == want.size() && !differ,
+           std::to_string(differ) + " results are not the bits of " + (*twin)->name);
+    std::printf("%s: checked; of %zu results %ld are not the bits of %s\n", kernels->name, want.size(), differ,
+                (*twin)->name);
+    std::fflush(stdout);
+  }
+  table = twins[0];
+  expect(find_kernels(nullptr) && find_kernels(nullptr)->runs_here(), "no kernels run here");
+  expect(!find_kernels("none of that name"), "kernels of no name are found");
+  std::printf(failures ? "%d expectations failed\n" : "all as expected\n", failures);
+  return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,225 @@
+"""The native library: its functions and structs as ctypes sees them. native/src says what they mean."""
+
+import os
+import sys
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+from ostro.errors import Unsupported
+
+# As native/src/api.cpp has it.
+_VERSION = 1
+_SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+
+PAGE = 16
+"""Tokens of a page: kernels are made for it."""
+GROUP = 32
+"""Columns that share a scale."""
+
+
+class Op(IntEnum):
+    EMBED = 0
+    LINEAR = 1
+    NORM = 2
+    ATTEND = 3
+    GATHER = 4
+    SOFTCAP = 5
+    SAMPLE = 6
+
+
+class After(IntEnum):
+    STORE = 0
+    ADD = 1
+    SILU = 2
+    GELU = 3
+
+
+class Cells(IntEnum):
+    """How keys and values are kept."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    INT8 = 2
+
+    @property
+    def bytes(self) -> int:
+        return (4, 2, 1)[self]
+
+
+class CMatrix(Structure):
+    _fields_ = (
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("codes", c_int32),
+        ("scales", c_int32),
+        ("has_minima", c_int32),
+        ("reserved", c_int32),
+        ("data", c_void_p),
+        ("scale_data", c_void_p),
+        ("minimum_data", c_void_p),
+    )
+
+
+class CStep(Structure):
+    _fields_ = (
+        ("op", c_int32),
+        ("input", c_int32),
+        ("out", c_int32),
+        ("in_at", c_int32),
+        ("out_at", c_int32),
+        ("cols", c_int32),
+        ("after", c_int32),
+        ("layer", c_int32),
+        ("rotation", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("cap", c_float),
+        ("eps", c_float),
+        ("reserved", c_int32),
+        ("norm", c_void_p),
+        ("bias", c_void_p),
+        ("matrix", c_void_p),
+    )
+
+
+class CShape(Structure):
+    _fields_ = (
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("num_layers", c_int32),
+        ("num_pages", c_int32),
+        ("cells", c_int32),
+        ("max_rows", c_int32),
+        ("threads", c_int32),
+    )
+
+
+class CBuffer(Structure):
+    _fields_ = (("rows", c_int32), ("cols", c_int32))
+
+
+class CRotation(Structure):
+    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("rotated", c_int32), ("reserved", c_int32))
+
+
+class CPiece(Structure):
+    _fields_ = (
+        ("row", c_int32),
+        ("start", c_int32),
+        ("length", c_int32),
+        ("reserved", c_int32),
+        ("pages", c_void_p),
+    )
+
+
+class CDraw(Structure):
+    _fields_ = (
+        ("row", c_int32),
+        ("top_k", c_int32),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("token", c_int32),
+        ("best", c_float),
+        ("reserved", c_int32),
+        ("key", c_uint64),
+    )
+
+
+class CBatch(Structure):
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("num_pieces", c_int32),
+        ("num_asked", c_int32),
+        ("num_draws", c_int32),
+        ("tokens", c_void_p),
+        ("pieces", c_void_p),
+        ("asked", c_void_p),
+        ("draws", c_void_p),
+    )
+
+
+def library() -> CDLL:
+    """The library. Raises Unsupported where it was not built."""
+    path = _path()
+    found = _open(path)
+    if isinstance(found, str):
+        raise Unsupported(found)
+    return found
+
+
+def why_missing() -> str | None:
+    """Why there is no library, and what to do; None where there is one."""
+    found = _open(_path())
+    return found if isinstance(found, str) else None
+
+
+def instruction_sets() -> list[str]:
+    """Those of the library that run here, the best first."""
+    found: list[str] = []
+    while (name := library().ostro_isa(len(found))) is not None:
+        found.append(name.decode())
+    return found
+
+
+def panel_of(isa: str) -> int:
+    return int(library().ostro_panel(isa.encode()))
+
+
+def _path() -> Path:
+    given = os.environ.get("OSTRO_NATIVE_LIBRARY")
+    return Path(given) if given else Path(__file__).with_name(f"libostro_native.{_SUFFIX}")
+
+
+@cache
+def _open(path: Path) -> CDLL | str:
+    again = "Install Ostro again on a machine with a C++20 compiler."
+    if not path.is_file():
+        return f"The native core was not built. {again}"
+    try:
+        found = CDLL(str(path))
+        version = found.ostro_version()
+    except (OSError, AttributeError) as error:
+        return f"The native core cannot be loaded ({error}). {again}"
+    if version != _VERSION:
+        return f"The native core is of version {version}, and this Ostro wants {_VERSION}. {again}"
+    return _declared(found)
+
+
+def _declared(lib: CDLL) -> CDLL:
+    signatures = {
+        "ostro_isa": (c_char_p, [c_int]),
+        "ostro_panel": (c_int, [c_char_p]),
+        "ostro_format": (c_int64, [c_int32, c_int, POINTER(CMatrix)]),
+        "ostro_point": (None, [POINTER(CMatrix), c_void_p]),
+        "ostro_pack": (None, [c_int32, c_void_p, POINTER(CMatrix), c_int, c_int, c_void_p]),
+        "ostro_unpack_row": (None, [POINTER(CMatrix), c_int, c_int, c_void_p]),
+        "ostro_plan": (
+            c_void_p,
+            [c_char_p, POINTER(CShape), c_void_p, c_int, c_void_p, c_int, c_void_p, c_int],
+        ),
+        "ostro_free": (None, [c_void_p]),
+        "ostro_buffer": (c_void_p, [c_void_p, c_int]),
+        "ostro_copy_page": (None, [c_void_p, c_int, c_int]),
+        "ostro_run": (None, [c_void_p, POINTER(CBatch), c_int, c_int]),
+        "ostro_profile": (None, [c_void_p, POINTER(c_double)]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib

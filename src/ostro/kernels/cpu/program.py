@@ -1,0 +1,216 @@
+"""A model's step, ready to run: the operations of a packed file on buffers, pages and threads of its own.
+
+program = Program(packed, num_pages=…, max_tokens=…, max_asked=…, cells=Cells.FLOAT16, threads=2)
+program.run(tokens, pieces, asked, draws)     one native call, in which other Python threads run
+"""
+
+from collections.abc import Sequence
+from ctypes import Array, addressof, byref, c_double, c_float
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ostro.errors import ModelError
+from ostro.kernels.cpu.library import (
+    PAGE,
+    After,
+    CBatch,
+    CBuffer,
+    CDraw,
+    Cells,
+    CPiece,
+    CRotation,
+    CShape,
+    CStep,
+    Op,
+    library,
+)
+from ostro.kernels.cpu.packed_file import Floats, PackedFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """One operation, by the numbers of buffers, vectors and matrices; what it does not read stays as it is here."""
+
+    op: Op
+    input: int = 0
+    out: int = 0
+    in_at: int = 0
+    out_at: int = 0
+    cols: int = 0
+    after: After = After.STORE
+    layer: int = 0
+    rotation: int = -1
+    window: int = 0
+    scale: float = 1.0
+    cap: float = 0.0
+    eps: float = 0.0
+    norm: int | None = None
+    bias: int | None = None
+    matrix: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationSpec:
+    frequencies: int
+    """A vector: radians a position, for each pair of dimensions."""
+    factor: float = 1.0
+    """On cosines and sines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSpec:
+    cols: int
+    asked: bool = False
+    """Whether it holds a row for each row asked for, and not for each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSpec:
+    """All of a program but its weights: as JSON it is part of a packed file."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    num_layers: int
+    max_seq_len: int
+    vocab_size: int
+    hidden_size: int
+    buffers: list[BufferSpec]
+    rotations: list[RotationSpec]
+    steps: list[StepSpec]
+    hidden: int
+    """The buffer of normed states of the rows asked for; its first step gathers them."""
+    logits: int | None
+    """The buffer of their logits, where there is a head."""
+    head_step: int
+    """Where the steps begin that only rows asked for take, and after them those that make logits."""
+    logits_step: int
+    precision: str = ""
+    """In words: what the weights are kept in."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "ProgramSpec":
+        lists = {"buffers": BufferSpec, "rotations": RotationSpec, "steps": StepSpec}
+        made = {name: [kind(**each) for each in values[name]] for name, kind in lists.items()}
+        return cls(**{**values, **made})
+
+
+class Piece(NamedTuple):
+    """Tokens of one sequence: where its rows begin, the first one's position, how many, and the sequence's pages."""
+
+    row: int
+    start: int
+    length: int
+    pages: npt.NDArray[np.int32]
+
+
+class Program:
+    def __init__(
+        self,
+        packed: PackedFile,
+        *,
+        isa: str,
+        num_pages: int,
+        max_tokens: int,
+        max_asked: int,
+        cells: Cells = Cells.FLOAT32,
+        threads: int = 1,
+    ) -> None:
+        self.spec = spec = ProgramSpec.from_json(packed.program)
+        self.max_asked = max_asked
+        # What the plan points to.
+        self._packed = packed
+        self._matrices = packed.pointed()
+        self._tables = [_rotation_tables(packed.vector(each.frequencies), each.factor, spec) for each in spec.rotations]
+        self._lib = library()
+        shape = CShape(
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            num_layers=spec.num_layers,
+            num_pages=num_pages,
+            cells=cells,
+            max_rows=max_tokens,
+            threads=threads,
+        )
+        rows = [(max_asked if each.asked else max_tokens, each.cols) for each in spec.buffers]
+        buffers = (CBuffer * len(rows))(*(CBuffer(*each) for each in rows))
+        rotations = (CRotation * len(self._tables))(
+            *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1]) for cos, sin in self._tables)
+        )
+        steps = (CStep * len(spec.steps))(*map(self._step, spec.steps))
+        self._plan: int | None = self._lib.ostro_plan(
+            isa.encode(), byref(shape), buffers, len(buffers), rotations, len(rotations), steps, len(steps)
+        )
+        if self._plan is None:
+            raise ModelError("There is no memory for a step's work. Lower kv_memory or max_batch_tokens.")
+        self._rows = rows
+
+    def __del__(self) -> None:
+        if getattr(self, "_plan", None) is not None:
+            self._lib.ostro_free(self._plan)
+            self._plan = None
+
+    def run(
+        self,
+        tokens: npt.NDArray[np.int32],
+        pieces: Sequence[Piece],
+        asked: npt.NDArray[np.int32],
+        draws: "Array[CDraw] | None" = None,
+        *,
+        first: int = 0,
+        last: int | None = None,
+    ) -> None:
+        """Runs the steps from `first` up to `last`. What is drawn stands in `draws` afterwards."""
+        native = (CPiece * len(pieces))(*(CPiece(p.row, p.start, p.length, 0, p.pages.ctypes.data) for p in pieces))
+        batch = CBatch(
+            num_rows=len(tokens),
+            num_pieces=len(pieces),
+            num_asked=len(asked),
+            num_draws=0 if draws is None else len(draws),
+            tokens=tokens.ctypes.data,
+            pieces=addressof(native),
+            asked=asked.ctypes.data,
+            draws=None if draws is None else addressof(draws),
+        )
+        end = len(self.spec.steps) if last is None else last
+        self._lib.ostro_run(self._plan, byref(batch), first, end)
+
+    def buffer(self, number: int) -> Floats:
+        """A view of a buffer, [rows, columns]: what the last run has left there."""
+        rows, cols = self._rows[number]
+        address = self._lib.ostro_buffer(self._plan, number)
+        return np.ctypeslib.as_array((c_float * (rows * cols)).from_address(address)).reshape(rows, cols)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._lib.ostro_copy_page(self._plan, source, target)
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by operation since the last call."""
+        seconds = (c_double * len(Op))()
+        self._lib.ostro_profile(self._plan, seconds)
+        return {op.name.lower(): seconds[op] for op in Op}
+
+    def _step(self, spec: StepSpec) -> CStep:
+        values = {name: getattr(spec, name) for name in StepSpec.__slots__ if name not in ("norm", "bias", "matrix")}
+        matrix = None if spec.matrix is None else addressof(self._matrices[spec.matrix])
+        return CStep(**values, norm=self._address(spec.norm), bias=self._address(spec.bias), matrix=matrix)
+
+    def _address(self, vector: int | None) -> int | None:
+        return None if vector is None else self._packed.vector(vector).ctypes.data
+
+
+def _rotation_tables(frequencies: Floats, factor: float, spec: ProgramSpec) -> tuple[Floats, Floats]:
+    angles = np.arange(spec.max_seq_len, dtype=np.float32)[:, None] * frequencies
+    scale = np.float32(factor)
+    return np.cos(angles) * scale, np.sin(angles) * scale
+
+
+__all__ = ["PAGE", "BufferSpec", "Piece", "Program", "ProgramSpec", "RotationSpec", "StepSpec"]

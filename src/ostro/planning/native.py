@@ -1,0 +1,251 @@
+"""Whether the native core runs a model, and what that takes: follows `runner.native`, without torch.
+
+Asks the library itself how large a matrix is once it is packed, and for which panels this machine packs.
+"""
+
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from itertools import groupby
+
+from ostro.config import EngineConfig
+from ostro.errors import ModelError
+from ostro.kernels.cpu.library import GROUP, PAGE, Cells, CMatrix, instruction_sets, library, panel_of, why_missing
+from ostro.models.config import ConfigReader
+from ostro.planning.outcome import Parts
+from ostro.planning.shapes import Shape
+from ostro.planning.tensors import Stored, Tensor
+from ostro.runner.memory import num_pages, page_bytes
+from ostro.runner.precision import in_words
+from ostro.weights import Checkpoint, GgufCheckpoint
+from ostro.weights.gguf_header import GGML_TYPES
+from ostro.weights.gguf_model import Undo
+
+_MIB = 1 << 20
+# Measured, less the model and a step's buffers: Python and numpy; and torch, which packs, and makes log-probabilities.
+_PROCESS, _TORCH = 37 * _MIB, 205 * _MIB
+
+_CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
+# By model_type, and by architecture. Of the others, some differ in their layers alone.
+_FAMILIES = re.compile(r"(gemma2|gemma3|gemma3_?text|llama|mistral|olmo2|phi3|qwen2|qwen3)(forcausallm|model)?")
+_OTHER_LAYERS = "olmo2"
+_ACTIVATIONS = ("silu", "swish", "gelu_new", "gelu_pytorch_tanh")
+_HEAD_MULTIPLE, _MOST_HEAD = 16, 256
+
+_TYPES = {each.name: number for number, each in GGML_TYPES.items()}
+_FLOATS = ("F32", "F16", "BF16")
+_BITS = {"none": 0, "int8": 8, "int4": 4}
+_ALIGN = 64
+# Of the header: a matrix with the step that reads it, and a layer's attention.
+_ENTRY_BYTES = 400
+# Of a row's group of inputs once it is quantised.
+_GROUP_BYTES = GROUP + 8
+# Rows and panels that each thread has for itself.
+_OWN_ROWS, _OWN_PANELS = 8, 4
+
+
+class NotNative(Exception):
+    """Why a model cannot run natively: the words that loading has for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """As it is packed: rows of one format, filled up to whole panels."""
+
+    format: str
+    rows: int
+    cols: int
+    bits: int
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.format in _FLOATS and self.bits > 0 and self.cols % GROUP == 0
+
+    @property
+    def kept_in(self) -> str:
+        return f"int{self.bits}" if self.is_quantized else self.format
+
+
+def on_native(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> Parts | str:
+    """The plan's parts, or why the model does not run natively."""
+    if (missing := why_missing()) is not None:
+        return missing.rstrip(".")
+    if config.adapters:
+        return "adapters have no native kernels"
+    if config.page_size not in (None, PAGE):
+        return f"page_size is {config.page_size}, and native kernels take {PAGE}"
+    reason = ""
+    for isa in instruction_sets():
+        try:
+            _check(checkpoint, shape, panel_of(isa))
+            matrices = list(_matrices(stored.tensors, config, panel_of(isa)))
+            return _parts(isa, matrices, checkpoint, stored, config, shape, memory)
+        except NotNative as error:
+            reason = str(error)
+    return reason
+
+
+def _parts(
+    isa: str,
+    matrices: Sequence[_Matrix],
+    checkpoint: Checkpoint,
+    stored: Stored,
+    config: EngineConfig,
+    shape: Shape,
+    memory: int,
+) -> Parts:
+    assert config.max_batch_seqs is not None
+    panel, cells = panel_of(isa), _CELLS[config.kv_dtype]
+    sizes = [_packed_bytes(each, panel) for each in matrices]
+    rotated = sum(_rotated(ConfigReader(checkpoint.config), shape))
+    vectors = sum(_vector_bytes(each, shape) for each in stored.tensors if len(each.shape) < 2)
+    kept = sum(sizes) + vectors + (len(matrices) + shape.num_layers) * _ENTRY_BYTES
+    try:
+        pages = num_pages(
+            shape,
+            page_size=PAGE,
+            itemsize=cells.bytes,
+            kv_memory=config.kv_memory,
+            max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
+            # What was asked for counts as it is: whether it fits is for the plan to say.
+            free=max(0, memory - _PROCESS) if config.kv_memory is None else sys.maxsize,
+        )
+    except ModelError:
+        pages = 0
+    counts: Counter[str] = Counter()
+    for each in matrices:
+        counts[each.kept_in] += each.rows * each.cols
+    page = page_bytes(shape, PAGE, cells.bytes)
+    # Of each turned pair of dimensions a cosine and a sine, at each position.
+    other = _PROCESS + _step_bytes(config, shape, panel) + 4 * rotated * shape.max_seq_len
+    return Parts(
+        backend=f"native ({isa})",
+        precision=in_words((name for name, _ in counts.most_common()), cells.name.lower()),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=kept,
+        page=page,
+        pages=pages,
+        other=other,
+        # Packing reads all files, a matrix at a time; torch stays where it was needed once.
+        peak=_TORCH + max(_PROCESS + stored.file_bytes + max(sizes, default=0), kept + pages * page + other),
+    )
+
+
+# --- whether ----------------------------------------------------------------------------------------------------------
+
+
+def _check(checkpoint: Checkpoint, shape: Shape, panel: int) -> None:
+    """As `runner.native.lowering.check`, by the config."""
+    config = ConfigReader(checkpoint.config)
+    family = _family(config)
+    if not family:
+        raise NotNative("its family has no native kernels")
+    if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MOST_HEAD:
+        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {_HEAD_MULTIPLE} up to {_MOST_HEAD}")
+    if shape.hidden_size % panel:
+        raise NotNative(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
+    if family.startswith(_OTHER_LAYERS):
+        raise NotNative("its layers have no native kernels")
+    gated_by = ("hidden_activation", "gelu_pytorch_tanh") if family.startswith("gemma") else ("hidden_act", "silu")
+    if config.text(*gated_by) not in _ACTIVATIONS:
+        raise NotNative("its activation has no native kernel")
+    if isinstance(checkpoint, GgufCheckpoint):
+        for weight in checkpoint.weights:
+            if len(weight.info.shape) == 2 and weight.undo not in (Undo.NOTHING, Undo.ROTATE_HALVES):
+                raise NotNative(f"{weight.name} is stored in a form that cannot be packed")
+
+
+def _family(config: ConfigReader) -> str:
+    names = config.texts("architectures") or (config.text("model_type", ""),)
+    return next((name.lower() for name in names if _FAMILIES.fullmatch(name.lower())), "")
+
+
+def _rotated(config: ConfigReader, shape: Shape) -> list[int]:
+    """Dimensions of a head that turn with the position, for each way of turning."""
+    table = config.table("rope_scaling") or config.table("rope_parameters") or {}
+    shares = [ConfigReader(table).number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))]
+    if _family(config).startswith("gemma3"):
+        by_type = ConfigReader(config.table("rope_parameters") or {})
+        full = by_type.table("full_attention") or config.table("rope_scaling") or {}
+        tables = (full, by_type.table("sliding_attention") or {})
+        shares = [ConfigReader(each).number("partial_rotary_factor", 1.0) for each in tables]
+    return [2 * -(-int(shape.head_dim * share) // 2) for share in shares]
+
+
+# --- how much ---------------------------------------------------------------------------------------------------------
+
+
+def _matrices(tensors: Sequence[Tensor], config: EngineConfig, panel: int) -> Iterator[_Matrix]:
+    """What is packed as one: queries, keys and values as far as their formats agree, and gates with ups."""
+    bits = _BITS[config.quantize]
+    layers: Mapping[str, dict[str, Tensor]] = defaultdict(dict)
+    for tensor in tensors:
+        if len(tensor.shape) != 2:
+            continue
+        if tensor.in_layer:
+            parent, _, part = tensor.name.removesuffix(".weight").rpartition(".")
+            layers[parent][part] = tensor
+        else:
+            # Embedding and head keep eight bits where layers have four.
+            yield _Matrix(tensor.format, _padded(tensor.shape[0], panel), tensor.shape[1], 8 if bits else 0)
+    for parts in layers.values():
+        read_alike = [parts.pop(name) for name in ("q_proj", "k_proj", "v_proj") if name in parts]
+        if (fused := parts.pop("qkv_proj", None)) is not None:
+            read_alike.append(fused)
+        for format, group in groupby(read_alike, key=lambda each: each.format):
+            some = list(group)
+            if (rows := sum(each.shape[0] for each in some)) % panel:
+                raise NotNative(f"its projections have {rows} rows, not a multiple of {panel}")
+            yield _Matrix(format, rows, some[0].shape[1], bits)
+        inner = [parts.pop(name) for name in ("gate_proj", "up_proj") if name in parts]
+        if len({each.format for each in inner}) > 1:
+            raise NotNative("its gates and ups are kept in different types")
+        if inner:
+            yield _Matrix(inner[0].format, sum(_padded(t.shape[0], panel) for t in inner), inner[0].shape[1], bits)
+        for name, each in parts.items():
+            halves = 2 if name == "gate_up_proj" else 1
+            yield _Matrix(each.format, halves * _padded(each.shape[0] // halves, panel), each.shape[1], bits)
+
+
+def _packed_bytes(matrix: _Matrix, panel: int) -> int:
+    number, described = _TYPES.get(matrix.format), CMatrix(rows=_padded(matrix.rows, panel), cols=matrix.cols)
+    found = -1 if number is None else library().ostro_format(number, matrix.bits, byref(described))
+    if found < 0:
+        raise NotNative(f"its weights are of type {matrix.format}, for which there is no kernel")
+    return _reserved(int(found))
+
+
+def _vector_bytes(tensor: Tensor, shape: Shape) -> int:
+    """Head norms are kept for each head."""
+    heads = {"q_norm": shape.num_heads, "k_norm": shape.num_kv_heads}.get(
+        tensor.name.removesuffix(".weight").rpartition(".")[2], 1
+    )
+    return _reserved(4 * tensor.values * heads)
+
+
+def _step_bytes(config: EngineConfig, shape: Shape, panel: int) -> int:
+    """Buffers of a step: rows of all widths that a layer has, logits, and what products read."""
+    assert config.max_batch_tokens is not None
+    assert config.max_batch_seqs is not None
+    attended = shape.num_heads * shape.head_dim
+    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    longest = max(shape.widest, shape.hidden_size)
+    row = 4 * (2 * shape.hidden_size + qkv + attended + shape.widest)
+    read = 4 * longest + longest // GROUP * _GROUP_BYTES
+    asked = 4 * (shape.hidden_size + shape.vocab_size)
+    own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest
+    rows = max(config.max_batch_tokens, config.max_batch_seqs)
+    return rows * (row + read) + config.max_batch_seqs * asked + (config.threads or os.cpu_count() or 1) * own
+
+
+def _padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _reserved(nbytes: int) -> int:
+    return _padded(nbytes, _ALIGN) + _ALIGN

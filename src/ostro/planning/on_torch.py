@@ -1,0 +1,194 @@
+"""What a model takes that torch runs, on a CPU or a GPU: follows `runner.torch_load`."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostro.config import EngineConfig
+from ostro.errors import ModelError, Unsupported
+from ostro.planning.outcome import Parts
+from ostro.planning.shapes import Shape
+from ostro.planning.tensors import Stored, Tensor, file_tensors
+from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, second_layout_fits
+from ostro.runner.precision import in_words
+from ostro.weights.adapter import WEIGHTS as ADAPTER
+
+_MIB = 1 << 20
+# Measured, less the model: Python and torch, loaded; then with what BLAS keeps once tokens were computed; and what
+# oneDNN keeps if it has laid out weights. Another build of torch may take a few dozen megabytes more or less.
+_LOADED, _PROCESS, _ONEDNN = 230 * _MIB, 260 * _MIB, 25 * _MIB
+# What is left of unpacking GGUF blocks, in the pools that allocators keep for each thread, and of the vocabulary.
+_UNPACKING = 96 * _MIB
+# With a GPU: what the driver takes of its memory, and what the process takes of the host's.
+_GPU_CONTEXT = 600 * _MIB
+_GPU_PROCESS = 3072 * _MIB
+# Rows alive at a time, of the widest that a layer makes of a token: gate, up, their product, and the stream.
+_ROWS_ALIVE = 4
+# Tensors that are unpacked ahead of the one that is copied.
+_UNPACKED_AHEAD = 5
+# In 4 bits so many weights share a scale and a minimum of two bytes each, in 8 bits a row has a scale of four.
+_GROUP, _SCALE = 32, 4
+
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+_FLOATS = ("F32", "F16", "BF16")
+_LORA_B = re.compile(r"base_model\.model\.(?P<parent>.+)\.(?P<part>\w+)\.lora_B(?:\.default)?\.weight")
+# Projections that models compute as one, wherever files hold them apart.
+_FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))
+
+
+def on_cpu(stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> Parts:
+    assert config.page_size is not None
+    assert config.max_batch_tokens is not None
+    assert config.max_batch_seqs is not None
+    if config.kv_dtype not in ("auto", "float32"):
+        raise Unsupported(
+            f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
+            param="kv_dtype",
+        )
+    itemsize = _ITEMSIZE["float32"]
+    weights = _count(stored, config, itemsize)
+    leftover = _UNPACKING if weights.unpacked else 0
+    logits = 2 * config.max_batch_seqs * shape.vocab_size
+    step = (config.max_batch_tokens * _ROWS_ALIVE * shape.widest + logits) * itemsize
+    free = max(0, memory - _PROCESS - leftover - weights.kept)
+    second = weights.kept_plain if second_layout_fits(weights.kept_plain, free) else 0
+    try:
+        pages = num_pages(
+            shape,
+            page_size=config.page_size,
+            itemsize=itemsize,
+            kv_memory=config.kv_memory,
+            max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
+            # What was asked for counts as it is: whether it fits is for the plan to say.
+            free=free if config.kv_memory is None else sys.maxsize,
+        )
+    except ModelError:
+        pages = 0
+    return Parts(
+        backend="torch (cpu)",
+        precision=in_words(_formats(stored.tensors, config.quantize, "float32"), "float32"),
+        parameters=weights.parameters,
+        weights=weights.kept,
+        second=second,
+        page=page_bytes(shape, config.page_size, itemsize),
+        pages=pages,
+        other=_PROCESS + leftover + (_ONEDNN if second else 0) + step,
+        peak=_LOADED + leftover + weights.kept + stored.largest_file + weights.unpacked + weights.staged,
+    )
+
+
+def on_gpu(stored: Stored, config: EngineConfig, shape: Shape, total: int, free: int) -> Parts:
+    assert config.page_size is not None
+    assert config.max_batch_tokens is not None
+    assert config.max_batch_seqs is not None
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    itemsize = _ITEMSIZE[dtype]
+    cells = "fp8" if config.kv_dtype == "fp8" else dtype
+    kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
+    weights = _count(stored, config, itemsize)
+    step = gpu_step_bytes(
+        shape, itemsize=kv_itemsize, max_batch_tokens=config.max_batch_tokens, max_batch_seqs=config.max_batch_seqs
+    )
+    page = page_bytes(shape, config.page_size, kv_itemsize)
+    try:
+        pages = pages_beside(
+            page,
+            free=sys.maxsize if config.kv_memory is not None else max(0, free - _GPU_CONTEXT - weights.kept),
+            total=total,
+            step=step,
+            kv_memory=config.kv_memory,
+            utilization=config.gpu_memory_utilization,
+            limit=config.kv_memory_limit,
+        )
+    except ModelError:
+        pages = 0
+    return Parts(
+        backend="torch (cuda)",
+        precision=in_words(_formats(stored.tensors, config.quantize, dtype), cells),
+        parameters=weights.parameters,
+        weights=weights.kept,
+        page=page,
+        pages=pages,
+        # One takes what rows write that only fill up a batch.
+        spare=1 if pages else 0,
+        other=_GPU_CONTEXT + step,
+        peak=0,
+        host=_GPU_PROCESS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    parameters: int
+    kept: int
+    kept_plain: int
+    """Of matrices that are not quantised: what a second layout takes."""
+    unpacked: int
+    """Most bytes of unpacked blocks that wait to be copied."""
+    staged: int
+    """Bytes of what is brought to fewer bits at a time, before it is."""
+
+
+def _count(stored: Stored, config: EngineConfig, itemsize: int) -> _Weights:
+    quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
+    blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
+    adapters = sum(_adapter_values(Path(path).expanduser() / ADAPTER, tensors) for _, path in config.adapters)
+    plain = [tensor.values * itemsize for tensor in tensors]
+    # A matrix at a time; with adapters the whole model, which they look at first.
+    staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
+    return _Weights(
+        parameters=sum(tensor.values for tensor in tensors),
+        kept=sum(_kept_bytes(tensor, quantize, itemsize) for tensor in tensors) + adapters * itemsize,
+        kept_plain=sum(t.values * itemsize for t in tensors if len(t.shape) == 2) if quantize == "none" else 0,
+        unpacked=sum(blocks[:_UNPACKED_AHEAD]),
+        staged=staged,
+    )
+
+
+def _kept_bytes(tensor: Tensor, quantize: str, itemsize: int) -> int:
+    match _kept_in(tensor, quantize):
+        case "int4":
+            return tensor.values // 2 + tensor.values // _GROUP * _SCALE
+        case "int8" | "fp8":
+            return tensor.values + tensor.shape[0] * _SCALE
+        case _:
+            return tensor.values * itemsize
+
+
+def _kept_in(tensor: Tensor, quantize: str) -> str | None:
+    """In as many bits as was asked for; None is as it is."""
+    if quantize == "none" or len(tensor.shape) != 2 or (quantize == "fp8" and not tensor.in_layer):
+        return None
+    if quantize == "int4" and not (tensor.in_layer and tensor.shape[-1] % _GROUP == 0):
+        return "int8"
+    return quantize
+
+
+def _formats(tensors: Sequence[Tensor], quantize: str, dtype: str) -> list[str]:
+    """What matrices are kept in, most of them first."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1:
+            counts[_kept_in(tensor, quantize) or dtype] += tensor.values
+    return [name for name, _ in counts.most_common()]
+
+
+def _adapter_values(path: Path, base: Sequence[Tensor]) -> int:
+    """Numbers of an adapter as they are kept: where projections are one matrix, each B is as tall as that."""
+    rows = {tensor.name.removesuffix(".weight"): tensor.shape[0] for tensor in base}
+    values = 0
+    for tensor in file_tensors(path):
+        match = _LORA_B.fullmatch(tensor.name)
+        if match is None:
+            values += tensor.values
+            continue
+        parts = next((fused for fused in _FUSED if match["part"] in fused), {match["part"]})
+        # An adapter of the layers alone leaves out what they are in.
+        places = ({f"{prefix}{match['parent']}.{part}" for part in parts} for prefix in ("", "model."))
+        height = max(sum(rows.get(name, 0) for name in names) for names in places)
+        values += max(height, tensor.shape[0]) * tensor.shape[1]
+    return values

@@ -1,0 +1,110 @@
+"""What a plan says, and the sums that all plans share. Knows numbers of bytes; knows neither files nor devices."""
+
+from dataclasses import dataclass
+
+from ostro.config import EngineConfig
+from ostro.planning.shapes import Shape
+
+_LENGTHS = (512, 2048, 8192, 32768, 131072)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How many sequences of one length, prompt and output together, run at a time."""
+
+    length: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes are bytes of the device's memory: the machine's for a CPU, the GPU's for a GPU."""
+
+    model: str
+    device: str
+    backend: str
+    """What will compute, and what weights, keys and values will be kept in, as a loaded model tells of itself."""
+    precision: str
+    not_native: str | None
+    """On a CPU, why it is not the native core that computes."""
+    memory: int
+    """What is free there, or was said to be."""
+    parameters: int
+    weights_bytes: int
+    """As they are kept, the second layout included."""
+    second_layout_bytes: int
+    page_size: int
+    page_bytes: int
+    num_pages: int
+    kv_bytes: int
+    other_bytes: int
+    total_bytes: int
+    """Weights, keys and values, and other, once requests have filled the pages."""
+    peak_bytes: int
+    """The most that the system will have counted: while a model is loaded, mapped files count too; natively it is what
+    there is once torch was needed.
+    """
+    host_bytes: int
+    """Of the machine's own memory: on a CPU the total."""
+    max_seq_len: int
+    """Longest sequence that can run: the model's context, or what all pages hold."""
+    max_batch_seqs: int
+    sequences: tuple[Fit, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.num_pages > 0 and self.total_bytes <= self.memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a plan is put together from."""
+
+    backend: str
+    precision: str
+    parameters: int
+    weights: int
+    second: int = 0
+    page: int
+    pages: int
+    spare: int = 0
+    """Pages beside those that hold tokens."""
+    other: int
+    peak: int
+    """Where it is more than the total."""
+    host: int | None = None
+    """None on a CPU, where it is the total."""
+    not_native: str | None = None
+
+
+def put_together(name: str, device: str, config: EngineConfig, shape: Shape, memory: int, parts: Parts) -> Plan:
+    assert config.page_size is not None
+    assert config.max_batch_seqs is not None
+    kv = (parts.pages + parts.spare) * parts.page
+    total = parts.weights + parts.second + kv + parts.other
+    longest = min(shape.max_seq_len, parts.pages * config.page_size)
+    return Plan(
+        model=name,
+        device=device,
+        backend=parts.backend,
+        precision=parts.precision,
+        not_native=parts.not_native,
+        memory=memory,
+        parameters=parts.parameters,
+        weights_bytes=parts.weights + parts.second,
+        second_layout_bytes=parts.second,
+        page_size=config.page_size,
+        page_bytes=parts.page,
+        num_pages=parts.pages,
+        kv_bytes=kv,
+        other_bytes=parts.other,
+        total_bytes=total,
+        peak_bytes=max(total, parts.peak),
+        host_bytes=total if parts.host is None else parts.host,
+        max_seq_len=longest,
+        max_batch_seqs=config.max_batch_seqs,
+        sequences=tuple(
+            Fit(length, min(config.max_batch_seqs, parts.pages // -(-length // config.page_size)))
+            for length in sorted({*(each for each in _LENGTHS if each < longest), longest} - {0})
+        ),
+    )

@@ -1,0 +1,6 @@
+"""The CPU's fast path: a model's step as one native call.
+
+lowering    from a model's structure and a checkpoint's tensors to a packed file
+load        finds that file, or has it made; says why a model cannot run so
+runner      runs batches
+"""

@@ -1,0 +1,222 @@
+"""Runs batches with the native core: Batch -> arrays -> one native call -> tokens. Knows no schedule and no text.
+
+Rows that ask for more than temperature, top-k, top-p and min-p are sampled by torch, from the same logits; so are
+log-probabilities made. Nothing else needs torch.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from ctypes import Array
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ostro.config import EngineConfig
+from ostro.engine.batch import Batch, Chunk
+from ostro.engine.request import Task
+from ostro.engine.sequence import Sequence
+from ostro.kernels.cpu.library import PAGE, CDraw, Cells
+from ostro.kernels.cpu.packed_file import PackedFile
+from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
+from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
+from ostro.runner.memory import num_pages, page_bytes
+from ostro.runner.outcome import outcome
+from ostro.runner.precision import in_words
+from ostro.runner.random_key import stream_key
+from ostro.weights import Pooling
+
+if TYPE_CHECKING:
+    import torch
+
+_WORD = 2**64 - 1
+_CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
+
+Rows = npt.NDArray[np.int32]
+
+
+class NativeShape:
+    """A program's shape, as sizing memory asks for it."""
+
+    def __init__(self, spec: ProgramSpec) -> None:
+        self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
+        self.num_layers, self.num_heads, self.num_kv_heads = spec.num_layers, spec.heads, spec.kv_heads
+        self.head_dim, self.max_seq_len = spec.head_dim, spec.max_seq_len
+
+
+class NativeRunner:
+    """Owns the program, and with it the memory of keys and values."""
+
+    strides = 0
+
+    def __init__(
+        self,
+        packed: PackedFile,
+        *,
+        isa: str,
+        num_pages: int,
+        max_batch_tokens: int = 512,
+        max_batch_seqs: int = 64,
+        cells: Cells = Cells.FLOAT32,
+        threads: int = 1,
+        pooling: Pooling | None = None,
+    ) -> None:
+        self.pooling = pooling
+        self.isa = isa
+        self.program = Program(
+            packed,
+            isa=isa,
+            num_pages=num_pages,
+            max_tokens=max_batch_tokens,
+            max_asked=max_batch_seqs,
+            cells=cells,
+            threads=threads,
+        )
+        spec = self.program.spec
+        self._spec = RunnerSpec(
+            page_size=PAGE,
+            num_pages=num_pages,
+            max_seq_len=spec.max_seq_len,
+            vocab_size=spec.vocab_size,
+            max_batch_tokens=max_batch_tokens,
+            max_batch_seqs=max_batch_seqs,
+            generates=spec.logits is not None,
+            pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes) * num_pages,
+            backend=f"native ({isa})",
+            precision=in_words(spec.precision.split(", "), cells.name.lower()),
+        )
+
+    @classmethod
+    def sized(
+        cls, packed: PackedFile, config: EngineConfig, *, isa: str, threads: int, pooling: Pooling | None = None
+    ) -> Self:
+        """With as many pages as memory holds."""
+        config = config.suited_to("cpu")
+        assert config.max_batch_tokens is not None
+        assert config.max_batch_seqs is not None
+        cells = _CELLS[config.kv_dtype]
+        pages = num_pages(
+            NativeShape(ProgramSpec.from_json(packed.program)),
+            page_size=PAGE,
+            itemsize=cells.bytes,
+            kv_memory=config.kv_memory,
+            max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
+        )
+        return cls(
+            packed,
+            isa=isa,
+            num_pages=pages,
+            max_batch_tokens=config.max_batch_tokens,
+            max_batch_seqs=config.max_batch_seqs,
+            cells=cells,
+            threads=threads,
+            pooling=pooling,
+        )
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+        output = self.run(batch)
+        return lambda: output
+
+    def run(self, batch: Batch) -> StepOutput:
+        for source, target in batch.page_copies:
+            self.program.copy_page(source, target)
+        tokens = np.array([t for c in batch.chunks for t in c.seq.token_ids[c.start : c.end]], np.int32)
+        pieces = self._pieces(batch.chunks)
+        asking = [(chunk, piece) for chunk, piece in zip(batch.chunks, pieces, strict=True) if chunk.samples]
+        asked = np.array([piece.row + piece.length - 1 for _, piece in asking], np.int32)
+        seqs = [(row, seq) for row, (chunk, _) in enumerate(asking) for seq in chunk.samples]
+        plain = [(row, seq) for row, seq in seqs if is_plain(seq)]
+        draws = _draws(plain, self._spec.vocab_size)
+        last = None if asking else self.program.spec.head_step
+        self.program.run(tokens, pieces, asked, draws, last=last)
+        output = StepOutput()
+        for (_, seq), draw in zip(plain, draws, strict=True):
+            output.sampled[seq.id] = outcome(draw.token, draw.best, None)
+        self._sample_others([(row, seq) for row, seq in seqs if not is_plain(seq)], output)
+        for chunk, piece in zip(batch.chunks, pieces, strict=True):
+            if chunk.scored:
+                output.prompt_logprobs[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
+            if chunk.seq.request.task is Task.EMBED:
+                output.pooled[chunk.seq.id] = self._pool(tokens, pieces, chunk, piece)
+        return output
+
+    @staticmethod
+    def _pieces(chunks: Seq[Chunk]) -> list[Piece]:
+        pieces, row = [], 0
+        for chunk in chunks:
+            pieces.append(Piece(row, chunk.start, chunk.length, np.array(chunk.seq.pages, np.int32)))
+            row += chunk.length
+        return pieces
+
+    def _sample_others(self, rows: Seq[tuple[int, Sequence]], output: StepOutput) -> None:
+        if not rows:
+            return
+        from ostro.runner.sampler import sample
+
+        sampled: list[SampledToken] = sample(self._logits([row for row, _ in rows]), [seq for _, seq in rows])
+        output.sampled.update(zip((seq.id for _, seq in rows), sampled, strict=True))
+
+    def _logits(self, rows: Seq[int]) -> "torch.Tensor":
+        import torch
+
+        number = self.program.spec.logits
+        assert number is not None, "the model has no head"
+        return torch.from_numpy(self.program.buffer(number)[list(rows), : self._spec.vocab_size])
+
+    def _score(self, tokens: Rows, pieces: Seq[Piece], chunk: Chunk, piece: Piece) -> list[TokenLogprob]:
+        from ostro.runner.logprobs import position_logprobs
+
+        top = chunk.seq.request.params.prompt_logprobs or 0
+        first = piece.row - chunk.start
+        found: list[TokenLogprob] = []
+        for at in range(chunk.scored.start, chunk.scored.stop, self.program.max_asked):
+            positions = range(at, min(at + self.program.max_asked, chunk.scored.stop))
+            asked = np.arange(first + positions.start, first + positions.stop, dtype=np.int32)
+            self.program.run(tokens, pieces, asked, first=self.program.spec.head_step)
+            targets = chunk.seq.token_ids[positions.start + 1 : positions.stop + 1]
+            found += position_logprobs(self._logits(range(len(positions))), targets, top)
+        return found
+
+    def _pool(self, tokens: Rows, pieces: Seq[Piece], chunk: Chunk, piece: Piece) -> list[float]:
+        import torch
+
+        from ostro.runner.pooling import pooled_share
+
+        spec, blocks = self.program.spec, []
+        for at in range(piece.row, piece.row + piece.length, self.program.max_asked):
+            asked = np.arange(at, min(at + self.program.max_asked, piece.row + piece.length), dtype=np.int32)
+            self.program.run(tokens, pieces, asked, first=spec.head_step, last=spec.logits_step)
+            blocks.append(self.program.buffer(spec.hidden)[: len(asked), : spec.hidden_size].copy())
+        return pooled_share(self.pooling, chunk, torch.from_numpy(np.concatenate(blocks))).tolist()
+
+
+def is_plain(seq: Sequence) -> bool:
+    """Whether the native core samples it: nothing is added to its scores, and no log-probability is wanted."""
+    request, params = seq.request, seq.request.params
+    return not (
+        params.logit_bias
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or params.logprobs is not None
+        or request.bad_word_ids
+        or seq.stops_banned
+    )
+
+
+def _draws(rows: Seq[tuple[int, Sequence]], vocab: int) -> "Array[CDraw]":
+    draws = (CDraw * len(rows))()
+    for draw, (row, seq) in zip(draws, rows, strict=True):
+        params = seq.request.params
+        draw.row = row
+        if params.greedy:
+            continue
+        draw.temperature, draw.top_p, draw.min_p = params.temperature, params.top_p, params.min_p
+        draw.top_k = params.top_k if 0 < params.top_k < vocab else 0
+        draw.key = stream_key(seq.request.seed, seq.choice, seq.num_output) & _WORD
+    return draws

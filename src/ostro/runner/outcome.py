@@ -1,0 +1,18 @@
+"""What a row's best score tells of its token. Imports no torch."""
+
+import math
+
+from ostro.runner.base import SampledToken, TokenLogprob
+
+
+def outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> SampledToken:
+    """The best score tells whether the row could be drawn from: NaN and infinity both surface in it."""
+    if best == -math.inf:
+        return SampledToken(
+            -1, error="Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens."
+        )
+    if not math.isfinite(best):
+        return SampledToken(
+            -1, error=f"The model gave a logit of {best}. Check its checkpoint, or load it in a wider dtype."
+        )
+    return SampledToken(token_id, logprob)

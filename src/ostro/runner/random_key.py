@@ -1,0 +1,27 @@
+"""Where a stream of random numbers begins: a pure function of (seed, choice, position). Imports no torch."""
+
+WORD = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+# SplitMix64's finaliser: shift and multiply twice, then shift.
+SHIFT_1, FACTOR_1 = 30, 0xBF58476D1CE4E5B9
+SHIFT_2, FACTOR_2 = 27, 0x94D049BB133111EB
+SHIFT_3 = 31
+
+
+def stream_key(seed: int, choice: int, position: int) -> int:
+    """Where the stream of one position begins: 64 bits, signed, as an int64 tensor holds them."""
+    state = 0
+    for word in (seed, choice, position):
+        state = _mix(((state ^ (word & WORD)) + GOLDEN) & WORD)
+    return signed(state)
+
+
+def signed(word: int) -> int:
+    return word - 2**64 if word >> 63 else word
+
+
+def _mix(word: int) -> int:
+    """The finaliser of SplitMix64: a bijection on 64 bits in which every input bit reaches every output bit."""
+    word = ((word ^ (word >> SHIFT_1)) * FACTOR_1) & WORD
+    word = ((word ^ (word >> SHIFT_2)) * FACTOR_2) & WORD
+    return word ^ (word >> SHIFT_3)

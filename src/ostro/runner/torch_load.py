@@ -1,0 +1,123 @@
+"""From a checkpoint to a runner on torch: picks the device, loads the weights, sizes the cache."""
+
+import logging
+
+import torch
+
+from ostro.config import EngineConfig
+from ostro.errors import BadRequest, Unsupported
+from ostro.machine import cpu_limit
+from ostro.models.base import Model
+from ostro.models.hrm import HrmConfig, load_hrm
+from ostro.models.hrm_config import is_hrm
+from ostro.models.lora import Adapters
+from ostro.models.registry import build_model, load_weights
+from ostro.runner.base import ModelRunner
+from ostro.runner.devices import pick_device, pick_dtype
+from ostro.runner.memory import num_pages
+from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
+from ostro.runner.recompute import RecomputeRunner
+from ostro.runner.torch_runner import TorchRunner
+from ostro.weights import Checkpoint, Pooling
+from ostro.weights.adapter import read_adapter
+
+# Whole sequences go through the model for each token, so a step holds more tokens than one of a model with a cache.
+_RECOMPUTED_TOKENS = 2048
+
+_log = logging.getLogger(__name__)
+
+
+def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
+    _set_threads(config.threads)
+    device = pick_device(config.device)
+    config.check_device(device.type)
+    if is_hrm(checkpoint.config):
+        return _recompute_runner(checkpoint, config, device)
+    config.check_causal()
+    model = build_model(
+        checkpoint.config, max_seq_len=config.max_seq_len, dtype=pick_dtype(config.dtype, device), device=device
+    )
+    tensors = checkpoint.tensors()
+    # Adapters look at the projections first: then the whole model is loaded before it is brought to fewer bits.
+    if not config.adapters and (config.quantize == "int8" or config.quantize == "int4"):
+        tensors = quantized_on_the_way(model, tensors, config.quantize)
+    load_weights(model, tensors)
+    return make_runner(model, config, pooling=checkpoint.pooling)
+
+
+def _set_threads(number: int | None) -> None:
+    if number is not None:
+        torch.set_num_threads(number)
+    elif (limit := cpu_limit()) is not None:
+        # More threads than a container has time for would take turns, and wait for one another.
+        torch.set_num_threads(min(limit, torch.get_num_threads()))
+
+
+def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
+    """A runner for a model that is loaded, on the model's device."""
+    device = next(model.parameters()).device
+    config.check_device(device.type)
+    config = config.suited_to(device.type)
+    # Before weights are brought to fewer bits, which takes the projections apart that a checkpoint names.
+    found = {name: read_adapter(path) for name, path in config.adapters}
+    adapters = Adapters(model, found) if found else None
+    assert config.page_size is not None
+    assert config.max_batch_tokens is not None
+    assert config.max_batch_seqs is not None
+    if device.type == "cuda":
+        # Needs triton, which machines without a GPU need not have.
+        from ostro.runner.gpu.quantize import quantize_fp8
+        from ostro.runner.gpu.runner import GpuRunner
+
+        if config.quantize == "fp8":
+            quantize_fp8(model)
+        if adapters is not None:
+            adapters.attach(model)
+        return GpuRunner.sized(model, config, pooling=pooling, adapters=adapters)
+    if config.kv_dtype not in ("auto", "float32"):
+        raise Unsupported(
+            f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
+            param="kv_dtype",
+        )
+    if config.quantize == "int8" or config.quantize == "int4":
+        quantize_matrices(model, config.quantize)
+    if adapters is not None:
+        adapters.attach(model)
+    pages = num_pages(
+        model.shape,
+        page_size=config.page_size,
+        itemsize=torch.float32.itemsize,
+        kv_memory=config.kv_memory,
+        max_batch_seqs=config.max_batch_seqs,
+        limit=config.kv_memory_limit,
+    )
+    return TorchRunner(
+        model,
+        page_size=config.page_size,
+        num_pages=pages,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+        pooling=pooling,
+        adapters=adapters,
+    )
+
+
+def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> RecomputeRunner:
+    config.check_recomputing()
+    dialect = None if config.hrm_dialect == "auto" else config.hrm_dialect
+    hrm = HrmConfig.read(checkpoint.config, dialect=dialect, max_seq_len=config.max_seq_len)
+    steps = config.hrm_steps or hrm.decoding_steps
+    if config.hrm_halting and steps == 1:
+        raise BadRequest(
+            f"hrm_halting saves nothing where a token takes one outer step, as in the {hrm.dialect} dialect. "
+            "Set hrm_steps to the most that it may take, or leave hrm_halting out.",
+            param="hrm_halting",
+        )
+    _log.info("an HRM of the %s dialect, %d outer steps a token%s", hrm.dialect, steps, " at most" * config.hrm_halting)
+    return RecomputeRunner(
+        load_hrm(hrm, checkpoint.tensors(), pick_dtype(config.dtype, device), device),
+        steps=steps,
+        halting=config.hrm_halting,
+        max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
+        max_batch_seqs=config.suited_to(device.type).max_batch_seqs or 1,
+    )

@@ -1,0 +1,83 @@
+"""Models of the native core: a torch model's weights packed as a checkpoint's would be, and runners on them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import random_model
+
+from ostro.kernels.cpu.library import Cells, instruction_sets, panel_of, why_missing
+from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
+from ostro.models.base import Model
+from ostro.models.loading import places_of
+from ostro.models.registry import build_model
+from ostro.runner.native.lowering import check, lower
+from ostro.runner.native.runner import NativeRunner
+from ostro.weights import Pooling
+
+needs_library = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
+
+
+def savable_model(config: Mapping[str, object]) -> Model:
+    """A random model that a checkpoint can hold: what is stored once for all heads is the same for all."""
+    model = random_model(config)
+    for place in places_of(model).values():
+        if place.repeated:
+            place.memory[:] = place.memory[0]
+    return model
+
+
+@dataclass(frozen=True)
+class ModelCheckpoint:
+    """What a model would be loaded from."""
+
+    model: Model
+    config: Mapping[str, object]
+    dtype: torch.dtype = torch.float32
+    path: Path = Path()
+    name: str = "random"
+    generation_config: Mapping[str, object] = field(default_factory=dict)
+    pooling: Pooling | None = None
+    tokenizer_path: Path = Path()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, place in places_of(self.model).items():
+            stored = place.memory[0] if place.repeated else place.memory
+            yield name, (stored - place.offset).to(self.dtype)
+
+
+def packed(
+    config: Mapping[str, object], model: Model, path: Path, *, isa: str | None = None, bits: int = 0
+) -> PackedFile:
+    """The model's weights, packed for an instruction set: without one, for the best that there is."""
+    panel = panel_of(isa or instruction_sets()[0])
+    hollow = build_model(config, dtype=torch.float32, device=torch.device("meta"))
+    check(hollow, panel)
+    with PackedWriter(path, panel) as writer:
+        writer.finish(lower(hollow, ModelCheckpoint(model, config), writer, panel=panel, bits=bits).to_json())
+    return PackedFile(path)
+
+
+def native(
+    weights: PackedFile,
+    *,
+    isa: str | None = None,
+    pages: int = 64,
+    budget: int = 64,
+    rows: int = 8,
+    cells: Cells = Cells.FLOAT32,
+    threads: int = 2,
+    pooling: Pooling | None = None,
+) -> NativeRunner:
+    return NativeRunner(
+        weights,
+        isa=isa or instruction_sets()[0],
+        num_pages=pages,
+        max_batch_tokens=budget,
+        max_batch_seqs=rows,
+        cells=cells,
+        threads=threads,
+        pooling=pooling,
+    )
