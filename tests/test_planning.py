@@ -331,9 +331,13 @@ def test_native_pages_are_as_many_as_a_runner_gets(
 
 @needs_library
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_gguf_is_counted_at_its_own_precision(quantize: Quantization) -> None:
+def test_gguf_is_counted_at_its_own_precision(
+    quantize: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks stay as the file has them, whatever is asked for floats."""
     checkpoint = open_checkpoint(None)
+    # From here on: what is packed goes with the test.
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
     engine = replace(SERVED, quantize=quantize)
     found, spec = plan(checkpoint, engine), load_runner(checkpoint, engine).spec
     assert (found.backend, found.precision) == (spec.backend, spec.precision)

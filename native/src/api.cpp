@@ -17,7 +17,7 @@ using namespace ostro;
 namespace {
 
 // Changes with any change of a struct, of a format or of what a function means: a library of another version is refused.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 }  // namespace
 
@@ -61,6 +61,7 @@ OSTRO_API Plan* ostro_plan(const char* isa, const Shape* shape, const BufferShap
                            const Rotation* rotations, int num_rotations, const Step* steps, int num_steps) {
   const Kernels* kernels = find_kernels(isa);
   if (!kernels) return nullptr;
+  // No memory, or no thread.
   try {
     return new Plan(*kernels, *shape, {buffers, buffers + num_buffers}, {rotations, rotations + num_rotations},
                     {steps, steps + num_steps});

@@ -14,7 +14,9 @@ constexpr int kPageVectors = kPage / kPanel;
 // A page's scores of some queries, before they are scaled.
 template <int queries, typename Cell>
 inline void page_scores(const float* q, int dim, const Cell* keys, Floats (&scores)[queries][kPageVectors]) {
-  for (auto& query : scores)
+  // Sums of its own: as they are no one else's memory, they stay in registers.
+  Floats sums[queries][kPageVectors];
+  for (auto& query : sums)
     for (auto& value : query) value = zeros();
   for (int d = 0; d < dim; d += 4, keys += 4 * kPage) {
     Lanes<4> four[queries];
@@ -22,10 +24,12 @@ inline void page_scores(const float* q, int dim, const Cell* keys, Floats (&scor
     each_lane<4>([&]<int at>() {
       for (int i = 0; i < kPageVectors; ++i) {
         const Floats key = load(keys + at * kPage + i * kPanel);
-        for (int query = 0; query < queries; ++query) scores[query][i] = four[query].template add<at>(scores[query][i], key);
+        for (int query = 0; query < queries; ++query) sums[query][i] = four[query].template add<at>(sums[query][i], key);
       }
     });
   }
+  for (int query = 0; query < queries; ++query)
+    for (int i = 0; i < kPageVectors; ++i) scores[query][i] = sums[query][i];
 }
 
 // Adds a page's values, weighted, to what each query has.
@@ -63,29 +67,40 @@ inline void add_values(const float (&weights)[queries][kPage], const Cell* value
   }
 }
 
-// Scores to weights: the row's share of this page. Returns the page's best score; slots outside begin .. end weigh 0.
-inline float scaled_scores(const Attention& how, const Floats (&scores)[kPageVectors], const float* slot_scales,
-                           int begin, int end, float* row) {
-  for (int i = 0; i < kPageVectors; ++i) {
-    Floats score = scores[i] * how.scale;
-    if (slot_scales) score = score * load(slot_scales + i * kPanel);
-    if (how.cap > 0.0f) score = softcapped(score, how.cap);
-    store(row + i * kPanel, score);
+// What of a page a query sees: slots begin to end.
+struct Seen {
+  int begin, end;
+
+  bool all_of_it() const { return begin == 0 && end == kPage; }
+  // Writes `value` wherever it does not look.
+  void blank(Floats (&row)[kPageVectors], float value) const {
+    float slots[kPage];
+    for (int i = 0; i < kPageVectors; ++i) store(slots + i * kPanel, row[i]);
+    for (int slot = 0; slot < begin; ++slot) slots[slot] = value;
+    for (int slot = end; slot < kPage; ++slot) slots[slot] = value;
+    for (int i = 0; i < kPageVectors; ++i) row[i] = load(slots + i * kPanel);
   }
-  for (int slot = 0; slot < begin; ++slot) row[slot] = -INFINITY;
-  for (int slot = end; slot < kPage; ++slot) row[slot] = -INFINITY;
-  Floats most = load(row);
-  for (int i = 1; i < kPageVectors; ++i) most = max(most, load(row + i * kPanel));
+};
+
+// Scales scores, and returns the best of those that are seen.
+inline float scale_scores(const Attention& how, const float* slot_scales, Seen seen, Floats (&row)[kPageVectors]) {
+  for (int i = 0; i < kPageVectors; ++i) {
+    row[i] = row[i] * how.scale;
+    if (slot_scales) row[i] = row[i] * load(slot_scales + i * kPanel);
+    if (how.cap > 0.0f) row[i] = softcapped(row[i], how.cap);
+  }
+  if (!seen.all_of_it()) seen.blank(row, -INFINITY);
+  Floats most = row[0];
+  for (int i = 1; i < kPageVectors; ++i) most = max(most, row[i]);
   return largest(most);
 }
 
-inline float weigh_scores(float* row, float top, int begin, int end) {
-  for (int i = 0; i < kPageVectors; ++i)
-    store(row + i * kPanel, exponential(load(row + i * kPanel) - all(top)));
-  for (int slot = 0; slot < begin; ++slot) row[slot] = 0.0f;
-  for (int slot = end; slot < kPage; ++slot) row[slot] = 0.0f;
-  Floats sum = load(row);
-  for (int i = 1; i < kPageVectors; ++i) sum = sum + load(row + i * kPanel);
+// Scores to weights, e to the power of what they are above the best so far; returns their sum.
+inline float weigh_scores(float top, Seen seen, Floats (&row)[kPageVectors]) {
+  for (int i = 0; i < kPageVectors; ++i) row[i] = exponential(row[i] - all(top));
+  if (!seen.all_of_it()) seen.blank(row, 0.0f);
+  Floats sum = row[0];
+  for (int i = 1; i < kPageVectors; ++i) sum = sum + row[i];
   return total(sum);
 }
 
@@ -98,16 +113,15 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
   for (int query = 0; query < queries; ++query) top[query] = -INFINITY, sum[query] = 0.0f;
   std::fill(out, out + queries * dim, 0.0f);
   for (int page = first / kPage; page <= position / kPage; ++page) {
-    const int begin = std::max(0, first - page * kPage), end = std::min(kPage, position + 1 - page * kPage);
+    const Seen seen{std::max(0, first - page * kPage), std::min(kPage, position + 1 - page * kPage)};
     const long at = pages[page];
     constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
     Floats scores[queries][kPageVectors];
     page_scores(q, dim, static_cast<const Cell*>(head.keys) + at * cells, scores);
     float weights[queries][kPage];
     for (int query = 0; query < queries; ++query) {
-      float* row = weights[query];
-      const float best =
-          scaled_scores(how, scores[query], kScaled ? head.key_scales + at * kPage : nullptr, begin, end, row);
+      auto& row = scores[query];
+      const float best = scale_scores(how, kScaled ? head.key_scales + at * kPage : nullptr, seen, row);
       // A row of NaN has no best score, and stays what it is.
       if (!(best <= top[query])) {
         const float fade = std::exp(top[query] - best);
@@ -115,11 +129,13 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
         for (int d = 0; d < dim; d += kPanel) store(out + query * dim + d, load(out + query * dim + d) * fade);
         top[query] = best;
       }
-      sum[query] += weigh_scores(row, top[query], begin, end);
-      if constexpr (kScaled)
-        for (int i = 0; i < kPage; i += kPanel) store(row + i, load(row + i) * load(head.value_scales + at * kPage + i));
+      sum[query] += weigh_scores(top[query], seen, row);
+      for (int i = 0; i < kPageVectors; ++i) {
+        if constexpr (kScaled) row[i] = row[i] * load(head.value_scales + at * kPage + i * kPanel);
+        store(weights[query] + i * kPanel, row[i]);
+      }
     }
-    add_values(weights, static_cast<const Cell*>(head.values) + at * cells, begin, end, dim, out);
+    add_values(weights, static_cast<const Cell*>(head.values) + at * cells, seen.begin, seen.end, dim, out);
   }
   for (int query = 0; query < queries; ++query) {
     const float share = 1.0f / sum[query];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -42,6 +43,11 @@ float float_at(int32_t source, const uint8_t* row, int col) {
 bool is_float(int32_t source) { return source == kF32 || source == kF16 || source == kBF16; }
 
 float rounded(float value) { return to_float(to_half(value)); }
+
+// What is no number, or infinite, must not vanish: its whole group becomes NaN, and so does every logit.
+bool all_finite(const float* from) {
+  return std::all_of(from, from + kGroup, [](float value) { return std::isfinite(value); });
+}
 
 // To eight bits: symmetric around zero.
 void to_eight_bits(const float* from, Coded& to) {
@@ -179,7 +185,8 @@ Coded read_group(int32_t source, const uint8_t* row, int group, bool four_bits) 
     default: {
       float values[kGroup];
       for (int i = 0; i < kGroup; ++i) values[i] = float_at(source, row, group * kGroup + i);
-      if (four_bits) to_four_bits(values, to);
+      if (!all_finite(values)) to.scale[0] = NAN;
+      else if (four_bits) to_four_bits(values, to);
       else to_eight_bits(values, to);
     }
   }
@@ -283,10 +290,15 @@ void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matri
     for (int at = index; at < panels; at += threads)
       pack_panel(source, rows + static_cast<int64_t>(at) * panel, matrix, panel, at, to);
   };
-  std::vector<std::thread> others;
-  for (int index = 1; index < threads; ++index) others.emplace_back(share, index);
+  std::vector<std::jthread> others;
+  int started = 1;
+  try {
+    for (; started < threads; ++started) others.emplace_back(share, started);
+  } catch (const std::system_error&) {
+    // Where no more threads may be had, this one does their shares.
+  }
   share(0);
-  for (auto& thread : others) thread.join();
+  for (; started < threads; ++started) share(started);
 }
 
 void unpack_row(const Matrix& matrix, int panel, int row, float* to) {

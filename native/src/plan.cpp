@@ -39,7 +39,8 @@ bool reads_codes(const Step& step) { return step.matrix->codes != kFloat32 && st
 // Whether a product reads what the one before it has prepared.
 bool same_input(const Step& step, const Step* before) {
   return before && before->in == step.in && before->in_at == step.in_at && before->cols == step.cols &&
-         before->norm == step.norm && reads_codes(*before) == reads_codes(step);
+         before->out != step.in && before->norm == step.norm && before->eps == step.eps &&
+         reads_codes(*before) == reads_codes(step);
 }
 
 double now() {
@@ -66,18 +67,20 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> 
       taken_(steps_.size()),
       piece_of_row_(shape.max_rows),
       pool_(shape.threads) {
-  int widest = 0, rows = shape.max_rows;
+  int rows = shape.max_rows;
   for (const BufferShape& each : buffers) {
     buffers_.push_back({each, zeros<float>(static_cast<size_t>(each.rows) * each.cols)});
-    widest = std::max(widest, each.cols);
     rows = std::max(rows, each.rows);
   }
-  int most_cols = 0;
-  for (const Step& step : steps_)
-    if (static_cast<Op>(step.op) == Op::kLinear) most_cols = std::max(most_cols, step.cols);
+  int most_cols = 0, normed_cols = 0;
+  for (const Step& step : steps_) {
+    if (static_cast<Op>(step.op) != Op::kLinear) continue;
+    most_cols = std::max(most_cols, step.cols);
+    if (step.norm && !reads_codes(step)) normed_cols = std::max(normed_cols, step.cols);
+  }
   const size_t row_codes = static_cast<size_t>(most_cols) / kGroup * kernels.row_bytes;
   codes_.resize(rows * row_codes);
-  normed_.resize(static_cast<size_t>(rows) * most_cols);
+  normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);

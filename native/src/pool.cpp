@@ -3,10 +3,17 @@
 namespace ostro {
 
 Pool::Pool(int size) : size_(size), barrier_(size) {
-  for (int index = 1; index < size; ++index) threads_.emplace_back([this, index] { serve(index); });
+  try {
+    for (int index = 1; index < size; ++index) threads_.emplace_back([this, index] { serve(index); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;

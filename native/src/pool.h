@@ -62,6 +62,7 @@ class Pool {
 
  private:
   void serve(int index);
+  void stop();
 
   const int size_;
   Barrier barrier_;

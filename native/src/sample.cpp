@@ -100,7 +100,7 @@ void keep_best(const float* logits, int vocab, Draw& draw, DrawScratch& scratch)
     for (const uint64_t each : ranking) whole += weights[static_cast<uint32_t>(each)];
   else
     whole = total(weights, vocab);
-  const double share = draw.top_p < 1.0f ? static_cast<double>(draw.top_p) * whole : INFINITY;
+  const double share = draw.top_p < 1.0 ? draw.top_p * whole : INFINITY;
   int kept = kept_of(ranking, weights, share, draw.min_p);
   if (kept < 0 && draw.top_k == 0 && count < vocab) {
     rank(logits, vocab, draw.best, vocab, ranking);
@@ -133,7 +133,7 @@ void draw_token(const Kernels& kernels, const float* logits, int vocab, Draw& dr
   }
   scratch.weights.resize(vocab);
   kernels.weigh(logits, vocab, best, std::max(draw.temperature, 1e-37f), scratch.weights.data());
-  if (draw.top_k > 0 || draw.top_p < 1.0f) {
+  if (draw.top_k > 0 || draw.top_p < 1.0) {
     keep_best(logits, vocab, draw, scratch);
   } else if (draw.min_p > 0.0f) {
     for (int i = 0; i < vocab; ++i)

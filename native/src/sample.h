@@ -12,12 +12,11 @@ struct Draw {
   int32_t row;        // of the logits
   int32_t top_k;      // 0 keeps all
   float temperature;  // 0 takes the best
-  float top_p;        // 1 keeps all
   float min_p;        // 0 keeps all
   int32_t token;      // what was drawn
   float best;         // the row's highest logit; not a number where any of them is none
-  int32_t reserved;
-  uint64_t key;  // where the row's stream of random numbers begins
+  double top_p;       // 1 keeps all
+  uint64_t key;       // where the row's stream of random numbers begins
 };
 
 // What a thread needs to draw; kept between steps.

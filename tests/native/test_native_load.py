@@ -185,7 +185,8 @@ def test_keys_and_values_are_kept_as_asked(name: str, tmp_path: Path) -> None:
     runner = load(directory, kv_dtype=name)
     assert isinstance(runner, NativeRunner)
     # Fewer bits, more pages in the same memory.
-    assert runner.spec.num_pages == (4 << 20) // (2 * 2 * 2 * 16 * 16 * Cells[name.upper()].bytes)
+    slot = 16 * Cells[name.upper()].bytes + (4 if name == "int8" else 0)
+    assert runner.spec.num_pages == (4 << 20) // (2 * 2 * 2 * 16 * slot)
     assert len(generate(runner)) == 6
 
 
@@ -219,6 +220,62 @@ def test_where_the_cache_cannot_be_written_weights_are_packed_for_one_run(
     assert isinstance(runner, NativeRunner)
     assert "Set OSTRO_CACHE to a directory that you own." in caplog.text
     assert len(generate(runner)) == 6
+
+
+@pytest.mark.parametrize("damage", [{"steps": [{"op": 99, "flavour": 1}]}, {"heads": None, "spin": 2}])
+def test_a_file_of_another_ostro_is_made_again(damage: dict[str, object], tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    expected = generate(load(directory))
+    [file] = packed_files()
+    data = file.read_bytes()
+    at = int.from_bytes(data[9:17], "little")
+    header = json.loads(data[at:])
+    header["program"] |= damage
+    file.write_bytes(data[:at] + json.dumps(header).encode())
+    assert generate(load(directory)) == expected
+
+
+def test_files_beside_the_weights_change_nothing(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    for text in ("a", "ab", "abc"):
+        (directory / "server.log").write_text(text)
+        load(directory)
+    assert len(packed_files()) == 1
+
+
+def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    """With a limit on the size of files, which writing meets as it meets a full disk."""
+    directory = write(tmp_path / "model")
+    program = (
+        "import sys, resource, signal, pathlib; from ostro.config import EngineConfig; import ostro.models.registry; "
+        "from ostro.runner.load import load_runner; from ostro.weights import open_checkpoint; "
+        "import ostro.runner.torch_load, ostro.runner.native.lowering; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
+        "path = pathlib.Path(sys.argv[1]); "
+        "runner = load_runner(open_checkpoint(path), EngineConfig(device='cpu', kv_memory=4 << 20)); "
+        "print(type(runner).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(directory)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["TorchRunner"]
+    assert "packed weights cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_weights_that_are_no_numbers_are_not_rounded_away(bits: str, tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    tensors = dict(ModelCheckpoint(savable_model(WIDE), WIDE).tensors())
+    tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, directory / "model.safetensors")
+    core = EngineCore(load(directory, quantize=bits))
+    core.add(Request(id=0, prompt_ids=(1, 2), params=SamplingParams(max_tokens=2, temperature=0), seed=0))
+    [gain] = core.step()
+    assert "The model gave a logit of nan" in str(gain.error)
+
+
+def test_double_precision_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", dtype=torch.float64)
+    assert isinstance(load(directory), NativeRunner)
+    assert generate(load(directory)) == generate(load(directory, cpu_backend="torch"))
 
 
 def test_vectors_of_the_packed_file_are_those_of_the_checkpoint(tmp_path: Path) -> None:

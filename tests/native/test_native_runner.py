@@ -49,6 +49,9 @@ CONFIGS: Mapping[str, Config] = {
         "rope_local_base_freq": 100.0,
     },
     "phi3": {**WIDE, "architectures": ["Phi3ForCausalLM"]},
+    # Nothing that divides by a panel, but for what must.
+    "odd": {**WIDE, "intermediate_size": 70, "mlp_bias": True, "tie_word_embeddings": True},
+    "odd-rotation": {**WIDE, "architectures": ["Phi3ForCausalLM"], "head_dim": 48, "partial_rotary_factor": 0.75},
 }
 # 8 and 4 bits move what random weights give; whether the oracles hold is seen by them as well.
 BITS = {"float32": 0, "int8": 8, "int4": 4}

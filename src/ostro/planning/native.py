@@ -43,7 +43,7 @@ _ALIGN = 64
 # Of the header: a matrix with the step that reads it, and a layer's attention.
 _ENTRY_BYTES = 400
 # Of a row's group of inputs once it is quantised.
-_GROUP_BYTES = GROUP + 8
+_GROUP_BYTES = GROUP + 12
 # Rows and panels that each thread has for itself.
 _OWN_ROWS, _OWN_PANELS = 8, 4
 
@@ -113,14 +113,15 @@ def _parts(
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
             # What was asked for counts as it is: whether it fits is for the plan to say.
-            free=max(0, memory - _PROCESS) if config.kv_memory is None else sys.maxsize,
+            free=max(0, memory - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
+            slot_bytes=cells.slot_bytes,
         )
     except ModelError:
         pages = 0
     counts: Counter[str] = Counter()
     for each in matrices:
         counts[each.kept_in] += each.rows * each.cols
-    page = page_bytes(shape, PAGE, cells.bytes)
+    page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
     # Of each turned pair of dimensions a cosine and a sine, at each position.
     other = _PROCESS + _step_bytes(config, shape, panel) + 4 * rotated * shape.max_seq_len
     return Parts(

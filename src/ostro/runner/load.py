@@ -4,12 +4,11 @@ Imports torch only where a runner needs it: a model that was packed before start
 """
 
 import logging
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
 from ostro.errors import Unsupported
+from ostro.machine import device_here
 from ostro.runner.base import ModelRunner
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from ostro.models.base import Model
 
 _log = logging.getLogger(__name__)
-
-# Present wherever a driver of NVIDIA's is loaded: on Linux, and on Windows below it.
-_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
@@ -36,8 +32,8 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     from ostro.runner import torch_load
 
     runner = torch_load.load_runner(checkpoint, config)
-    if config.cpu_backend == "auto":
-        _log.info("on torch, for %s", reason)
+    if config.cpu_backend == "auto" and device_here(config.device) == "cpu":
+        _log.warning("The model runs on torch, which is slower than the native core: %s.", reason)
     return runner
 
 
@@ -52,14 +48,9 @@ def _why_torch(config: EngineConfig) -> str | None:
     """Why settings alone ask for torch."""
     if config.cpu_backend == "torch":
         return "cpu_backend is torch"
-    if config.device == "cuda" or (config.device == "auto" and _has_gpu()):
-        return "there is a GPU" if config.device == "auto" else "device is cuda"
+    if device_here(config.device) == "cuda":
+        return "the model runs on a GPU"
     return None
-
-
-def _has_gpu() -> bool:
-    """Whether it is worth while to ask torch."""
-    return sys.platform == "win32" or any(Path(each).exists() for each in _GPU_FILES)
 
 
 __all__ = ["load_runner", "make_runner"]

@@ -31,8 +31,9 @@ class Shape(Protocol):
     def max_seq_len(self) -> int: ...
 
 
-def page_bytes(shape: Shape, page_size: int, itemsize: int) -> int:
-    return shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * page_size * itemsize
+def page_bytes(shape: Shape, page_size: int, itemsize: int, slot_bytes: int = 0) -> int:
+    """`slot_bytes` are what a token's key or value takes in one head besides its numbers."""
+    return shape.num_layers * 2 * shape.num_kv_heads * page_size * (shape.head_dim * itemsize + slot_bytes)
 
 
 def second_layout_fits(nbytes: int, free: int) -> bool:
@@ -49,12 +50,13 @@ def num_pages(
     max_batch_seqs: int,
     limit: int | None = None,
     free: int | None = None,
+    slot_bytes: int = 0,
 ) -> int:
     """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once.
 
     `limit` bounds the share. `free` is what is free once the model is loaded; None looks.
     """
-    each = page_bytes(shape, page_size, itemsize)
+    each = page_bytes(shape, page_size, itemsize, slot_bytes)
     useful = max_batch_seqs * -(-shape.max_seq_len // page_size)
     free = free_memory() if free is None else free
     if kv_memory is not None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # As native/src/api.cpp has it.
-_VERSION = 1
+_VERSION = 2
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -58,6 +58,11 @@ class Cells(IntEnum):
     @property
     def bytes(self) -> int:
         return (4, 2, 1)[self]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the scale that a token's key or value has besides."""
+        return 4 if self is Cells.INT8 else 0
 
 
 class CMatrix(Structure):
@@ -132,11 +137,10 @@ class CDraw(Structure):
         ("row", c_int32),
         ("top_k", c_int32),
         ("temperature", c_float),
-        ("top_p", c_float),
         ("min_p", c_float),
         ("token", c_int32),
         ("best", c_float),
-        ("reserved", c_int32),
+        ("top_p", c_double),
         ("key", c_uint64),
     )
 

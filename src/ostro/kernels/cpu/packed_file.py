@@ -50,8 +50,8 @@ class VectorEntry:
 class PackedWriter:
     """Writes the data first and the header after it; the beginning of the file, which tells where that is, last."""
 
-    def __init__(self, path: Path, panel: int) -> None:
-        self._panel = panel
+    def __init__(self, path: Path, panel: int, *, threads: int = 1) -> None:
+        self._panel, self._threads = panel, threads
         self._file: BinaryIO = path.open("w+b")
         self._size = _ALIGN
         self._matrices: list[MatrixEntry] = []
@@ -79,9 +79,7 @@ class PackedWriter:
         at = self._reserve(nbytes)
         with mmap.mmap(self._file.fileno(), self._size) as mapped:
             target = np.frombuffer(mapped, np.uint8, offset=at)
-            lib.ostro_pack(
-                source, padded.ctypes.data, byref(matrix), self._panel, os.cpu_count() or 1, target.ctypes.data
-            )
+            lib.ostro_pack(source, padded.ctypes.data, byref(matrix), self._panel, self._threads, target.ctypes.data)
             del target
         entry = MatrixEntry(matrix.rows, cols, matrix.codes, matrix.scales, matrix.has_minima, at, nbytes)
         self._matrices.append(entry)
@@ -112,8 +110,15 @@ class PackedWriter:
     def _reserve(self, nbytes: int) -> int:
         at = self._size
         # Readers may look a little beyond a matrix's end.
-        self._size += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN
-        self._file.truncate(self._size)
+        size = -(-nbytes // _ALIGN) * _ALIGN + _ALIGN
+        self._size += size
+        # Room on the disk before it is mapped: a store into a map can only fail by a signal.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file.fileno(), at, size)
+        else:
+            self._file.seek(at)
+            self._file.write(bytes(size))
+            self._file.flush()
         return at
 
 
@@ -127,8 +132,7 @@ class PackedFile:
                 raise BadCheckpoint(f"{path} is no file of packed weights. Delete it; it is made again.")
             file.seek(int.from_bytes(head[len(MAGIC) :], "little"))
             header = json.load(file)
-            # Copy on write, and nobody writes: only such a map gives away its address.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.panel: int = header["panel"]
         self.program: dict[str, Any] = header["program"]
         self.matrices = [MatrixEntry(**each) for each in header["matrices"]]

@@ -6,7 +6,7 @@ program.run(tokens, pieces, asked, draws)     one native call, in which other Py
 
 from collections.abc import Sequence
 from ctypes import Array, addressof, byref, c_double, c_float
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,7 @@ class ProgramSpec:
     rotations: list[RotationSpec]
     steps: list[StepSpec]
     hidden: int
-    """The buffer of normed states of the rows asked for; its first step gathers them."""
+    """The buffer of normed states of the rows asked for."""
     logits: int | None
     """The buffer of their logits, where there is a head."""
     head_step: int
@@ -90,7 +90,6 @@ class ProgramSpec:
     logits_step: int
     precision: str = ""
     """In words: what the weights are kept in."""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -124,7 +123,7 @@ class Program:
         threads: int = 1,
     ) -> None:
         self.spec = spec = ProgramSpec.from_json(packed.program)
-        self.max_asked = max_asked
+        self.max_asked, self._max_tokens = max_asked, max_tokens
         # What the plan points to.
         self._packed = packed
         self._matrices = packed.pointed()
@@ -150,7 +149,9 @@ class Program:
             isa.encode(), byref(shape), buffers, len(buffers), rotations, len(rotations), steps, len(steps)
         )
         if self._plan is None:
-            raise ModelError("There is no memory for a step's work. Lower kv_memory or max_batch_tokens.")
+            raise ModelError(
+                "There is no memory for a step's work, or no thread. Lower kv_memory, max_batch_tokens or threads."
+            )
         self._rows = rows
 
     def __del__(self) -> None:
@@ -169,6 +170,10 @@ class Program:
         last: int | None = None,
     ) -> None:
         """Runs the steps from `first` up to `last`. What is drawn stands in `draws` afterwards."""
+        # Native code looks at nothing twice.
+        assert len(tokens) <= self._max_tokens
+        assert len(asked) <= self.max_asked
+        assert all(len(piece.pages) * PAGE >= piece.start + piece.length for piece in pieces)
         native = (CPiece * len(pieces))(*(CPiece(p.row, p.start, p.length, 0, p.pages.ctypes.data) for p in pieces))
         batch = CBatch(
             num_rows=len(tokens),

@@ -14,14 +14,16 @@ from tempfile import TemporaryDirectory
 
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
-from ostro.kernels.cpu.library import PAGE, instruction_sets, panel_of, why_missing
+from ostro.kernels.cpu.library import PAGE, instruction_sets, library, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
+from ostro.kernels.cpu.program import ProgramSpec
 from ostro.machine import cpu_limit
 from ostro.models.hrm_config import is_hrm
 from ostro.runner.native.runner import NativeRunner
 from ostro.weights import Checkpoint
-from ostro.weights.cache import cache_root, work_directory
+from ostro.weights.cache import cache_root, publish, work_directory
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
+from ostro.weights.hf_checkpoint import HfCheckpoint
 
 # Changes with what a packed file holds: older files are made again.
 _FORMAT = 1
@@ -35,12 +37,14 @@ def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner 
     if (reason := _refusal(checkpoint, config)) is not None:
         return reason
     config.check_causal()
+    threads = config.threads or min(cpu_limit() or 1024, _cores())
     for isa in instruction_sets():
-        found = _packed(checkpoint, config, panel_of(isa))
+        found = _packed(checkpoint, config, panel_of(isa), threads)
         if isinstance(found, PackedFile):
-            threads = config.threads or min(cpu_limit() or 1024, _cores())
             return NativeRunner.sized(found, config, isa=isa, threads=threads, pooling=checkpoint.pooling)
-        reason = found
+        reason, another_may = found
+        if not another_may:
+            break
     assert reason is not None
     return reason
 
@@ -48,7 +52,8 @@ def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner 
 def packed_path(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> Path:
     """Where a checkpoint's packed file is, or would be."""
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _files(checkpoint)]
-    facts = [_FORMAT, panel, config.quantize, config.max_seq_len, dict(checkpoint.config), files]
+    made = (_FORMAT, library().ostro_version(), panel)
+    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), files]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return cache_root() / "packed" / f"{digest}.ostro"
 
@@ -65,43 +70,49 @@ def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
     return None
 
 
-def _packed(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedFile | str:
+def _packed(checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int) -> PackedFile | tuple[str, bool]:
+    """The file; or why there is none, and whether there may be one for panels of another width."""
     path = packed_path(checkpoint, config, panel)
     try:
         packed = PackedFile(path)
-    except FileNotFoundError:
-        return _pack_and_keep(checkpoint, config, panel, path)
-    except (BadCheckpoint, OSError, ValueError, KeyError, TypeError):
+        ProgramSpec.from_json(packed.program)
+    except (FileNotFoundError, NotADirectoryError):
+        return _pack_and_keep(checkpoint, config, panel, threads, path)
+    except (BadCheckpoint, ValueError, KeyError, TypeError):
         # A file that was damaged, or of another make.
         with suppress(OSError):
             path.unlink()
-        return _pack_and_keep(checkpoint, config, panel, path)
+        return _pack_and_keep(checkpoint, config, panel, threads, path)
     with suppress(OSError):
         os.utime(path)
     return packed
 
 
-def _pack_and_keep(checkpoint: Checkpoint, config: EngineConfig, panel: int, path: Path) -> PackedFile | str:
-    from ostro.runner.native.lowering import NotNative
+def _pack_and_keep(
+    checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int, path: Path
+) -> PackedFile | tuple[str, bool]:
+    from ostro.runner.native.lowering import NotNative, WrongPanel
 
     try:
         try:
             with work_directory(path) as directory:
                 # Another process may have been faster.
                 if not path.is_file():
-                    _pack(checkpoint, config, panel, directory / path.name)
-                    (directory / path.name).rename(path)
+                    _pack(checkpoint, config, panel, threads, directory / path.name)
+                    publish(directory / path.name, path)
             return PackedFile(path)
         except (DiskFull, DownloadFailed) as error:
             _log.warning("%s Until then the weights are packed anew at every start.", error.message)
         with TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-            _pack(checkpoint, config, panel, Path(scratch, path.name))
+            _pack(checkpoint, config, panel, threads, Path(scratch, path.name))
             return PackedFile(Path(scratch, path.name))
     except NotNative as error:
-        return str(error)
+        return str(error), isinstance(error, WrongPanel)
+    except OSError as error:
+        return f"its packed weights cannot be written ({error.strerror or error})", False
 
 
-def _pack(checkpoint: Checkpoint, config: EngineConfig, panel: int, target: Path) -> None:
+def _pack(checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int, target: Path) -> None:
     """Raises NotNative for a model that the native core does not know."""
     import torch
 
@@ -114,7 +125,7 @@ def _pack(checkpoint: Checkpoint, config: EngineConfig, panel: int, target: Path
     check(model, panel)
     started = time.monotonic()
     _log.info("packing the weights, once")
-    with PackedWriter(target, panel) as writer:
+    with PackedWriter(target, panel, threads=threads) as writer:
         writer.finish(lower(model, checkpoint, writer, panel=panel, bits=_BITS[config.quantize]).to_json())
     _log.info("packed in %.1f s", time.monotonic() - started)
 
@@ -123,6 +134,8 @@ def _files(checkpoint: Checkpoint) -> list[Path]:
     """The files that a checkpoint's tensors are in, or may be in."""
     if isinstance(checkpoint, GgufCheckpoint):
         return sorted({weight.path.resolve() for weight in checkpoint.weights})
+    if isinstance(checkpoint, HfCheckpoint):
+        return sorted(path.resolve() for path in checkpoint.files)
     path = checkpoint.path.resolve()
     return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
 

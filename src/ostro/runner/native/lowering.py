@@ -6,6 +6,7 @@ the native path needs torch: where the packed file is there already, nothing her
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from ctypes import byref
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ostro.errors import BadCheckpoint
-from ostro.kernels.cpu.library import After, Op
+from ostro.kernels.cpu.library import After, CMatrix, Op, library
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program import BufferSpec, ProgramSpec, RotationSpec, StepSpec
 from ostro.models.base import Model
@@ -42,6 +43,10 @@ class NotNative(Exception):
     """Why a model cannot run natively."""
 
 
+class WrongPanel(NotNative):
+    """Why it cannot with panels so wide; with others it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A tensor where it lies: rows of GGUF's type `kind`, by their addresses."""
@@ -65,9 +70,9 @@ def check(model: Model, panel: int) -> None:
     if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MOST_HEAD:
         raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {_HEAD_MULTIPLE} up to {_MOST_HEAD}")
     if shape.hidden_size % panel:
-        raise NotNative(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
+        raise WrongPanel(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
     for layer in backbone.layers:
-        if not isinstance(layer, PreNormLayer | SandwichLayer):
+        if type(layer) not in (PreNormLayer, SandwichLayer):
             raise NotNative("its layers have no native kernels")
         if type(layer.self_attn) is not Attention or not isinstance(layer.self_attn.qk_norm, HeadNorm | None):
             raise NotNative("its attention has no native kernel")
@@ -117,6 +122,11 @@ class _Tensors:
             some = ", ".join(sorted(places)[:3]) + (", …" if len(places) > 3 else "")
             raise BadCheckpoint(f"The checkpoint lacks {len(places)} tensors ({some}); fetch the model again.")
 
+    @property
+    def formats(self) -> set[tuple[int, int]]:
+        """Types and widths of all matrices."""
+        return {(each.kind, each.cols) for each in self._matrices.values()}
+
     def matrix(self, name: str) -> Stored:
         return self._matrices[name]
 
@@ -143,7 +153,7 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, "Stored | Floats"]]:
             yield weight.name, Stored(kind, addresses, weight.info.shape[1], raw)
         return
     for name, tensor in checkpoint.tensors():
-        if tensor.dtype not in _FLOATS:
+        if not tensor.is_floating_point():
             raise BadCheckpoint(
                 f"Tensor {name!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers: the "
                 "checkpoint is quantised in a way that its config does not tell. Fetch the unquantised model."
@@ -151,7 +161,7 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, "Stored | Floats"]]:
         if tensor.dim() != 2:
             yield name, tensor.float().numpy()
             continue
-        whole = tensor.contiguous()
+        whole = (tensor if tensor.dtype in _FLOATS else tensor.float()).contiguous()
         addresses = whole.data_ptr() + np.arange(len(whole), dtype=np.uint64) * np.uint64(
             whole.shape[1] * whole.itemsize
         )
@@ -175,6 +185,10 @@ class _Lowering:
         self._precisions: Counter[str] = Counter()
 
     def program(self) -> ProgramSpec:
+        # Before anything is written.
+        for kind, cols in self._tensors.formats:
+            if library().ostro_format(kind, self._bits, byref(CMatrix(rows=self._panel, cols=cols))) < 0:
+                raise NotNative(f"its weights are of type {GGML_TYPES[kind].name}, for which there is no kernel")
         model, shape = self._model, self._model.shape
         backbone = model.get_submodule(model.backbone_name)
         assert isinstance(backbone, Backbone)
@@ -251,7 +265,7 @@ class _Lowering:
             some = list(group)
             rows = sum(len(part.rows) for part in some)
             if rows % self._panel:
-                raise NotNative(f"its projections have {rows} rows, not a multiple of {self._panel}")
+                raise WrongPanel(f"its projections have {rows} rows, not a multiple of {self._panel}")
             self._add(
                 op=Op.LINEAR,
                 input=self._STREAM,
@@ -363,8 +377,7 @@ class _Lowering:
         # Embedding and head tell one token from the next: they keep eight bits where layers have four.
         bits = 8 if head and self._bits else self._bits
         found = self._writer.matrix(first.kind, np.concatenate([part.rows for part in some]), first.cols, bits)
-        if found is None:
-            raise NotNative(f"its weights are of type {GGML_TYPES[first.kind].name}, for which there is no kernel")
+        assert found is not None, "its format was looked at"
         quantized = first.is_float and bits and first.cols % 32 == 0
         name = f"int{bits}" if quantized else GGML_TYPES[first.kind].name
         self._precisions[name] += sum(len(part.rows) for part in some) * first.cols

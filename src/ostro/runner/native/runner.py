@@ -19,6 +19,7 @@ from ostro.engine.sequence import Sequence
 from ostro.kernels.cpu.library import PAGE, CDraw, Cells
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
+from ostro.machine import free_memory
 from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.outcome import outcome
@@ -81,7 +82,7 @@ class NativeRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             generates=spec.logits is not None,
-            pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes) * num_pages,
+            pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes, cells.slot_bytes) * num_pages,
             backend=f"native ({isa})",
             precision=in_words(spec.precision.split(", "), cells.name.lower()),
         )
@@ -102,6 +103,9 @@ class NativeRunner:
             kv_memory=config.kv_memory,
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
+            # Weights that are mapped and not read yet look free.
+            free=max(0, free_memory() - packed.nbytes),
+            slot_bytes=cells.slot_bytes,
         )
         return cls(
             packed,
