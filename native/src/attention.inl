@@ -10,6 +10,7 @@
 namespace OSTRO_ISA {
 
 constexpr int kPageVectors = kPage / kPanel;
+constexpr int kFetchedLines = 4;
 
 // A page's scores of some queries, before they are scaled.
 template <int queries, typename Cell>
@@ -116,6 +117,12 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
     const Seen seen{std::max(0, first - page * kPage), std::min(kPage, position + 1 - page * kPage)};
     const long at = pages[page];
     constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
+    // Pages lie anywhere: how the next ones begin is fetched now, and from there on processors see it by themselves.
+    const long next = pages[std::min(page + 1, position / kPage)];
+    for (int line = 0; line < kFetchedLines; ++line) {
+      fetch(static_cast<const char*>(head.keys) + next * cells * sizeof(Cell) + 64 * line);
+      fetch(static_cast<const char*>(head.values) + next * cells * sizeof(Cell) + 64 * line);
+    }
     Floats scores[queries][kPageVectors];
     page_scores(q, dim, static_cast<const Cell*>(head.keys) + at * cells, scores);
     float weights[queries][kPage];

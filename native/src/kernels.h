@@ -37,6 +37,9 @@ struct HeadPages {
   float* value_scales;
 };
 
+// Of a panel in a product's scratch: codes of a byte, and at most two scales and a minimum of four bytes a group.
+constexpr long unpacked_bytes(int panel, int cols) { return static_cast<long>(panel) * cols / kGroup * (kGroup + 12); }
+
 struct Kernels {
   const char* name;
   int panel;      // rows of a packed matrix that lie together
@@ -45,7 +48,7 @@ struct Kernels {
   // Rows of activations to codes, a scale and a total for each group.
   void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
   // Panels begin to end of a product. `x` is what `quantize` wrote, or, for a matrix of floats, rows of floats, `cols`
-  // of them with x_stride between. The scratch holds two panels of eight-bit codes.
+  // of them with x_stride between. The scratch holds two panels, unpacked.
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                  const float* bias, float* out, long stride, uint8_t* scratch);
   // Queries q[0 .. count) of one position, which share a head of keys; each `dim` long, beside each other.

@@ -32,8 +32,9 @@ inline void fetch(const void* from) {
 constexpr int32_t kFloatBits = 0x4B400000;
 constexpr float kFloatBase = 12582912.0f;
 
-// From how many rows on four-bit panels are spread to eight bits first, for all of them.
-constexpr int kManyRows = 3 * kTileRows;
+// From how many rows on panels are unpacked first: of eight bits only the scales become faster to read.
+template <int kind>
+constexpr int many_rows = (kind == kInt4 || kind == kUnsigned4 ? 3 : 16) * kTileRows;
 
 // One group of a tile of rows, as `quantize` writes it.
 template <int rows>
@@ -254,7 +255,7 @@ inline Sums<panels, rows> halves_tile(const uint8_t* x, Cursor<Scale> (&cursor)[
   return out;
 }
 
-// Four-bit panels as eight-bit ones that mean the same.
+// Codes as dot products want them, a byte each.
 template <int kind>
 inline void spread(const uint8_t* from, int groups, uint8_t* to) {
   for (int group = 0; group < groups; ++group, from += code_bytes<kind>)
@@ -262,6 +263,12 @@ inline void spread(const uint8_t* from, int groups, uint8_t* to) {
       for (int step = 0; step < 4; ++step, to += kPanel * 4) store(to, step_codes<kind>(from, half, step));
 }
 
+template <typename Scale>
+inline void widen(const Scale* from, int count, float* to) {
+  for (int i = 0; i < count; i += kPanel) store(to + i, load(from + i));
+}
+
+// A product, panel by panel, and of these tile by tile. For many rows panels are unpacked first, once for all of them.
 template <int kind, bool minima, typename Scale>
 struct Integers {
   const Matrix& matrix;
@@ -273,7 +280,9 @@ struct Integers {
   long stride;
   uint8_t* scratch;
 
-  static constexpr bool kFour = kind == kInt4 || kind == kUnsigned4;
+  // Eight-bit codes whose scales differ within a group are what they are in memory.
+  static constexpr int kUnpacked = kind == kInt8Halves ? kInt8Halves : kSpread;
+  static constexpr int kScales = (kind == kInt8Halves ? 2 : 1) * kPanel;
   static constexpr float kFactor = kind == kInt4 ? 1.0f / kInt4Factor : 1.0f;
 
   void operator()(int begin, int end) const {
@@ -286,39 +295,50 @@ struct Integers {
 
   template <int panels, int most>
   void columns(int panel) const {
+    if constexpr (most > 1) {
+      if (rows >= many_rows<kind>) {
+        Cursor<float> unpacked[panels];
+        for (int i = 0; i < panels; ++i) unpacked[i] = unpack(panel + i, i);
+        each_tile<most>(rows, [&](auto tile, int row) { compute<kUnpacked, panels, tile>(unpacked, panel, row); });
+        return;
+      }
+    }
+    Cursor<Scale> packed[panels];
+    for (int i = 0; i < panels; ++i) packed[i] = cursor(panel + i);
+    each_tile<most>(rows, [&](auto tile, int row) { compute<kind, panels, tile>(packed, panel, row); });
+  }
+
+  Cursor<Scale> cursor(int panel) const {
+    const long at = static_cast<long>(panel) * (matrix.cols / kGroup);
+    return {matrix.data + at * code_bytes<kind>, reinterpret_cast<const Scale*>(matrix.scale_data) + at * kScales,
+            reinterpret_cast<const Scale*>(matrix.minimum_data) + at * kPanel};
+  }
+
+  // A panel in the scratch, in the `place` that is its own: codes, scales, minima.
+  Cursor<float> unpack(int panel, int place) const {
     const int groups = matrix.cols / kGroup;
-    const bool spreads = kFour && rows >= kManyRows;
-    if constexpr (kFour)
-      for (int i = 0; spreads && i < panels; ++i)
-        spread<kind>(matrix.data + static_cast<long>(panel + i) * groups * code_bytes<kind>, groups,
-                     scratch + static_cast<long>(i) * groups * code_bytes<kSpread>);
-    each_tile<most>(rows, [&](auto tile, int row) {
-      constexpr int count = decltype(tile)::value;
-      if constexpr (kFour)
-        if (spreads) return compute<kSpread, panels, count>(panel, row);
-      compute<kind, panels, count>(panel, row);
-    });
+    const Cursor<Scale> from = cursor(panel);
+    uint8_t* codes = scratch + place * unpacked_bytes(kPanel, matrix.cols);
+    auto* scales = reinterpret_cast<float*>(codes + static_cast<long>(groups) * code_bytes<kSpread>);
+    float* lowest = scales + groups * kScales;
+    widen(from.scales, groups * kScales, scales);
+    if constexpr (minima) widen(from.minima, groups * kPanel, lowest);
+    if constexpr (kUnpacked == kSpread) spread<kind>(from.codes, groups, codes);
+    return {kUnpacked == kSpread ? codes : from.codes, scales, lowest};
   }
 
   // A tile: apart from whoever calls it, so that the compiler has all registers for it.
-  template <int stored, int panels, int count>
-  OSTRO_NOINLINE void compute(int panel, int row) const {
+  template <int stored, int panels, int count, typename Number>
+  OSTRO_NOINLINE void compute(const Cursor<Number> (&from)[panels], int panel, int row) const {
     const int groups = matrix.cols / kGroup;
-    constexpr int per_group = (kind == kInt8Halves ? 2 : 1) * kPanel;
-    Cursor<Scale> cursor[panels];
-    for (int i = 0; i < panels; ++i) {
-      const long at = static_cast<long>(panel + i) * groups;
-      cursor[i] = {stored == kSpread ? scratch + static_cast<long>(i) * groups * code_bytes<kSpread>
-                                     : matrix.data + at * code_bytes<kind>,
-                   reinterpret_cast<const Scale*>(matrix.scale_data) + at * per_group,
-                   reinterpret_cast<const Scale*>(matrix.minimum_data) + at * kPanel};
-    }
-    const uint8_t* from = x + row * groups * kRowBytes;
+    Cursor<Number> cursor[panels];
+    for (int i = 0; i < panels; ++i) cursor[i] = from[i];
+    const uint8_t* tile = x + row * groups * kRowBytes;
     auto done = [&](const Sums<panels, count>& sums) {
       finish(sums, kFactor, after, bias, panel, out + row * stride, stride);
     };
-    if constexpr (kind == kInt8Halves) done(halves_tile<panels, count>(from, cursor, groups));
-    else done(integer_tile<kind, stored, minima, panels, count>(from, cursor, groups));
+    if constexpr (kind == kInt8Halves) done(halves_tile<panels, count>(tile, cursor, groups));
+    else done(integer_tile<kind, stored, minima, panels, count>(tile, cursor, groups));
   }
 };
 
