@@ -33,7 +33,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
 
     runner = torch_load.load_runner(checkpoint, config)
     if config.cpu_backend == "auto" and device_here(config.device) == "cpu":
-        _log.warning("The model runs on torch, which is slower than the native core: %s.", reason)
+        _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
 
 
