@@ -14,7 +14,19 @@ from itertools import groupby
 
 from ostro.config import EngineConfig
 from ostro.errors import ModelError
-from ostro.kernels.cpu.library import GROUP, PAGE, Cells, CMatrix, instruction_sets, library, panel_of, why_missing
+from ostro.kernels.cpu.library import (
+    BITS,
+    CELLS,
+    GROUP,
+    HEAD_MULTIPLE,
+    MOST_HEAD,
+    PAGE,
+    CMatrix,
+    instruction_sets,
+    library,
+    panel_of,
+    why_missing,
+)
 from ostro.models.config import ConfigReader
 from ostro.planning.outcome import Parts
 from ostro.planning.shapes import Shape
@@ -29,16 +41,13 @@ _MIB = 1 << 20
 # Measured, less the model and a step's buffers: Python and numpy; and torch, which packs, and makes log-probabilities.
 _PROCESS, _TORCH = 37 * _MIB, 205 * _MIB
 
-_CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
 # By model_type, and by architecture. Of the others, some differ in their layers alone.
 _FAMILIES = re.compile(r"(gemma2|gemma3|gemma3_?text|llama|mistral|olmo2|phi3|qwen2|qwen3)(forcausallm|model)?")
 _OTHER_LAYERS = "olmo2"
 _ACTIVATIONS = ("silu", "swish", "gelu_new", "gelu_pytorch_tanh")
-_HEAD_MULTIPLE, _MOST_HEAD = 16, 256
 
 _TYPES = {each.name: number for number, each in GGML_TYPES.items()}
 _FLOATS = ("F32", "F16", "BF16")
-_BITS = {"none": 0, "int8": 8, "int4": 4}
 _ALIGN = 64
 # Of the header: a matrix with the step that reads it, and a layer's attention.
 _ENTRY_BYTES = 400
@@ -99,7 +108,7 @@ def _parts(
     memory: int,
 ) -> Parts:
     assert config.max_batch_seqs is not None
-    panel, cells = panel_of(isa), _CELLS[config.kv_dtype]
+    panel, cells = panel_of(isa), CELLS[config.kv_dtype]
     sizes = [_packed_bytes(each, panel) for each in matrices]
     rotated = sum(_rotated(ConfigReader(checkpoint.config), shape))
     vectors = sum(_vector_bytes(each, shape) for each in stored.tensors if len(each.shape) < 2)
@@ -146,8 +155,8 @@ def _check(checkpoint: Checkpoint, shape: Shape, panel: int) -> None:
     family = _family(config)
     if not family:
         raise NotNative("its family has no native kernels")
-    if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MOST_HEAD:
-        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {_HEAD_MULTIPLE} up to {_MOST_HEAD}")
+    if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
+        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
     if shape.hidden_size % panel:
         raise NotNative(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
     if family.startswith(_OTHER_LAYERS):
@@ -183,7 +192,7 @@ def _rotated(config: ConfigReader, shape: Shape) -> list[int]:
 
 def _matrices(tensors: Sequence[Tensor], config: EngineConfig, panel: int) -> Iterator[_Matrix]:
     """What is packed as one: queries, keys and values as far as their formats agree, and gates with ups."""
-    bits = _BITS[config.quantize]
+    bits = BITS[config.quantize]
     layers: Mapping[str, dict[str, Tensor]] = defaultdict(dict)
     for tensor in tensors:
         if len(tensor.shape) != 2:

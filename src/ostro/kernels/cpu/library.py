@@ -29,6 +29,10 @@ PAGE = 16
 """Tokens of a page: kernels are made for it."""
 GROUP = 32
 """Columns that share a scale."""
+HEAD_MULTIPLE, MOST_HEAD = 16, 256
+"""What a head's width is a multiple of, and the most that it is."""
+BITS = {"none": 0, "int8": 8, "int4": 4}
+"""Of weights, by what `quantize` is set to; 0 leaves them as they are."""
 
 
 class Op(IntEnum):
@@ -63,6 +67,10 @@ class Cells(IntEnum):
     def slot_bytes(self) -> int:
         """Of the scale that a token's key or value has besides."""
         return 4 if self is Cells.INT8 else 0
+
+
+CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
+"""By what `kv_dtype` is set to."""
 
 
 class CMatrix(Structure):

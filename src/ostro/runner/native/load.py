@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
-from ostro.kernels.cpu.library import PAGE, instruction_sets, library, panel_of, why_missing
+from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, library, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.kernels.cpu.program import ProgramSpec
 from ostro.machine import cpu_limit
@@ -27,7 +27,6 @@ from ostro.weights.hf_checkpoint import HfCheckpoint
 
 # Changes with what a packed file holds: older files are made again.
 _FORMAT = 1
-_BITS = {"none": 0, "int8": 8, "int4": 4}
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ def _pack(checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int
     started = time.monotonic()
     _log.info("packing the weights, once")
     with PackedWriter(target, panel, threads=threads) as writer:
-        writer.finish(lower(model, checkpoint, writer, panel=panel, bits=_BITS[config.quantize]).to_json())
+        writer.finish(lower(model, checkpoint, writer, panel=panel, bits=BITS[config.quantize]).to_json())
     _log.info("packed in %.1f s", time.monotonic() - started)
 
 

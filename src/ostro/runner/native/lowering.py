@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ostro.errors import BadCheckpoint
-from ostro.kernels.cpu.library import After, CMatrix, Op, library
+from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After, CMatrix, Op, library
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program import BufferSpec, ProgramSpec, RotationSpec, StepSpec
 from ostro.models.base import Model
@@ -33,8 +33,6 @@ from ostro.weights.gguf_model import Undo
 _FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 """GGUF's numbers of what safetensors hold."""
 _ACTIVATIONS = {F.silu: After.SILU, gelu_tanh: After.GELU}
-# Attention takes a head's values sixteen at a time.
-_HEAD_MULTIPLE, _MOST_HEAD = 16, 256
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -67,8 +65,8 @@ def check(model: Model, panel: int) -> None:
     if type(model) is not CausalLM or type(backbone := model.get_submodule(model.backbone_name)) is not Backbone:
         raise NotNative("its family has no native kernels")
     shape = model.shape
-    if shape.head_dim % _HEAD_MULTIPLE or shape.head_dim > _MOST_HEAD:
-        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {_HEAD_MULTIPLE} up to {_MOST_HEAD}")
+    if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
+        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
     if shape.hidden_size % panel:
         raise WrongPanel(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
     for layer in backbone.layers:

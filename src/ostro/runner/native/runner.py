@@ -16,7 +16,7 @@ from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.sequence import Sequence
-from ostro.kernels.cpu.library import PAGE, CDraw, Cells
+from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 _WORD = 2**64 - 1
-_CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
 
 Rows = npt.NDArray[np.int32]
 
@@ -95,7 +94,7 @@ class NativeRunner:
         config = config.suited_to("cpu")
         assert config.max_batch_tokens is not None
         assert config.max_batch_seqs is not None
-        cells = _CELLS[config.kv_dtype]
+        cells = CELLS[config.kv_dtype]
         pages = num_pages(
             NativeShape(ProgramSpec.from_json(packed.program)),
             page_size=PAGE,
