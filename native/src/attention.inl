@@ -22,7 +22,7 @@ inline void page_scores(const float* q, int dim, const Cell* keys, Floats (&scor
   for (int d = 0; d < dim; d += 4, keys += 4 * kPage) {
     Lanes<4> four[queries];
     for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(q + query * dim + d);
-    each_lane<4>([&]<int at>() {
+    each_lane<4>([&]<int at>() OSTRO_BODY {
       for (int i = 0; i < kPageVectors; ++i) {
         const Floats key = load(keys + at * kPage + i * kPanel);
         for (int query = 0; query < queries; ++query) sums[query][i] = four[query].template add<at>(sums[query][i], key);
@@ -54,7 +54,7 @@ inline void add_values(const float (&weights)[queries][kPage], const Cell* value
     for (; slot + 4 <= end; slot += 4) {
       Lanes<4> four[queries];
       for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(weights[query] + slot);
-      each_lane<4>([&]<int at>() {
+      each_lane<4>([&]<int at>() OSTRO_BODY {
         for (int i = 0; i < kWide; ++i) {
           const Floats value = load(values + (slot + at) * dim + d + i * kPanel);
           for (int query = 0; query < queries; ++query)

@@ -14,6 +14,7 @@ using ostro::Half;
 
 constexpr int kPanel = 8;
 constexpr int kTileRows = 2;
+constexpr int kTileSums = 4;
 // Four-bit codes lose their sign, which saves an instruction a dot product; eight-bit ones must keep it.
 constexpr int kInt8Bias = 0, kInt4Bias = 8;
 constexpr float kInt4Factor = 1.0f;

@@ -13,7 +13,8 @@ namespace OSTRO_ISA {
 using ostro::Half;
 
 constexpr int kPanel = 4;
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 8;
+constexpr int kTileSums = 8;
 // What is added to signed codes so that dot products can take them; here those take them as they are.
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 // Signed four-bit codes are used in the upper half of their byte: sixteen times what they mean.
@@ -48,13 +49,35 @@ inline float largest(Floats a) { return vmaxvq_f32(a); }
 using Four = float32x4_t;
 inline Four load_four(const float* from) { return vld1q_f32(from); }
 template <int at>
-inline Floats times_lane(Floats a, Four b) { return vmulq_laneq_f32(a, b, at); }
-template <int at>
-inline Floats madd_lane(Floats sum, Floats a, Four b) { return vfmaq_laneq_f32(sum, a, b, at); }
+inline Floats madd_lane(Floats sum, Floats a, Four b) {
+  asm("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(a), "w"(b), "i"(at));
+  return sum;
+}
 
 // 2 to the power of whole numbers from -126 to 127
 inline Floats power_of_two(Floats whole) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127)), 23));
+}
+
+// Loads that spread a number cost what arithmetic does, and so do copies from register to register: what is the same
+// in every lane and is written over at once, is loaded each time.
+struct alignas(16) Spread {
+  float at[4];
+};
+inline Spread spread(float value) { return {{value, value, value, value}}; }
+template <int copy>
+inline Floats load_spread(const Spread& from) {
+  Floats value;
+  asm("ldr %q0, %1" : "=w"(value) : "m"(from), "i"(copy));
+  return value;
+}
+template <int32_t value>
+alignas(16) static constexpr int32_t four_ints[4] = {value, value, value, value};
+template <int32_t value, int copy>
+inline Ints fresh_ints(const void* each) {
+  Ints loaded;
+  asm("ldr %q0, %1" : "=w"(loaded) : "m"(four_ints<value>), "i"(copy), "r"(each));
+  return loaded;
 }
 
 inline Ints ints(int32_t value) { return vdupq_n_s32(value); }

@@ -18,6 +18,7 @@ constexpr int kPanel = OSTRO_PLAIN_PANEL;
 constexpr int kPanel = 4;
 #endif
 constexpr int kTileRows = 4;
+constexpr int kTileSums = 8;
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 constexpr float kInt4Factor = 16.0f;
 

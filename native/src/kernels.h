@@ -48,7 +48,7 @@ struct Kernels {
   // Rows of activations to codes, a scale and a total for each group.
   void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
   // Panels begin to end of a product. `x` is what `quantize` wrote, or, for a matrix of floats, rows of floats, `cols`
-  // of them with x_stride between. The scratch holds two panels, unpacked.
+  // of them with x_stride between. The scratch holds four panels, unpacked.
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                  const float* bias, float* out, long stride, uint8_t* scratch);
   // Queries q[0 .. count) of one position, which share a head of keys; each `dim` long, beside each other.

@@ -5,11 +5,22 @@
 
 #include "format.h"
 
+// Compilers think a tile's loop too large to be one: they have to be told what belongs into it.
+#if defined(_MSC_VER)
+#define OSTRO_NOINLINE __declspec(noinline)
+#define OSTRO_INLINE __forceinline
+#define OSTRO_BODY
+#else
+#define OSTRO_NOINLINE __attribute__((noinline))
+#define OSTRO_INLINE __attribute__((always_inline)) inline
+#define OSTRO_BODY __attribute__((always_inline))
+#endif
+
 namespace OSTRO_ISA {
 
 // body.operator()<0>() to <count - 1>()
 template <int count, int at = 0, typename Body>
-inline void each_lane(Body&& body) {
+OSTRO_INLINE void each_lane(Body&& body) {
   if constexpr (at < count) {
     body.template operator()<at>();
     each_lane<count, at + 1>(body);
@@ -23,22 +34,31 @@ struct Lanes {
   Lanes() = default;
   explicit Lanes(const float* from) : from(from) {}
   template <int at>
-  Floats times(Floats a) const { return a * from[at]; }
-  template <int at>
   Floats add(Floats sum, Floats a) const { return madd(sum, a, from[at]); }
 };
 
+#if !defined(OSTRO_HAS_LANES)
+// A number that becomes all of a vector, as it lies in memory.
+using Spread = float;
+inline Spread spread(float value) { return value; }
+template <int copy>
+inline Floats load_spread(const Spread& from) { return all(from); }
+template <int32_t value, int copy>
+inline Ints fresh_ints(const void*) { return ints(value); }
+#endif
+
 #if defined(OSTRO_HAS_LANES)
-template <>
-struct Lanes<4> {
-  Four four;
+template <int count>
+  requires(count % 4 == 0)
+struct Lanes<count> {
+  Four fours[count / 4];
 
   Lanes() = default;
-  explicit Lanes(const float* from) : four(load_four(from)) {}
+  explicit Lanes(const float* from) {
+    for (int i = 0; i < count / 4; ++i) fours[i] = load_four(from + 4 * i);
+  }
   template <int at>
-  Floats times(Floats a) const { return times_lane<at>(a, four); }
-  template <int at>
-  Floats add(Floats sum, Floats a) const { return madd_lane<at>(sum, a, four); }
+  Floats add(Floats sum, Floats a) const { return madd_lane<at % 4>(sum, a, fours[at / 4]); }
 };
 #endif
 

@@ -5,17 +5,12 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 
 #include "format.h"
 #include "kernels.h"
 #include "lanes.inl"
-
-#if defined(_MSC_VER)
-#define OSTRO_NOINLINE __declspec(noinline)
-#else
-#define OSTRO_NOINLINE __attribute__((noinline))
-#endif
 
 namespace OSTRO_ISA {
 
@@ -28,21 +23,24 @@ inline void fetch(const void* from) {
 }
 
 // Integer sums start at the bits of 1.5 * 2^23, and are a float as they stand: 1.5 * 2^23 + sum. No sum of a group
-// (32 * 127 * 128) leaves the range in which that is exact.
+// (32 * 127 * 128) leaves the range in which that is exact. Multiplied by a scale, the 1.5 * 2^23 are taken away in the
+// same fused multiply-add; with scales of 22 bits, that is exact as well.
 constexpr int32_t kFloatBits = 0x4B400000;
 constexpr float kFloatBase = 12582912.0f;
+constexpr uint32_t kScaleBits = ~3u;
 
 // From how many rows on panels are unpacked first: of eight bits only the scales become faster to read.
 template <int kind>
-constexpr int many_rows = (kind == kInt4 || kind == kUnsigned4 ? 3 : 16) * kTileRows;
+constexpr int many_rows = (kind == kInt4 || kind == kUnsigned4 ? 16 : 64);
 
 // One group of a tile of rows, as `quantize` writes it.
 template <int rows>
 struct Group {
+  Spread base[rows];  // -kFloatBase times the scale
+  int8_t codes[rows][kGroup];
   float scale[rows];
   float total[rows];  // of the group's activations, as they are after rounding
   int32_t sum[rows];  // of their codes
-  int8_t codes[rows][kGroup];
 };
 
 constexpr long kRowBytes = sizeof(Group<1>);
@@ -67,8 +65,10 @@ inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
   for (int at = 0; at < cols; at += kGroup, ++group)
     for (int row = 0; row < rows; ++row) {
       const float peak = quantize_group(x + row * stride + at, group->codes[row], group->sum[row]);
-      group->scale[row] = peak / 127.0f;
-      group->total[row] = group->scale[row] * static_cast<float>(group->sum[row]);
+      const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak / 127.0f) & kScaleBits);
+      group->base[row] = spread(-kFloatBase * scale);
+      group->scale[row] = scale;
+      group->total[row] = scale * static_cast<float>(group->sum[row]);
     }
 }
 
@@ -90,6 +90,13 @@ template <int panels, int rows>
 struct Sums {
   Floats at[panels][rows];
 };
+
+// While they are summed up they are an array of its own, which nothing points to, and stay in registers.
+template <int panels, int rows>
+OSTRO_INLINE void keep_sums(const Floats (&sums)[panels][rows], Floats (*to)[rows]) {
+  for (int panel = 0; panel < panels; ++panel)
+    for (int row = 0; row < rows; ++row) to[panel][row] = sums[panel][row];
+}
 
 // What becomes of a tile's sums.
 template <int panels, int rows>
@@ -116,15 +123,20 @@ inline void finish(const Sums<panels, rows>& sums, float factor, After after, co
   }
 }
 
-// What of a panel comes next.
+// Where a group of some panels lies: each panel is as long as the others, and begins where the one before it ends.
 template <typename Scale>
-struct Cursor {
+struct Place {
   const uint8_t* codes;
   const Scale* scales;
   const Scale* minima;
+
+  template <int code_bytes, int scales_each>
+  Place after(int groups) const {
+    return {codes + static_cast<long>(groups) * code_bytes, scales + groups * scales_each, minima + groups * kPanel};
+  }
 };
 
-// Codes that `spread` has written: they are as dot products want them.
+// Codes that `spread_codes` has written: they are as dot products want them.
 constexpr int kSpread = -1;
 
 template <int kind>
@@ -143,121 +155,116 @@ inline Bytes step_codes(const uint8_t* codes, int half, int step) {
   }
 }
 
-template <int kind, int half, int panels, int rows, typename Scale>
-inline void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const Cursor<Scale> (&cursor)[panels]) {
+template <int kind, int half, int panels, int rows>
+OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const uint8_t* codes, long panel_bytes) {
   Run x[rows];
   for (int row = 0; row < rows; ++row) x[row] = run(group.codes[row] + 16 * half);
-  auto step = [&]<int at>() {
+  each_lane<4>([&]<int at>() OSTRO_BODY {
     for (int panel = 0; panel < panels; ++panel) {
-      const Bytes w = step_codes<kind>(cursor[panel].codes, half, at);
+      const Bytes w = step_codes<kind>(codes + panel * panel_bytes, half, at);
       for (int row = 0; row < rows; ++row) sums[panel][row] = dot<at>(sums[panel][row], w, x[row]);
     }
-  };
-  step.template operator()<0>();
-  step.template operator()<1>();
-  step.template operator()<2>();
-  step.template operator()<3>();
+  });
 }
 
 // Adds a group's integer sums, scaled.
 template <int panels, int rows, typename Scale>
-inline void add_sums(Sums<panels, rows>& out, const Ints (&sums)[panels][rows], const Group<rows>& group,
-                     const Cursor<Scale> (&cursor)[panels], int offset = 0) {
-  const Lanes<rows> scales(group.scale);
-  for (int panel = 0; panel < panels; ++panel) {
-    const Floats scale = load(cursor[panel].scales + offset);
-    each_lane<rows>([&]<int row>() {
-      const Floats sum = as_floats(sums[panel][row]) - all(kFloatBase);
-      out.at[panel][row] = madd(out.at[panel][row], scales.template times<row>(scale), sum);
+OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panels][rows], const Group<rows>& group,
+                           const Scale* scales, long panel_scales) {
+  const Lanes<rows> row_scales(group.scale);
+  each_lane<panels>([&]<int panel>() OSTRO_BODY {
+    const Floats scale = load(scales + panel * panel_scales);
+    each_lane<rows>([&]<int row>() OSTRO_BODY {
+      const Floats base = load_spread<panel>(group.base[row]);
+      const Floats sum = row_scales.template add<row>(base, as_floats(sums[panel][row]));
+      out[panel][row] = madd(out[panel][row], sum, scale);
     });
-  }
+  });
 }
 
 // Where dot products want codes without a sign, sums begin below zero by as much as that adds.
 template <int kind, int panels, int rows>
-inline void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
+OSTRO_INLINE void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
   constexpr int bias = kind == kUnsigned4 ? 0 : kind == kInt4 ? kInt4Bias : kInt8Bias;
-  for (int row = 0; row < rows; ++row) {
-    const Ints first = ints(bias ? kFloatBits - bias * group.sum[row] : kFloatBits);
-    for (int panel = 0; panel < panels; ++panel) sums[panel][row] = first;
-  }
+  each_lane<panels * rows>([&]<int i>() OSTRO_BODY {
+    auto& sum = sums[i / rows][i % rows];
+    if constexpr (bias) sum = ints(kFloatBits - bias * group.sum[i % rows]);
+    else sum = fresh_ints<kFloatBits, i>(&group);
+  });
 }
 
-// What the panels after these begin with. With one row there is little to compute on a byte, and memory is waited for:
-// panels are too short for processors to see by themselves where the next ones lie.
-template <int stored, int panels, typename Scale>
-inline void fetch_ahead(const Cursor<Scale> (&cursor)[panels], int groups, bool minima) {
-  for (const auto& at : cursor) {
-    for (int line = 0; line < code_bytes<stored>; line += 64) fetch(at.codes + panels * groups * code_bytes<stored> + line);
-    fetch(at.scales + panels * groups * kPanel);
-    if (minima) fetch(at.minima + panels * groups * kPanel);
-  }
+// With one row there is little to compute on a byte, and memory is waited for: it is asked for what comes this much later.
+constexpr int kAhead = 1024;
+
+template <int stored, typename Scale>
+OSTRO_INLINE void fetch_ahead(const Place<Scale>& at, bool minima) {
+  for (int line = 0; line < code_bytes<stored>; line += 64) fetch(at.codes + kAhead + line);
+  fetch(reinterpret_cast<const uint8_t*>(at.scales) + kAhead / 4);
+  if (minima) fetch(reinterpret_cast<const uint8_t*>(at.minima) + kAhead / 4);
 }
 
 // `stored` is how the codes lie there: as they were packed, or spread.
 template <int kind, int stored, bool minima, int panels, int rows, typename Scale>
-inline Sums<panels, rows> integer_tile(const uint8_t* x, Cursor<Scale> (&cursor)[panels], int groups) {
+OSTRO_INLINE void integer_tile(const uint8_t* x, Place<Scale> at, int groups, Floats (*to)[rows]) {
   const auto* group = reinterpret_cast<const Group<rows>*>(x);
-  Sums<panels, rows> out;
-  for (auto& panel : out.at)
+  const long panel_codes = groups * code_bytes<stored>, panel_scales = groups * kPanel;
+  Floats out[panels][rows];
+  for (auto& panel : out)
     for (auto& value : panel) value = zeros();
   for (const auto* end = group + groups; group != end; ++group) {
-    if constexpr (rows == 1 && stored != kSpread) fetch_ahead<stored>(cursor, groups, minima);
+    if constexpr (rows == 1 && stored != kSpread) fetch_ahead<stored>(at, minima);
     Ints sums[panels][rows];
     start<kind>(sums, *group);
-    half_sums<stored, 0>(sums, *group, cursor);
-    half_sums<stored, 1>(sums, *group, cursor);
-    add_sums(out, sums, *group, cursor);
-    for (auto& at : cursor) {
-      at.codes += code_bytes<stored>;
-      at.scales += kPanel;
-    }
+    half_sums<stored, 0>(sums, *group, at.codes, panel_codes);
+    half_sums<stored, 1>(sums, *group, at.codes, panel_codes);
+    add_sums(out, sums, *group, at.scales, panel_scales);
+    at.codes += code_bytes<stored>;
+    at.scales += kPanel;
     if constexpr (minima) {
       const Lanes<rows> totals(group->total);
       for (int panel = 0; panel < panels; ++panel) {
-        const Floats minimum = load(cursor[panel].minima);
-        each_lane<rows>([&]<int row>() {
-          out.at[panel][row] = totals.template add<row>(out.at[panel][row], minimum);
+        const Floats minimum = load(at.minima + panel * panel_scales);
+        each_lane<rows>([&]<int row>() OSTRO_BODY {
+          out[panel][row] = totals.template add<row>(out[panel][row], minimum);
         });
-        cursor[panel].minima += kPanel;
       }
+      at.minima += kPanel;
     }
   }
-  return out;
+  keep_sums(out, to);
 }
 
 // With a scale for each half of a group.
 template <int panels, int rows, typename Scale>
-inline Sums<panels, rows> halves_tile(const uint8_t* x, Cursor<Scale> (&cursor)[panels], int groups) {
+OSTRO_INLINE void halves_tile(const uint8_t* x, Place<Scale> at, int groups, Floats (*to)[rows]) {
   const auto* group = reinterpret_cast<const Group<rows>*>(x);
-  Sums<panels, rows> out;
-  for (auto& panel : out.at)
+  const long panel_codes = groups * code_bytes<kInt8>, panel_scales = 2 * groups * kPanel;
+  Floats out[panels][rows];
+  for (auto& panel : out)
     for (auto& value : panel) value = zeros();
   for (const auto* end = group + groups; group != end; ++group) {
-    auto half = [&]<int at>() {
+    auto each = [&]<int half>() OSTRO_BODY {
       Ints sums[panels][rows];
       for (int row = 0; row < rows; ++row) {
         int sum = 0;
         if constexpr (kInt8Bias != 0)
-          for (int i = 0; i < 16; ++i) sum += group->codes[row][16 * at + i];
+          for (int i = 0; i < 16; ++i) sum += group->codes[row][16 * half + i];
         for (int panel = 0; panel < panels; ++panel) sums[panel][row] = ints(kFloatBits - kInt8Bias * sum);
       }
-      half_sums<kInt8, at>(sums, *group, cursor);
-      add_sums(out, sums, *group, cursor, at * kPanel);
+      half_sums<kInt8, half>(sums, *group, at.codes, panel_codes);
+      add_sums(out, sums, *group, at.scales + half * kPanel, panel_scales);
     };
-    half.template operator()<0>();
-    half.template operator()<1>();
-    for (auto& at : cursor) {
-      at.codes += code_bytes<kInt8>;
-      at.scales += 2 * kPanel;
-    }
+    each.template operator()<0>();
+    each.template operator()<1>();
+    at.codes += code_bytes<kInt8>;
+    at.scales += 2 * kPanel;
   }
-  return out;
+  keep_sums(out, to);
 }
 
 // Codes as dot products want them, a byte each.
 template <int kind>
-inline void spread(const uint8_t* from, int groups, uint8_t* to) {
+inline void spread_codes(const uint8_t* from, int groups, uint8_t* to) {
   for (int group = 0; group < groups; ++group, from += code_bytes<kind>)
     for (int half = 0; half < 2; ++half)
       for (int step = 0; step < 4; ++step, to += kPanel * 4) store(to, step_codes<kind>(from, half, step));
@@ -287,8 +294,7 @@ struct Integers {
 
   void operator()(int begin, int end) const {
     int panel = begin;
-    if (rows == 1)
-      for (; panel + 4 <= end; panel += 4) columns<4, 1>(panel);
+    for (; panel + 4 <= end; panel += 4) columns<4, kTileRows>(panel);
     for (; panel + 2 <= end; panel += 2) columns<2, kTileRows>(panel);
     if (panel < end) columns<1, kTileRows>(panel);
   }
@@ -297,74 +303,76 @@ struct Integers {
   void columns(int panel) const {
     if constexpr (most > 1) {
       if (rows >= many_rows<kind>) {
-        Cursor<float> unpacked[panels];
-        for (int i = 0; i < panels; ++i) unpacked[i] = unpack(panel + i, i);
+        const Place<float> unpacked = unpack<panels>(panel);
         each_tile<most>(rows, [&](auto tile, int row) { compute<kUnpacked, panels, tile>(unpacked, panel, row); });
         return;
       }
     }
-    Cursor<Scale> packed[panels];
-    for (int i = 0; i < panels; ++i) packed[i] = cursor(panel + i);
+    const Place<Scale> packed = place(panel);
     each_tile<most>(rows, [&](auto tile, int row) { compute<kind, panels, tile>(packed, panel, row); });
   }
 
-  Cursor<Scale> cursor(int panel) const {
+  Place<Scale> place(int panel) const {
     const long at = static_cast<long>(panel) * (matrix.cols / kGroup);
     return {matrix.data + at * code_bytes<kind>, reinterpret_cast<const Scale*>(matrix.scale_data) + at * kScales,
             reinterpret_cast<const Scale*>(matrix.minimum_data) + at * kPanel};
   }
 
-  // A panel in the scratch, in the `place` that is its own: codes, scales, minima.
-  Cursor<float> unpack(int panel, int place) const {
-    const int groups = matrix.cols / kGroup;
-    const Cursor<Scale> from = cursor(panel);
-    uint8_t* codes = scratch + place * unpacked_bytes(kPanel, matrix.cols);
-    auto* scales = reinterpret_cast<float*>(codes + static_cast<long>(groups) * code_bytes<kSpread>);
+  // Panels in the scratch: their codes, their scales, their minima.
+  template <int panels>
+  Place<float> unpack(int panel) const {
+    const int groups = panels * (matrix.cols / kGroup);
+    const Place<Scale> from = place(panel);
+    auto* scales = reinterpret_cast<float*>(scratch + static_cast<long>(groups) * code_bytes<kSpread>);
     float* lowest = scales + groups * kScales;
     widen(from.scales, groups * kScales, scales);
     if constexpr (minima) widen(from.minima, groups * kPanel, lowest);
-    if constexpr (kUnpacked == kSpread) spread<kind>(from.codes, groups, codes);
-    return {kUnpacked == kSpread ? codes : from.codes, scales, lowest};
+    if constexpr (kUnpacked == kSpread) spread_codes<kind>(from.codes, groups, scratch);
+    return {kUnpacked == kSpread ? scratch : from.codes, scales, lowest};
   }
 
   // A tile: apart from whoever calls it, so that the compiler has all registers for it.
   template <int stored, int panels, int count, typename Number>
-  OSTRO_NOINLINE void compute(const Cursor<Number> (&from)[panels], int panel, int row) const {
+  OSTRO_NOINLINE void compute(const Place<Number>& at, int panel, int row) const {
     const int groups = matrix.cols / kGroup;
-    Cursor<Number> cursor[panels];
-    for (int i = 0; i < panels; ++i) cursor[i] = from[i];
     const uint8_t* tile = x + row * groups * kRowBytes;
-    auto done = [&](const Sums<panels, count>& sums) {
-      finish(sums, kFactor, after, bias, panel, out + row * stride, stride);
-    };
-    if constexpr (kind == kInt8Halves) done(halves_tile<panels, count>(tile, cursor, groups));
-    else done(integer_tile<kind, stored, minima, panels, count>(tile, cursor, groups));
+    Sums<panels, count> sums;
+    // With one row panel by panel: from memory nothing comes as fast as what lies beside each other.
+    constexpr int together = count == 1 ? 1 : std::min(panels, kTileSums / count);
+    for (int i = 0; i < panels; i += together) {
+      const Place<Number> here = at.template after<code_bytes<stored>, kScales>(i * groups);
+      if constexpr (kind == kInt8Halves) halves_tile<together, count>(tile, here, groups, sums.at + i);
+      else integer_tile<kind, stored, minima, together, count>(tile, here, groups, sums.at + i);
+    }
+    finish(sums, kFactor, after, bias, panel, out + row * stride, stride);
   }
 };
 
 // Plain floats, or halves: columns are added in turn.
 template <typename Cell, int panels, int rows>
-inline Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels], int cols) {
-  Sums<panels, rows> out;
-  for (auto& each : out.at)
+OSTRO_INLINE Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels], int cols) {
+  Floats out[panels][rows];
+  for (auto& each : out)
     for (auto& value : each) value = zeros();
   int col = 0;
   for (; col + 4 <= cols; col += 4) {
     Lanes<4> four[rows];
     for (int row = 0; row < rows; ++row) four[row] = Lanes<4>(x + row * x_stride + col);
-    each_lane<4>([&]<int at>() {
+    each_lane<4>([&]<int at>() OSTRO_BODY {
       for (int i = 0; i < panels; ++i) {
         const Floats w = load(panel[i] + static_cast<long>(col + at) * kPanel);
-        for (int row = 0; row < rows; ++row) out.at[i][row] = four[row].template add<at>(out.at[i][row], w);
+        for (int row = 0; row < rows; ++row) out[i][row] = four[row].template add<at>(out[i][row], w);
       }
     });
   }
   for (; col < cols; ++col)
     for (int i = 0; i < panels; ++i) {
       const Floats w = load(panel[i] + static_cast<long>(col) * kPanel);
-      for (int row = 0; row < rows; ++row) out.at[i][row] = madd(out.at[i][row], w, x[row * x_stride + col]);
+      for (int row = 0; row < rows; ++row) out[i][row] = madd(out[i][row], w, x[row * x_stride + col]);
     }
-  return out;
+  Sums<panels, rows> sums;
+  keep_sums(out, sums.at);
+  return sums;
 }
 
 template <typename Cell>

@@ -84,7 +84,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> 
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
-    own.scratch.resize(2 * unpacked_bytes(kernels.panel, most_cols));
+    own.scratch.resize(kPanels * unpacked_bytes(kernels.panel, most_cols));
   }
   const size_t slots = static_cast<size_t>(shape.num_layers) * shape.kv_heads * shape.num_pages * kPage;
   keys_ = zeros<uint8_t>(slots * shape.head_dim * cell_bytes());

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -89,8 +90,9 @@ def reason_without(wheel: zipfile.ZipFile, scratch: Path) -> str:
     """What the package of the wheel says of the library's absence."""
     wheel.extractall(scratch)
     program = "import ostro; from ostro.kernels.cpu.library import why_missing; print(ostro.__file__, why_missing())"
-    env = os.environ | {"PYTHONPATH": str(scratch)}
-    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    # Without `site` the editable install is not there to be found first.
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(scratch), sysconfig.get_path("purelib")])}
+    ran = subprocess.run([sys.executable, "-S", "-c", program], env=env, capture_output=True, text=True, check=True)
     assert ran.stdout.startswith(str(scratch))
     return ran.stdout
 
