@@ -10,16 +10,31 @@
 namespace OSTRO_ISA {
 
 constexpr int kPageVectors = kPage / kPanel;
-constexpr int kFetchedLines = 4;
+
+template <typename Cell>
+struct HeadPage {
+  Cell* keys;
+  Cell* values;
+  float* key_scales;
+  float* value_scales;
+
+  HeadPage(const HeadPages& head, int dim, long page)
+      : keys(reinterpret_cast<Cell*>(head.first + page * head.stride)),
+        values(keys + kPage * dim),
+        key_scales(reinterpret_cast<float*>(values + kPage * dim)),
+        value_scales(key_scales + kPage) {}
+};
 
 // A page's scores of some queries, before they are scaled.
 template <int queries, typename Cell>
-inline void page_scores(const float* q, int dim, const Cell* keys, Floats (&scores)[queries][kPageVectors]) {
+inline void page_scores(const float* q, int dim, const Cell* keys, const Cell* next,
+                        Floats (&scores)[queries][kPageVectors]) {
   // Sums of its own: as they are no one else's memory, they stay in registers.
   Floats sums[queries][kPageVectors];
   for (auto& query : sums)
     for (auto& value : query) value = zeros();
-  for (int d = 0; d < dim; d += 4, keys += 4 * kPage) {
+  for (int d = 0; d < dim; d += 4, keys += 4 * kPage, next += 4 * kPage) {
+    for (int i = 0; i < 4 * kPage; i += 64 / sizeof(Cell)) fetch(next + i);
     Lanes<4> four[queries];
     for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(q + query * dim + d);
     each_lane<4>([&]<int at>() OSTRO_BODY {
@@ -35,10 +50,11 @@ inline void page_scores(const float* q, int dim, const Cell* keys, Floats (&scor
 
 // Adds a page's values, weighted, to what each query has.
 template <int queries, typename Cell>
-inline void add_values(const float (&weights)[queries][kPage], const Cell* values, int begin, int end, int dim,
-                       float* out) {
+inline void add_values(const float (&weights)[queries][kPage], const Cell* values, const Cell* next, int begin, int end,
+                       int dim, float* out) {
   constexpr int kWide = 16 / kPanel > 1 ? 16 / kPanel : 1;
   for (int d = 0; d < dim; d += kWide * kPanel) {
+    for (int i = 0; i < kPage; ++i) fetch(next + i * dim + d);
     Floats sums[queries][kWide];
     for (int query = 0; query < queries; ++query)
       for (int i = 0; i < kWide; ++i) sums[query][i] = load(out + query * dim + d + i * kPanel);
@@ -109,26 +125,22 @@ template <int queries, typename Cell>
 inline void attend_queries(const Attention& how, const HeadPages& head, const int32_t* pages, int position,
                            const float* q, float* out) {
   const int dim = how.dim, first = how.window ? std::max(0, position + 1 - how.window) : 0;
-  const long cells = static_cast<long>(kPage) * dim;
   float top[queries], sum[queries];
   for (int query = 0; query < queries; ++query) top[query] = -INFINITY, sum[query] = 0.0f;
   std::fill(out, out + queries * dim, 0.0f);
-  for (int page = first / kPage; page <= position / kPage; ++page) {
+  const int last = position / kPage;
+  for (int page = first / kPage; page <= last; ++page) {
     const Seen seen{std::max(0, first - page * kPage), std::min(kPage, position + 1 - page * kPage)};
-    const long at = pages[page];
     constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
-    // Pages lie anywhere: how the next ones begin is fetched now, and from there on processors see it by themselves.
-    const long next = pages[std::min(page + 1, position / kPage)];
-    for (int line = 0; line < kFetchedLines; ++line) {
-      fetch(static_cast<const char*>(head.keys) + next * cells * sizeof(Cell) + 64 * line);
-      fetch(static_cast<const char*>(head.values) + next * cells * sizeof(Cell) + 64 * line);
-    }
+    const HeadPage<Cell> here(head, dim, pages[page]);
+    // Pages lie anywhere: the next one is fetched while this one is worked on.
+    const HeadPage<Cell> next(head, dim, pages[std::min(page + 1, last)]);
     Floats scores[queries][kPageVectors];
-    page_scores(q, dim, static_cast<const Cell*>(head.keys) + at * cells, scores);
+    page_scores(q, dim, here.keys, next.keys, scores);
     float weights[queries][kPage];
     for (int query = 0; query < queries; ++query) {
       auto& row = scores[query];
-      const float best = scale_scores(how, kScaled ? head.key_scales + at * kPage : nullptr, seen, row);
+      const float best = scale_scores(how, kScaled ? here.key_scales : nullptr, seen, row);
       // A row of NaN has no best score, and stays what it is.
       if (!(best <= top[query])) {
         const float fade = std::exp(top[query] - best);
@@ -138,11 +150,11 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
       }
       sum[query] += weigh_scores(top[query], seen, row);
       for (int i = 0; i < kPageVectors; ++i) {
-        if constexpr (kScaled) row[i] = row[i] * load(head.value_scales + at * kPage + i * kPanel);
+        if constexpr (kScaled) row[i] = row[i] * load(here.value_scales + i * kPanel);
         store(weights[query] + i * kPanel, row[i]);
       }
     }
-    add_values(weights, static_cast<const Cell*>(head.values) + at * cells, seen.begin, seen.end, dim, out);
+    add_values(weights, here.values, next.values, seen.begin, seen.end, dim, out);
   }
   for (int query = 0; query < queries; ++query) {
     const float share = 1.0f / sum[query];
@@ -187,16 +199,12 @@ static void keep(const Attention& how, const HeadPages& head, const int32_t* pag
                  const float* value) {
   auto as = [&]<typename Cell>() {
     const int dim = how.dim, slot = position % kPage;
-    const long page = pages[position / kPage];
+    const HeadPage<Cell> page(head, dim, pages[position / kPage]);
     Cell cells[kMostDim];
     const float key_scale = to_cells(key, dim, cells);
-    auto* keys = static_cast<Cell*>(head.keys) + page * kPage * dim + slot;
-    for (int d = 0; d < dim; ++d) keys[d * kPage] = cells[d];
-    const float value_scale = to_cells(value, dim, static_cast<Cell*>(head.values) + (page * kPage + slot) * dim);
-    if constexpr (std::is_same_v<Cell, int8_t>) {
-      head.key_scales[page * kPage + slot] = key_scale;
-      head.value_scales[page * kPage + slot] = value_scale;
-    }
+    for (int d = 0; d < dim; ++d) page.keys[d * kPage + slot] = cells[d];
+    const float value_scale = to_cells(value, dim, page.values + slot * dim);
+    if constexpr (std::is_same_v<Cell, int8_t>) page.key_scales[slot] = key_scale, page.value_scales[slot] = value_scale;
   };
   switch (how.cells) {
     case Cells::kFloat: as.template operator()<float>(); break;

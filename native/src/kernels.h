@@ -28,14 +28,18 @@ struct Attention {
   float cap;  // 0 is none
 };
 
-// The pages of one head in one layer. Keys lie dimension by dimension, [page][dim][slot], so that a page's scores need
-// no sums across a vector; values lie token by token, [page][slot][dim]. Eight-bit cells have a scale for each slot.
+// The pages of one head in one layer. In a page, keys lie dimension by dimension, [dim][slot], so that scores need no sums
+// across a vector; then values token by token, [slot][dim]; then, with eight-bit cells, a scale of each slot's key and
+// one of each slot's value.
 struct HeadPages {
-  void* keys;
-  void* values;
-  float* key_scales;  // [page][slot]
-  float* value_scales;
+  uint8_t* first;
+  long stride;  // from a page to the next, in bytes
 };
+
+constexpr long head_page_bytes(int dim, Cells cells) {
+  const long cell = cells == Cells::kFloat ? sizeof(float) : cells == Cells::kHalf ? sizeof(Half) : sizeof(int8_t);
+  return 2 * kPage * (dim * cell + (cells == Cells::kInt8 ? static_cast<long>(sizeof(float)) : 0));
+}
 
 // Of a panel in a product's scratch: codes of a byte, and at most two scales and a minimum of four bytes a group.
 constexpr long unpacked_bytes(int panel, int cols) { return static_cast<long>(panel) * cols / kGroup * (kGroup + 12); }

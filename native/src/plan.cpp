@@ -8,6 +8,10 @@
 
 #include "pack.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace ostro {
 namespace {
 
@@ -57,6 +61,20 @@ Plan::Memory<T> Plan::zeros(size_t count) {
   return Memory<T>(memory);
 }
 
+// In few large pages where the system has them: addresses of what lies far apart are then found faster.
+Plan::Memory<uint8_t> Plan::large(size_t size) {
+#if defined(__linux__)
+  constexpr size_t kLarge = size_t{2} << 20;
+  size = (size + kLarge - 1) / kLarge * kLarge;
+  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(kLarge, size));
+  if (!memory) throw std::bad_alloc();
+  madvise(memory, size, MADV_HUGEPAGE);
+  return Memory<uint8_t>(memory);
+#else
+  return zeros<uint8_t>(size);
+#endif
+}
+
 Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> buffers,
            std::vector<Rotation> rotations, std::vector<Step> steps)
     : kernels_(kernels),
@@ -86,13 +104,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> 
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
     own.scratch.resize(kPanels * unpacked_bytes(kernels.panel, most_cols));
   }
-  const size_t slots = static_cast<size_t>(shape.num_layers) * shape.kv_heads * shape.num_pages * kPage;
-  keys_ = zeros<uint8_t>(slots * shape.head_dim * cell_bytes());
-  values_ = zeros<uint8_t>(slots * shape.head_dim * cell_bytes());
-  if (static_cast<Cells>(shape.cells) == Cells::kInt8) {
-    key_scales_ = zeros<float>(slots);
-    value_scales_ = zeros<float>(slots);
-  }
+  pages_ = large(static_cast<size_t>(page_bytes()) * shape.num_pages);
 }
 
 void Plan::run(const Batch& batch, int begin, int end) {
@@ -103,19 +115,7 @@ void Plan::run(const Batch& batch, int begin, int end) {
 }
 
 void Plan::copy_page(int from, int to) {
-  const size_t cells = static_cast<size_t>(kPage) * shape_.head_dim * cell_bytes();
-  for (int layer = 0; layer < shape_.num_layers; ++layer)
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      const HeadPages pages = pages_of(layer, head);
-      auto copy = [&](void* memory, size_t size) {
-        auto* bytes = static_cast<uint8_t*>(memory);
-        if (bytes) std::memcpy(bytes + to * size, bytes + from * size, size);
-      };
-      copy(pages.keys, cells);
-      copy(pages.values, cells);
-      copy(pages.key_scales, kPage * sizeof(float));
-      copy(pages.value_scales, kPage * sizeof(float));
-    }
+  std::memcpy(pages_.get() + to * page_bytes(), pages_.get() + from * page_bytes(), page_bytes());
 }
 
 std::array<double, kOps> Plan::take_profile() { return std::exchange(seconds_, {}); }
@@ -275,24 +275,18 @@ void Plan::attend(const Step& step, const Batch& batch, std::atomic<int>& taken)
   });
 }
 
+// A page has all layers and heads of its tokens.
 HeadPages Plan::pages_of(int layer, int head) const {
-  const size_t slots = (static_cast<size_t>(layer) * shape_.kv_heads + head) * shape_.num_pages * kPage;
-  const size_t bytes = slots * shape_.head_dim * cell_bytes();
-  return {keys_.get() + bytes, values_.get() + bytes, key_scales_ ? key_scales_.get() + slots : nullptr,
-          value_scales_ ? value_scales_.get() + slots : nullptr};
+  const long before = static_cast<long>(layer) * shape_.kv_heads + head;
+  return {pages_.get() + before * head_page_bytes(shape_.head_dim, static_cast<Cells>(shape_.cells)), page_bytes()};
+}
+
+long Plan::page_bytes() const {
+  return head_page_bytes(shape_.head_dim, static_cast<Cells>(shape_.cells)) * shape_.num_layers * shape_.kv_heads;
 }
 
 Attention Plan::how(const Step& step) const {
   return {shape_.head_dim, step.window, static_cast<Cells>(shape_.cells), step.scale, step.cap};
-}
-
-size_t Plan::cell_bytes() const {
-  switch (static_cast<Cells>(shape_.cells)) {
-    case Cells::kFloat: return 4;
-    case Cells::kHalf: return 2;
-    case Cells::kInt8: return 1;
-  }
-  return 4;
 }
 
 }  // namespace ostro

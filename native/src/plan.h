@@ -105,6 +105,7 @@ class Plan {
   using Memory = std::unique_ptr<T[], Freed<T>>;
   template <typename T>
   static Memory<T> zeros(size_t count);
+  static Memory<uint8_t> large(size_t size);
 
   struct Buffer {
     BufferShape shape;
@@ -141,15 +142,14 @@ class Plan {
   }
   HeadPages pages_of(int layer, int head) const;
   Attention how(const Step& step) const;
-  size_t cell_bytes() const;
+  long page_bytes() const;
 
   const Kernels& kernels_;
   const Shape shape_;
   const std::vector<Rotation> rotations_;
   const std::vector<Step> steps_;
   std::vector<Buffer> buffers_;
-  Memory<uint8_t> keys_, values_;
-  Memory<float> key_scales_, value_scales_;
+  Memory<uint8_t> pages_;
   std::vector<uint8_t> codes_;
   std::vector<float> normed_;
   std::vector<Own> own_;

@@ -378,18 +378,13 @@ void check_odd_rows(const Kind& kind) {
 
 struct Head {
   Attention how;
-  std::vector<uint8_t> keys, values;
-  Values key_scales, value_scales;
+  std::vector<uint8_t> bytes;
   std::vector<int32_t> pages;
 
   // Everything is NaN where no token was kept: nothing may come of it.
   Head(const Attention& how, int tokens) : how(how) {
     const int count = (tokens + kPage - 1) / kPage, all = count + 2;
-    const long bytes = long(all) * kPage * how.dim * (how.cells == Cells::kFloat ? 4 : how.cells == Cells::kHalf ? 2 : 1);
-    keys.assign(bytes, 0xFF);
-    values.assign(bytes, 0xFF);
-    key_scales.assign(long(all) * kPage, NAN);
-    value_scales.assign(long(all) * kPage, NAN);
+    bytes.assign(all * stride(), 0xFF);
     for (int i = 0; i < count; ++i) pages.push_back((i * 5 + 3) % all);
     std::vector<int32_t> sorted = pages;
     std::sort(sorted.begin(), sorted.end());
@@ -397,25 +392,24 @@ struct Head {
       std::iota(pages.rbegin(), pages.rend(), 1);  // five was a divisor
   }
 
-  HeadPages view() { return {keys.data(), values.data(), key_scales.data(), value_scales.data()}; }
+  HeadPages view() { return {bytes.data(), stride()}; }
 
-  double key(int token, int d) const {
-    const long page = pages[token / kPage], slot = token % kPage;
-    return cell(keys, (page * how.dim + d) * kPage + slot, key_scales[page * kPage + slot]);
-  }
-  double value(int token, int d) const {
-    const long page = pages[token / kPage], slot = token % kPage;
-    return cell(values, (page * kPage + slot) * how.dim + d, value_scales[page * kPage + slot]);
-  }
+  double key(int token, int d) const { return cell(token, long(d) * kPage + token % kPage, 0); }
+  double value(int token, int d) const { return cell(token, long(kPage + token % kPage) * how.dim + d, kPage); }
 
  private:
-  double cell(const std::vector<uint8_t>& bytes, long at, float scale) const {
+  // Other layers and heads lie between this one's pages.
+  long stride() const { return 3 * ostro::head_page_bytes(how.dim, how.cells); }
+  double cell(int token, long at, int first_scale) const {
+    const uint8_t* page = &bytes[pages[token / kPage] * stride()];
     float value;
     Half half;
     switch (how.cells) {
-      case Cells::kFloat: return std::memcpy(&value, &bytes[at * 4], 4), value;
-      case Cells::kHalf: return std::memcpy(&half, &bytes[at * 2], 2), to_float(half);
-      default: return double(static_cast<int8_t>(bytes[at])) * scale;
+      case Cells::kFloat: return std::memcpy(&value, page + at * 4, 4), value;
+      case Cells::kHalf: return std::memcpy(&half, page + at * 2, 2), to_float(half);
+      default:
+        std::memcpy(&value, page + 2L * kPage * how.dim + 4L * (first_scale + token % kPage), 4);
+        return double(static_cast<int8_t>(page[at])) * value;
     }
   }
 };
