@@ -48,7 +48,6 @@ inline Floats or_nan(Floats value, Floats a) { return _mm256_or_ps(value, _mm256
 inline Floats max(Floats a, Floats b) { return or_nan(_mm256_max_ps(a, b), a); }
 inline Floats min(Floats a, Floats b) { return or_nan(_mm256_min_ps(a, b), a); }
 inline Floats abs(Floats a) { return _mm256_andnot_ps(all(-0.0f), a); }
-inline Floats round(Floats a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline float total(Floats a) {
   __m128 four = _mm256_castps256_ps128(a) + _mm256_extractf128_ps(a, 1);
   four = four + _mm_movehdup_ps(four);
@@ -59,10 +58,10 @@ inline float largest(Floats a) {
   a = max(a, _mm256_permute_ps(a, 0b01001110));
   return _mm256_cvtss_f32(max(a, _mm256_permute_ps(a, 0b10110001)));
 }
-// 2 to the power of whole numbers from -126 to 127
-inline Floats power_of_two(Floats whole) {
-  const Ints exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+// 2 to the power of what the low bits of `n` are, -126 to 127
+inline Floats power_of_two(Floats n) {
+  const Ints exponent = _mm256_slli_epi32(_mm256_castps_si256(n), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
 }
 
 inline Ints ints(int32_t value) { return _mm256_set1_epi32(value); }

@@ -53,7 +53,6 @@ inline Floats or_nan(Floats value, Floats a) {
 inline Floats max(Floats a, Floats b) { return or_nan(_mm512_max_ps(a, b), a); }
 inline Floats min(Floats a, Floats b) { return or_nan(_mm512_min_ps(a, b), a); }
 inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
-inline Floats round(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline float total(Floats a) {
   const __m256 eight = _mm512_castps512_ps256(a) + _mm512_extractf32x8_ps(a, 1);
   __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
@@ -66,10 +65,10 @@ inline float largest(Floats a) {
   a = max(a, _mm512_permute_ps(a, 0b01001110));
   return _mm512_cvtss_f32(max(a, _mm512_permute_ps(a, 0b10110001)));
 }
-// 2 to the power of whole numbers from -126 to 127
-inline Floats power_of_two(Floats whole) {
-  const Ints exponent = _mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+// 2 to the power of what the low bits of `n` are, -126 to 127
+inline Floats power_of_two(Floats n) {
+  const Ints exponent = _mm512_slli_epi32(_mm512_castps_si512(n), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(127 << 23)));
 }
 
 inline Ints ints(int32_t value) { return _mm512_set1_epi32(value); }

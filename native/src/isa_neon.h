@@ -41,7 +41,6 @@ inline Floats madd(Floats sum, Floats a, float b) { return vfmaq_n_f32(sum, a, b
 inline Floats max(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline Floats min(Floats a, Floats b) { return vminq_f32(a, b); }
 inline Floats abs(Floats a) { return vabsq_f32(a); }
-inline Floats round(Floats a) { return vrndnq_f32(a); }
 inline float total(Floats a) { return vaddvq_f32(a); }
 inline float largest(Floats a) { return vmaxvq_f32(a); }
 
@@ -54,9 +53,9 @@ inline Floats madd_lane(Floats sum, Floats a, Four b) {
   return sum;
 }
 
-// 2 to the power of whole numbers from -126 to 127
-inline Floats power_of_two(Floats whole) {
-  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127)), 23));
+// 2 to the power of what the low bits of `n` are, -126 to 127
+inline Floats power_of_two(Floats n) {
+  return vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23), vdupq_n_s32(127 << 23)));
 }
 
 // Loads that spread a number cost what arithmetic does, and so do copies from register to register: what is the same
@@ -120,11 +119,11 @@ inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   int8x16_t bytes[2];
   for (int half = 0; half < 2; ++half) {
-    int32x4_t whole[4];
-    for (int i = 0; i < 4; ++i) whole[i] = vcvtnq_s32_f32(vmulq_n_f32(x[4 * half + i], inverse));
-    const int16x8_t low = vqmovn_high_s32(vqmovn_s32(whole[0]), whole[1]);
-    const int16x8_t high = vqmovn_high_s32(vqmovn_s32(whole[2]), whole[3]);
-    bytes[half] = vqmovn_high_s16(vqmovn_s16(low), high);
+    // Added to 1.5 * 2^23 they are rounded, and their codes are the lowest bytes of the sums.
+    int16x8_t sums[4];
+    for (int i = 0; i < 4; ++i) sums[i] = vreinterpretq_s16_f32(vfmaq_n_f32(all(12582912.0f), x[4 * half + i], inverse));
+    const int16x8_t low = vuzp1q_s16(sums[0], sums[1]), high = vuzp1q_s16(sums[2], sums[3]);
+    bytes[half] = vuzp1q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high));
     vst1q_s8(codes + 16 * half, bytes[half]);
   }
   const int32x4_t sums = vdotq_s32(vdotq_s32(vdupq_n_s32(0), bytes[0], vdupq_n_s8(1)), bytes[1], vdupq_n_s8(1));

@@ -1,6 +1,7 @@
 // The few instructions that kernels need, written out: for machines that have no others, and to test those that do.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -47,16 +48,16 @@ inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
 inline Floats max(Floats a, Floats b) { EACH(kPanel) a.at[i] = larger(a.at[i], b.at[i]); return a; }
 inline Floats min(Floats a, Floats b) { EACH(kPanel) a.at[i] = smaller(a.at[i], b.at[i]); return a; }
 inline Floats abs(Floats a) { EACH(kPanel) a.at[i] = std::fabs(a.at[i]); return a; }
-inline Floats round(Floats a) { EACH(kPanel) a.at[i] = std::nearbyint(a.at[i]); return a; }
 // The upper half onto the lower until four are left, then neighbours.
 inline float total(Floats a) {
   for (int half = kPanel / 2; half >= 4; half /= 2) EACH(half) a.at[i] += a.at[half + i];
   return (a.at[0] + a.at[1]) + (a.at[2] + a.at[3]);
 }
 inline float largest(Floats a) { EACH(kPanel) a.at[0] = larger(a.at[0], a.at[i]); return a.at[0]; }
-inline Floats power_of_two(Floats whole) {
-  EACH(kPanel) if (whole.at[i] == whole.at[i]) whole.at[i] = std::ldexp(1.0f, static_cast<int>(whole.at[i]));
-  return whole;
+// 2 to the power of what the low bits of `n` are, -126 to 127
+inline Floats power_of_two(Floats n) {
+  EACH(kPanel) n.at[i] = std::bit_cast<float>((std::bit_cast<uint32_t>(n.at[i]) << 23) + (127u << 23));
+  return n;
 }
 
 inline Floats load(const int8_t* from) { Floats a; EACH(kPanel) a.at[i] = from[i]; return a; }

@@ -65,7 +65,7 @@ inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
   for (int at = 0; at < cols; at += kGroup, ++group)
     for (int row = 0; row < rows; ++row) {
       const float peak = quantize_group(x + row * stride + at, group->codes[row], group->sum[row]);
-      const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak / 127.0f) & kScaleBits);
+      const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
       group->base[row] = spread(-kFloatBase * scale);
       group->scale[row] = scale;
       group->total[row] = scale * static_cast<float>(group->sum[row]);

@@ -3,20 +3,20 @@
 
 namespace OSTRO_ISA {
 
-// e to the power of x, to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2.
+// e to the power of x, to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2. Added to 1.5 * 2^23, n is
+// rounded to a whole number, and is the low bits of the sum.
 inline Floats exponential(Floats x) {
   x = max(min(x, all(88.0f)), all(-87.0f));
-  const Floats n = round(x * all(1.44269504f));
+  const Floats sum = madd(all(12582912.0f), x, 1.44269504f);
+  const Floats n = sum - all(12582912.0f);
   Floats r = madd(x, n, -0.693359375f);
   r = madd(r, n, 2.12194440e-4f);
-  Floats p = all(1.9875691500e-4f);
-  p = madd(all(1.3981999507e-3f), p, r);
-  p = madd(all(8.3334519073e-3f), p, r);
-  p = madd(all(4.1665795894e-2f), p, r);
-  p = madd(all(1.6666665459e-1f), p, r);
-  p = madd(all(5.0000001201e-1f), p, r);
-  p = madd(r + all(1.0f), p, r * r);
-  return p * power_of_two(n);
+  const Floats square = r * r;
+  const Floats first = madd(all(5.0000001201e-1f), r, 1.6666665459e-1f);
+  const Floats second = madd(all(4.1665795894e-2f), r, 8.3334519073e-3f);
+  const Floats third = madd(all(1.3981999507e-3f), r, 1.9875691500e-4f);
+  const Floats p = madd(first, madd(second, third, square), square);
+  return madd(r + all(1.0f), p, square) * power_of_two(sum);
 }
 
 inline Floats silu(Floats x) { return x / (all(1.0f) + exponential(all(0.0f) - x)); }
