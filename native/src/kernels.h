@@ -10,6 +10,7 @@ namespace ostro {
 
 constexpr int kPage = 16;  // tokens of a page of keys and values
 constexpr int kMostDim = 256;
+constexpr long kScratchBytes = 192 << 10;
 
 enum class After : int32_t {
   kStore = 0,
@@ -41,8 +42,17 @@ constexpr long head_page_bytes(int dim, Cells cells) {
   return 2 * kPage * (dim * cell + (cells == Cells::kInt8 ? static_cast<long>(sizeof(float)) : 0));
 }
 
-// Of a panel in a product's scratch: codes of a byte, and at most two scales and a minimum of four bytes a group.
-constexpr long unpacked_bytes(int panel, int cols) { return static_cast<long>(panel) * cols / kGroup * (kGroup + 12); }
+// A panel in a product's scratch has codes of a byte, and a scale and a minimum of four bytes a group.
+constexpr long unpacked_bytes(int panel, int cols) { return static_cast<long>(panel) * cols / kGroup * (kGroup + 8); }
+// Panels that are unpacked at a time, a multiple of four: as many as a core's second cache easily holds.
+constexpr int unpacked_panels(int panel, int cols) {
+  const long fit = kScratchBytes / unpacked_bytes(panel, cols);
+  return fit < 4 ? 4 : static_cast<int>(fit / 4) * 4;
+}
+constexpr long scratch_bytes(int panel, int cols) {
+  const long least = 4 * unpacked_bytes(panel, cols);
+  return least < kScratchBytes ? kScratchBytes : least;
+}
 
 struct Kernels {
   const char* name;
@@ -52,7 +62,7 @@ struct Kernels {
   // Rows of activations to codes, a scale and a total for each group.
   void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
   // Panels begin to end of a product. `x` is what `quantize` wrote, or, for a matrix of floats, rows of floats, `cols`
-  // of them with x_stride between. The scratch holds four panels, unpacked.
+  // of them with x_stride between. The scratch has scratch_bytes(panel, cols).
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                  const float* bias, float* out, long stride, uint8_t* scratch);
   // Queries q[0 .. count) of one position, which share a head of keys; each `dim` long, beside each other.

@@ -29,9 +29,9 @@ constexpr int32_t kFloatBits = 0x4B400000;
 constexpr float kFloatBase = 12582912.0f;
 constexpr uint32_t kScaleBits = ~3u;
 
-// From how many rows on panels are unpacked first: of eight bits only the scales become faster to read.
-template <int kind>
-constexpr int many_rows = (kind == kInt4 || kind == kUnsigned4 ? 16 : 64);
+// From so many rows on, panels of four bits are unpacked first, once for all of them.
+constexpr int kManyRows = 24;
+constexpr long kBlockBytes = 32 << 10;
 
 // One group of a tile of rows, as `quantize` writes it.
 template <int rows>
@@ -275,7 +275,7 @@ inline void widen(const Scale* from, int count, float* to) {
   for (int i = 0; i < count; i += kPanel) store(to + i, load(from + i));
 }
 
-// A product, panel by panel, and of these tile by tile. For many rows panels are unpacked first, once for all of them.
+// A product, panel by panel, and of these tile by tile.
 template <int kind, bool minima, typename Scale>
 struct Integers {
   const Matrix& matrix;
@@ -287,29 +287,41 @@ struct Integers {
   long stride;
   uint8_t* scratch;
 
-  // Eight-bit codes whose scales differ within a group are what they are in memory.
-  static constexpr int kUnpacked = kind == kInt8Halves ? kInt8Halves : kSpread;
+  static constexpr bool kIsFour = kind == kInt4 || kind == kUnsigned4;
   static constexpr int kScales = (kind == kInt8Halves ? 2 : 1) * kPanel;
   static constexpr float kFactor = kind == kInt4 ? 1.0f / kInt4Factor : 1.0f;
 
   void operator()(int begin, int end) const {
-    int panel = begin;
-    for (; panel + 4 <= end; panel += 4) columns<4, kTileRows>(panel);
-    for (; panel + 2 <= end; panel += 2) columns<2, kTileRows>(panel);
-    if (panel < end) columns<1, kTileRows>(panel);
-  }
-
-  template <int panels, int most>
-  void columns(int panel) const {
-    if constexpr (most > 1) {
-      if (rows >= many_rows<kind>) {
-        const Place<float> unpacked = unpack<panels>(panel);
-        each_tile<most>(rows, [&](auto tile, int row) { compute<kUnpacked, panels, tile>(unpacked, panel, row); });
+    if constexpr (kIsFour) {
+      if (rows >= kManyRows) {
+        const int most = unpacked_panels(kPanel, matrix.cols);
+        for (int panel = begin, count; panel < end; panel += count) {
+          count = std::min(most, end - panel);
+          columns<kSpread>(unpack(panel, count), panel, count);
+        }
         return;
       }
     }
-    const Place<Scale> packed = place(panel);
-    each_tile<most>(rows, [&](auto tile, int row) { compute<kind, panels, tile>(packed, panel, row); });
+    columns<kind>(place(begin), begin, end - begin);
+  }
+
+  // Some panels with all rows, so many rows at a time as stay in a core's first cache while panels pass by.
+  template <int stored, typename Number>
+  void columns(const Place<Number>& at, int panel, int count) const {
+    const int groups = matrix.cols / kGroup;
+    const int block = std::max(static_cast<int>(kBlockBytes / (groups * kRowBytes)), 16) / kTileRows * kTileRows;
+    for (int first = 0; first < rows; first += block) {
+      auto next = [&]<int panels>(int i) {
+        each_tile(std::min(first + block, rows), [&](auto tile, int row) {
+          compute<stored, panels, tile>(at.template after<code_bytes<stored>, kScales>(i * groups), panel + i, row);
+        }, first);
+        return i + panels;
+      };
+      int i = 0;
+      while (i + 4 <= count) i = next.template operator()<4>(i);
+      if (i + 2 <= count) i = next.template operator()<2>(i);
+      if (i < count) next.template operator()<1>(i);
+    }
   }
 
   Place<Scale> place(int panel) const {
@@ -319,16 +331,15 @@ struct Integers {
   }
 
   // Panels in the scratch: their codes, their scales, their minima.
-  template <int panels>
-  Place<float> unpack(int panel) const {
-    const int groups = panels * (matrix.cols / kGroup);
+  Place<float> unpack(int panel, int count) const {
+    const int groups = count * (matrix.cols / kGroup);
     const Place<Scale> from = place(panel);
     auto* scales = reinterpret_cast<float*>(scratch + static_cast<long>(groups) * code_bytes<kSpread>);
     float* lowest = scales + groups * kScales;
     widen(from.scales, groups * kScales, scales);
     if constexpr (minima) widen(from.minima, groups * kPanel, lowest);
-    if constexpr (kUnpacked == kSpread) spread_codes<kind>(from.codes, groups, scratch);
-    return {kUnpacked == kSpread ? scratch : from.codes, scales, lowest};
+    spread_codes<kind>(from.codes, groups, scratch);
+    return {scratch, scales, lowest};
   }
 
   // A tile: apart from whoever calls it, so that the compiler has all registers for it.

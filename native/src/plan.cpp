@@ -102,7 +102,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> 
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
-    own.scratch.resize(kPanels * unpacked_bytes(kernels.panel, most_cols));
+    own.scratch.resize(scratch_bytes(kernels.panel, most_cols));
   }
   pages_ = large(static_cast<size_t>(page_bytes()) * shape.num_pages);
 }

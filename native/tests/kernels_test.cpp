@@ -208,7 +208,7 @@ Values run(const Packed& packed, const float* x, int rows, const Call& call, Val
   const Matrix& matrix = packed.matrix;
   const bool is_float = matrix.codes == kFloat32 || matrix.codes == kFloat16;
   std::vector<uint8_t> codes(is_float ? 0 : long(rows) * matrix.cols / kGroup * table->row_bytes);
-  std::vector<uint8_t> scratch(4 * ostro::unpacked_bytes(table->panel, matrix.cols));
+  std::vector<uint8_t> scratch(ostro::scratch_bytes(table->panel, matrix.cols));
   if (!is_float) table->quantize(x, matrix.cols, rows, matrix.cols, codes.data());
   const void* from = is_float ? static_cast<const void*>(x) : codes.data();
   table->linear(matrix, from, matrix.cols, rows, call.begin, call.end, call.after, call.bias, out.data(), stride,

@@ -107,7 +107,7 @@ class EngineConfig:
         default=None,
         metadata=_means(
             "tokens computed in a step: longer prompts are computed in chunks, beside the sequences that generate "
-            "(default: 256 in a server and 1024 offline on a CPU, 8192 and 16384 on a GPU)"
+            "(default: 256 on a CPU; on a GPU 8192 in a server and 16384 offline)"
         ),
     )
     max_batch_seqs: int | None = field(
@@ -227,7 +227,7 @@ class _Suits(NamedTuple):
 
 # By kind of device, and whether people read along.
 _SUITED: Mapping[tuple[str, bool], _Suits] = {
-    ("cpu", False): _Suits(16, 1024, 64),
+    ("cpu", False): _Suits(16, 256, 64),
     ("cpu", True): _Suits(16, 256, 64),
     ("cuda", False): _Suits(64, 16384, 256),
     ("cuda", True): _Suits(64, 8192, 256),
