@@ -25,8 +25,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cpu_peers.llama_cpp import LlamaCpp
 from cpu_peers.model_files import ModelFiles, tensor_types
@@ -73,25 +74,36 @@ def main() -> int:
     rows: list[Row] = []
     failed: dict[str, str] = {}
     for part in args.parts or PARTS:
+        found: list[Row] = []
         try:
             for row in PARTS[part](setup):
-                rows.append(row)
+                found.append(row)
                 told = f"{row.name}: {with_spread(row.ostro)}, {row.peer} {with_spread(row.theirs)} {row.unit}"
                 print(told, file=sys.stderr, flush=True)
         except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
             # An hour's other parts should not be lost for it.
             failed[part] = str(error)
             print(f"{part} failed: {error}", file=sys.stderr, flush=True)
-        if args.save:
-            whole = {**record, "failed": failed, "rows": [row.as_json() for row in rows]}
-            args.results.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        rows += found
+        if args.save and part not in failed:
+            _save(args.results, record, found)
     print(table(rows))
     for part, why in failed.items():
         print(f"{part} failed: {why}")
     return 1 if failed else 0
 
 
-def _describe(args: argparse.Namespace, setup: Setup) -> dict[str, object]:
+def _save(path: Path, run: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Each row says of which run it is. Rows of earlier runs stay, unless they compare the same."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"models": {}, "rows": {}}
+    about = {name: value for name, value in run.items() if name != "models"}
+    models = {**before["models"], **run["models"]}
+    found = {**before["rows"], **{f"{row.name}, {row.peer}": {**row.as_json(), "run": about} for row in rows}}
+    text = json.dumps({"models": models, "rows": found}, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _describe(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     """What is compared. Loads each variant once, which also fills Ostro's caches."""
     models = {}
     for name, path in _models(args, setup):
@@ -148,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load-seconds", type=float, default=60.0, metavar="S")
     parser.add_argument("--load-input", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--load-output", type=int, default=8, metavar="TOKENS")
-    parser.add_argument("--save", action="store_true", help="all that was measured, as JSON")
+    parser.add_argument("--save", action="store_true", help="what was measured, as JSON, row by row")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where --save does (cpu.json)")
     return parser
 
