@@ -85,7 +85,7 @@ def main() -> int:
             failed[part] = str(error)
             print(f"{part} failed: {error}", file=sys.stderr, flush=True)
         rows += found
-        if args.save and part not in failed:
+        if args.save:
             _save(args.results, record, found)
     print(table(rows))
     for part, why in failed.items():
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load-seconds", type=float, default=60.0, metavar="S")
     parser.add_argument("--load-input", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--load-output", type=int, default=8, metavar="TOKENS")
-    parser.add_argument("--save", action="store_true", help="what was measured, as JSON, row by row")
+    parser.add_argument("--save", action="store_true", help="what was measured, as JSON; rows of earlier runs stay")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where --save does (cpu.json)")
     return parser
 

@@ -121,7 +121,8 @@ inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
   for (int half = 0; half < 2; ++half) {
     // Added to 1.5 * 2^23 they are rounded, and their codes are the lowest bytes of the sums.
     int16x8_t sums[4];
-    for (int i = 0; i < 4; ++i) sums[i] = vreinterpretq_s16_f32(vfmaq_n_f32(all(12582912.0f), x[4 * half + i], inverse));
+    for (int i = 0; i < 4; ++i)
+      sums[i] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(x[4 * half + i], inverse), all(12582912.0f)));
     const int16x8_t low = vuzp1q_s16(sums[0], sums[1]), high = vuzp1q_s16(sums[2], sums[3]);
     bytes[half] = vuzp1q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high));
     vst1q_s8(codes + 16 * half, bytes[half]);

@@ -44,7 +44,7 @@ constexpr long head_page_bytes(int dim, Cells cells) {
 
 // A panel in a product's scratch has codes of a byte, and a scale and a minimum of four bytes a group.
 constexpr long unpacked_bytes(int panel, int cols) { return static_cast<long>(panel) * cols / kGroup * (kGroup + 8); }
-// Panels that are unpacked at a time, a multiple of four: as many as a core's second cache easily holds.
+// Panels that rows pass by at a time, a multiple of four: as many as a core's second cache easily holds, unpacked.
 constexpr int unpacked_panels(int panel, int cols) {
   const long fit = kScratchBytes / unpacked_bytes(panel, cols);
   return fit < 4 ? 4 : static_cast<int>(fit / 4) * 4;
@@ -59,7 +59,7 @@ struct Kernels {
   int panel;      // rows of a packed matrix that lie together
   int row_bytes;  // of one row's group as `quantize` writes it
   bool (*runs_here)();
-  // Rows of activations to codes, a scale and a total for each group.
+  // Rows of activations to codes, and to what products need to know of each group. `to` begins on a boundary of 16 bytes.
   void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
   // Panels begin to end of a product. `x` is what `quantize` wrote, or, for a matrix of floats, rows of floats, `cols`
   // of them with x_stride between. The scratch has scratch_bytes(panel, cols).

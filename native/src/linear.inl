@@ -31,7 +31,9 @@ constexpr uint32_t kScaleBits = ~3u;
 
 // From so many rows on, panels of four bits are unpacked first, once for all of them.
 constexpr int kManyRows = 24;
+// Of the rows that panels pass by at a time.
 constexpr long kBlockBytes = 32 << 10;
+constexpr int kLeastBlock = 16;
 
 // One group of a tile of rows, as `quantize` writes it.
 template <int rows>
@@ -292,24 +294,23 @@ struct Integers {
   static constexpr float kFactor = kind == kInt4 ? 1.0f / kInt4Factor : 1.0f;
 
   void operator()(int begin, int end) const {
-    if constexpr (kIsFour) {
-      if (rows >= kManyRows) {
-        const int most = unpacked_panels(kPanel, matrix.cols);
-        for (int panel = begin, count; panel < end; panel += count) {
-          count = std::min(most, end - panel);
+    const int most = unpacked_panels(kPanel, matrix.cols);
+    for (int panel = begin, count; panel < end; panel += count) {
+      count = std::min(most, end - panel);
+      if constexpr (kIsFour)
+        if (rows >= kManyRows) {
           columns<kSpread>(unpack(panel, count), panel, count);
+          continue;
         }
-        return;
-      }
+      columns<kind>(place(panel), panel, count);
     }
-    columns<kind>(place(begin), begin, end - begin);
   }
 
-  // Some panels with all rows, so many rows at a time as stay in a core's first cache while panels pass by.
+  // Some panels with all rows. While panels pass by, a block of rows stays near, in a core's first cache if they are short.
   template <int stored, typename Number>
   void columns(const Place<Number>& at, int panel, int count) const {
     const int groups = matrix.cols / kGroup;
-    const int block = std::max(static_cast<int>(kBlockBytes / (groups * kRowBytes)), 16) / kTileRows * kTileRows;
+    const int block = std::max(static_cast<int>(kBlockBytes / (groups * kRowBytes)), kLeastBlock) / kTileRows * kTileRows;
     for (int first = 0; first < rows; first += block) {
       auto next = [&]<int panels>(int i) {
         each_tile(std::min(first + block, rows), [&](auto tile, int row) {
@@ -394,7 +395,7 @@ inline void float_product(const Matrix& matrix, const float* x, long x_stride, i
     for (int i = 0; i < panels; ++i)
       from[i] = reinterpret_cast<const Cell*>(matrix.data) + static_cast<long>(panel + i) * matrix.cols * kPanel;
     const Cell* const(&cells)[panels] = from;
-    each_tile(rows, [&](auto tile, int row) {
+    each_tile<std::min(kTileRows, 4)>(rows, [&](auto tile, int row) {
       finish(float_tile<Cell, panels, tile>(x + row * x_stride, x_stride, cells, matrix.cols), 1.0f, after, bias, panel,
              out + row * stride, stride);
     });

@@ -65,7 +65,7 @@ Plan::Memory<T> Plan::zeros(size_t count) {
 Plan::Memory<uint8_t> Plan::large(size_t size) {
 #if defined(__linux__)
   constexpr size_t kLarge = size_t{2} << 20;
-  size = (size + kLarge - 1) / kLarge * kLarge;
+  size = (std::max<size_t>(size, 1) + kLarge - 1) / kLarge * kLarge;
   auto* memory = static_cast<uint8_t*>(std::aligned_alloc(kLarge, size));
   if (!memory) throw std::bad_alloc();
   madvise(memory, size, MADV_HUGEPAGE);
