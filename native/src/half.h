@@ -1,10 +1,13 @@
-// Sixteen-bit floats as they are stored, without a compiler's help.
+// What is known of floats' bits: those of sixteen as they are stored, without a compiler's help.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 namespace ostro {
+
+// 1.5 * 2^23: a number of up to 22 bits that is added to it is rounded to a whole one, and stands in the sum's low bits.
+constexpr float kFloatBase = 12582912.0f;
 
 struct Half {
   uint16_t bits;

@@ -60,12 +60,12 @@ inline Floats power_of_two(Floats n) {
 
 // Loads that spread a number cost what arithmetic does, and so do copies from register to register: what is the same
 // in every lane and is written over at once, is loaded each time.
-struct alignas(16) Spread {
+struct alignas(16) Broadcast {
   float at[4];
 };
-inline Spread spread(float value) { return {{value, value, value, value}}; }
+inline Broadcast broadcast(float value) { return {{value, value, value, value}}; }
 template <int copy>
-inline Floats load_spread(const Spread& from) {
+inline Floats load_broadcast(const Broadcast& from) {
   Floats value;
   asm("ldr %q0, %1" : "=w"(value) : "m"(from), "i"(copy));
   return value;
@@ -122,7 +122,7 @@ inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
     // Added to 1.5 * 2^23 they are rounded, and their codes are the lowest bytes of the sums.
     int16x8_t sums[4];
     for (int i = 0; i < 4; ++i)
-      sums[i] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(x[4 * half + i], inverse), all(12582912.0f)));
+      sums[i] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(x[4 * half + i], inverse), all(ostro::kFloatBase)));
     const int16x8_t low = vuzp1q_s16(sums[0], sums[1]), high = vuzp1q_s16(sums[2], sums[3]);
     bytes[half] = vuzp1q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high));
     vst1q_s8(codes + 16 * half, bytes[half]);

@@ -39,10 +39,10 @@ struct Lanes {
 
 #if !defined(OSTRO_HAS_LANES)
 // A number that becomes all of a vector, as it lies in memory.
-using Spread = float;
-inline Spread spread(float value) { return value; }
+using Broadcast = float;
+inline Broadcast broadcast(float value) { return value; }
 template <int copy>
-inline Floats load_spread(const Spread& from) { return all(from); }
+inline Floats load_broadcast(const Broadcast& from) { return all(from); }
 template <int32_t value, int copy>
 inline Ints fresh_ints(const void*) { return ints(value); }
 #endif

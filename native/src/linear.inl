@@ -26,7 +26,6 @@ inline void fetch(const void* from) {
 // (32 * 127 * 128) leaves the range in which that is exact. Multiplied by a scale, the 1.5 * 2^23 are taken away in the
 // same fused multiply-add; with scales of 22 bits, that is exact as well.
 constexpr int32_t kFloatBits = 0x4B400000;
-constexpr float kFloatBase = 12582912.0f;
 constexpr uint32_t kScaleBits = ~3u;
 
 // From so many rows on, panels of four bits are unpacked first, once for all of them.
@@ -38,7 +37,7 @@ constexpr int kLeastBlock = 16;
 // One group of a tile of rows, as `quantize` writes it.
 template <int rows>
 struct Group {
-  Spread base[rows];  // -kFloatBase times the scale
+  Broadcast base[rows];  // -kFloatBase times the scale
   int8_t codes[rows][kGroup];
   float scale[rows];
   float total[rows];  // of the group's activations, as they are after rounding
@@ -68,7 +67,7 @@ inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
     for (int row = 0; row < rows; ++row) {
       const float peak = quantize_group(x + row * stride + at, group->codes[row], group->sum[row]);
       const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
-      group->base[row] = spread(-kFloatBase * scale);
+      group->base[row] = broadcast(-kFloatBase * scale);
       group->scale[row] = scale;
       group->total[row] = scale * static_cast<float>(group->sum[row]);
     }
@@ -177,7 +176,7 @@ OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panel
   each_lane<panels>([&]<int panel>() OSTRO_BODY {
     const Floats scale = load(scales + panel * panel_scales);
     each_lane<rows>([&]<int row>() OSTRO_BODY {
-      const Floats base = load_spread<panel>(group.base[row]);
+      const Floats base = load_broadcast<panel>(group.base[row]);
       const Floats sum = row_scales.template add<row>(base, as_floats(sums[panel][row]));
       out[panel][row] = madd(out[panel][row], sum, scale);
     });

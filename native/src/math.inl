@@ -7,8 +7,8 @@ namespace OSTRO_ISA {
 // rounded to a whole number, and is the low bits of the sum.
 inline Floats exponential(Floats x) {
   x = max(min(x, all(88.0f)), all(-87.0f));
-  const Floats sum = madd(all(12582912.0f), x, 1.44269504f);
-  const Floats n = sum - all(12582912.0f);
+  const Floats sum = madd(all(ostro::kFloatBase), x, 1.44269504f);
+  const Floats n = sum - all(ostro::kFloatBase);
   Floats r = madd(x, n, -0.693359375f);
   r = madd(r, n, 2.12194440e-4f);
   const Floats square = r * r;
