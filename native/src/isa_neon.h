@@ -59,7 +59,8 @@ inline Floats power_of_two(Floats n) {
 }
 
 // Loads that spread a number cost what arithmetic does, and so do copies from register to register: what is the same
-// in every lane and is written over at once, is loaded each time.
+// in every lane and is written over at once, is loaded each time. Compilers make one load of equal ones, unless each is a
+// `copy` of another number and, within a loop, belongs to `each` round of it.
 struct alignas(16) Broadcast {
   float at[4];
 };

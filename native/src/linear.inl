@@ -1,7 +1,7 @@
 // Products of a packed matrix with rows of activations. Included once for each instruction set.
 //
 // A row's result does not depend on the rows beside it: whatever tile computes it does the same arithmetic in the same
-// order. Integer sums within a group are exact; groups are added in turn, each by one fused multiply-add.
+// order. Integer sums within a group are exact; groups are scaled and added in turn, by fused multiply-adds.
 #pragma once
 
 #include <algorithm>
@@ -45,6 +45,7 @@ struct Group {
 };
 
 constexpr long kRowBytes = sizeof(Group<1>);
+static_assert(sizeof(Group<kTileRows>) <= kTileRows * kRowBytes);
 
 #if !defined(OSTRO_HAS_QUANTIZE)
 // The codes of kGroup activations, and their sum. Returns the largest of them, which becomes 127.
