@@ -152,8 +152,13 @@ LAYERS = {
         ),
         never=("torch",),
     ),
+    # Requests on an engine in this process: whose turn it is to step.
+    "ostro.driver": Layer(
+        ours=("ostro.frontend", "ostro.engine", "ostro.errors", "ostro.outputs"), never=("torch", "numpy")
+    ),
     "ostro.llm": Layer(
         ours=(
+            "ostro.driver",
             "ostro.frontend",
             "ostro.engine",
             "ostro.runner",

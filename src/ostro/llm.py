@@ -3,18 +3,19 @@
 Text becomes token ids here, and ids become text again; the engine below knows ids only.
 """
 
+import asyncio
 import weakref
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 
 from ostro.config import EngineConfig
+from ostro.driver import Driver
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
-from ostro.frontend import Collector, Frontend, Message, Prompt
+from ostro.frontend import Frontend, Message, Prompt
 from ostro.outputs import Completion, Delta, Score, score
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
@@ -23,11 +24,11 @@ from ostro.weights import open_checkpoint
 
 Adapter = str | Sequence[str | None] | None
 
-_Inbox = deque[tuple[Collector, Delta]]
-
 
 class LLM:
-    """A loaded model: `LLM()` is the embedded default one, `LLM("path or Hub id")` any other. For one thread.
+    """A loaded model: `LLM()` is the embedded default one, `LLM("path or Hub id")` any other.
+
+    Calls may come from several threads and be awaited by many tasks; they share each step of the engine.
 
     `adapters` are LoRA adapters by the names that calls give them: PEFT's directories. A call's `adapter` is one name
     for all, or one for each prompt, where None is the model as it is.
@@ -62,8 +63,7 @@ class LLM:
             adapters=self.config.adapter_names,
         )
         self._frontend = Frontend(self.name, self.tokenizer, checkpoint.pooling)
-        # Requests under way: who gathers their progress, and for whom.
-        self._under_way: dict[int, tuple[Collector, _Inbox]] = {}
+        self._driver = Driver(self.core, self._frontend.collector)
 
     def generate(
         self,
@@ -77,19 +77,39 @@ class LLM:
 
         `params` is one for all or one for each. A prompt that cannot run fails the call before anything is generated.
         """
-        batch = _as_list(prompts)
-        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else params
-        if len(each) != len(batch):
-            raise BadRequest(f"{len(batch)} prompts need as many sampling params, got {len(each)}.", param="params")
-        chosen = _for_each(adapter, len(batch))
-        requests = [self.prepare(prompt, p, adapter=name) for prompt, p, name in zip(batch, each, chosen, strict=True)]
-        return self._finish(requests, progress=progress)
+        return self._finish(self._prepare_all(prompts, params, adapter), progress=progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: Adapter = None,
+    ) -> list[Completion]:
+        """What `generate` gives, without holding up the event loop. Cancelling it aborts what is unfinished."""
+        # Long texts take a while to tokenise.
+        requests = await asyncio.to_thread(self._prepare_all, prompts, params, adapter)
+        finished: dict[int, Completion] = {}
+        async with aclosing(self._driver.adrive(requests)) as pieces:
+            async for piece in pieces:
+                if piece.is_last:
+                    finished[piece.collector.request.id] = piece.collector.completion
+        return [finished[request.id] for request in requests]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[Delta]:
         """Completes one prompt, text as it comes. Closing the iterator ends the generation."""
         return self._deltas(self.prepare(prompt, params or SamplingParams(), adapter=adapter))
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """What `stream` gives, without holding up the event loop. Closing or cancelling it aborts the generation."""
+        request = await asyncio.to_thread(self.prepare, prompt, params or SamplingParams(), adapter=adapter)
+        async with aclosing(self._driver.adrive([request])) as pieces:
+            async for piece in pieces:
+                yield piece.delta
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, adapter: str | None = None
@@ -151,19 +171,28 @@ class LLM:
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
         """Runs prepared requests together; (request id, completion) of each as it finishes."""
-        finished: set[int] = set()
-        with closing(self._drive(requests)) as steps:
-            for collector, _ in steps:
-                id = collector.request.id
-                # Several choices may end in one step, and all their deltas see the completion finished.
-                if collector.completion.finished and id not in finished:
-                    finished.add(id)
-                    yield id, collector.completion
+        with closing(self._driver.drive(requests)) as pieces:
+            for piece in pieces:
+                if piece.is_last:
+                    yield piece.collector.request.id, piece.collector.completion
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
-        with closing(self._drive([request])) as steps:
-            for _, delta in steps:
-                yield delta
+        with closing(self._driver.drive([request])) as pieces:
+            for piece in pieces:
+                yield piece.delta
+
+    def _prepare_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: Adapter,
+    ) -> list[Request]:
+        batch = _as_list(prompts)
+        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else params
+        if len(each) != len(batch):
+            raise BadRequest(f"{len(batch)} prompts need as many sampling params, got {len(each)}.", param="params")
+        chosen = _for_each(adapter, len(batch))
+        return [self.prepare(prompt, p, adapter=name) for prompt, p, name in zip(batch, each, chosen, strict=True)]
 
     def _checked(self, request: Request) -> Request:
         self.core.check(request)
@@ -178,41 +207,6 @@ class LLM:
                 finished[id] = completion
                 bar.update()
         return [finished[request.id] for request in requests]
-
-    def _drive(self, requests: Iterable[Request]) -> Generator[tuple[Collector, Delta], None, None]:
-        """Steps the engine until the requests are done. What is unfinished when the caller leaves is aborted.
-
-        Several may drive at a time, a stream within a stream: each step serves them all, each inbox keeps its own.
-        """
-        inbox: _Inbox = deque()
-        unfinished: set[int] = set()
-        try:
-            for request in requests:
-                self.core.add(request)
-                unfinished.add(request.id)
-                self._under_way[request.id] = (self._frontend.collector(request), inbox)
-            while unfinished:
-                if not inbox:
-                    self._step()
-                while inbox:
-                    collector, delta = inbox.popleft()
-                    if collector.completion.finished:
-                        unfinished.discard(collector.request.id)
-                    yield collector, delta
-        finally:
-            for id in unfinished:
-                self.core.abort(id)
-                self._under_way.pop(id, None)
-
-    def _step(self) -> None:
-        for step in self.core.step():
-            collector, inbox = self._under_way[step.request_id]
-            delta = collector.take(step)
-            if delta.finish_reason and step.finish_reason is None:
-                self.core.abort(step.request_id, step.choice)
-            if collector.completion.finished:
-                del self._under_way[step.request_id]
-            inbox.append((collector, delta))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
