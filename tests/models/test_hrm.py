@@ -1,7 +1,7 @@
 """HRM against a reference written out plainly from its facts; rows of a batch against themselves alone, bit for bit."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from ostro.models import hrm_layers
 from ostro.models.hrm import Carry, HrmConfig, HrmModel, build_hrm, load_hrm
 from ostro.models.loading import fill, places_of
 from ostro.models.ragged import Ragged
@@ -345,6 +346,51 @@ def test_packing_gives_the_plain_layout_up_and_lets_rows_run_together() -> None:
         pytest.skip("this torch cannot pack weights")
     assert model.inner.lm_head.weight.numel() == 0
     assert model.mixes_rows
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("kind", "count"), [*(("wide", count) for count in range(1, 9)), ("experts", 7)])
+def test_a_batch_gives_each_what_it_gets_alone_at_any_number_of_threads(
+    threads: Callable[[int], None], kind: str, count: int
+) -> None:
+    """`F.silu` rounded what was left of each thread's share differently, so batches differed from 3 threads on."""
+    threads(count)
+    model = model_of(kind)
+    assert model.mixes_rows
+    # More rows than `count` threads share, in a number that none of them divides.
+    lengths = [64, 61, 1, 64, 37, 64, 8, 64] * (1 if kind == "wide" else 2)
+    prompts = some_prompts(*lengths, vocab=model.config.vocab_size, seed=count)
+    found = run(model, prompts)
+    assert all(found[one] == run(model, [prompts[one]])[0] for one in range(len(prompts)))
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_the_trial_at_loading_finds_elements_that_depend_on_how_threads_share_the_work(
+    threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    threads(count)
+    monkeypatch.setattr(hrm_layers, "silu", silu_of_vectors_and_scalars)
+    # Rows are whole vectors, so that only a cut within a row leaves a rest; 97 is prime, so that 8 threads cut so.
+    config = HrmConfig.read({**CONFIG, "intermediate_size": 8 * 97})
+    assert not load_hrm(config, weights_of(config).items(), torch.float32).mixes_rows
+    monkeypatch.undo()
+    assert load_hrm(config, weights_of(config).items(), torch.float32).mixes_rows
+
+
+def silu_of_vectors_and_scalars(x: Tensor) -> Tensor:
+    """Rounds the last elements of each thread's share differently, as code in vectors of 8 with a scalar rest does."""
+    y = x / (1 + torch.exp(-x))
+    pieces = min(torch.get_num_threads(), -(-y.numel() // 32768))
+    for share in y.view(-1).split(-(-y.numel() // pieces)):
+        share[len(share) // 8 * 8 :] *= 1 + 2**-20
+    return y
 
 
 # --- config ---------------------------------------------------------------------------------------------------------

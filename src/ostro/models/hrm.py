@@ -9,10 +9,11 @@ nothing is kept from one token to the next.
 A sequence's numbers do not depend on what runs beside it, to the last bit, on a CPU in float32. BLAS breaks that: it
 sums one or a few rows in another order than many. oneDNN's products from a packed weight do not, and are faster than
 BLAS from two rows on; nor does torch's fused attention, whose plain twin does. This was measured, not promised by
-anyone, so a trial at loading repeats it. Where it fails, or weights cannot be packed, sequences run one by one.
+anyone, so a trial at loading repeats it, with as many threads as will serve. Where it fails, or weights cannot be
+packed, sequences run one by one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,11 @@ _POSITION_SCALE = 0.707106781
 _BLANK_PUZZLE = 0
 # Lengths of sequences in the trial: few and many rows, odd numbers and even, alike and not.
 _TRIALS: tuple[tuple[int, ...], ...] = ((1,) * 16, (2, 2), (3,) * 7, (9, 1, 24), (24,) * 12, (5, 5, 8, 8, 8, 33))
+# torch gives a thread no less than this many elements of elementwise work.
+_ELEMENTS_PER_THREAD = 32768
+# A difference in rounding shows in a few elements at each cut, and not with every number, so each such trial is
+# repeated. Longer batches than this would cost too much at loading.
+_ATTEMPTS, _MOST_TRIAL_ROWS = 3, 4096
 
 
 @dataclass(slots=True)
@@ -137,18 +143,33 @@ class HrmModel(Module):
         """Tries a block and the head: do sequences come out of a batch as they come out alone?"""
         block, head, rotation = self.inner.L_level.layers[0], self.inner.lm_head, self.inner.rotation
         generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
-        for wanted in _TRIALS:
+        for wanted in (*_TRIALS, *_split_trials(self.config, torch.get_num_threads())):
             lengths = [min(length, self.config.seq_len) for length in wanted]
             layout = Ragged(lengths, device)
             x = torch.randn(sum(lengths), self.config.hidden_size, generator=generator)
             states, logits = block(x, rotation(layout, x.dtype), layout), head(x[list(layout.starts)])
-            for sequence in (0, len(lengths) // 2, len(lengths) - 1):
-                rows = slice(layout.starts[sequence], layout.starts[sequence] + lengths[sequence])
-                alone = Ragged([lengths[sequence]], device)
+            for sequence, length in enumerate(lengths):
+                rows = slice(layout.starts[sequence], layout.starts[sequence] + length)
+                alone = Ragged([length], device)
                 own = block(x[rows], rotation(alone, x.dtype), alone)
                 if not torch.equal(own, states[rows]) or not torch.equal(head(x[rows][:1])[0], logits[sequence]):
                     return False
         return True
+
+
+def _split_trials(config: HrmConfig, threads: int) -> Iterator[tuple[int, ...]]:
+    """Lengths of batches whose elementwise work torch cuts into as many pieces as there are threads, and into one
+    fewer: of these two numbers at least one is odd, so that a cut falls between rows' ends and between whole vectors.
+    """
+    width = config.inner_size * (config.experts_per_token or 1)
+    for pieces in (threads - 1, threads):
+        if pieces < 2:
+            continue
+        rows = (pieces - 1) * _ELEMENTS_PER_THREAD // width + 1
+        rows += rows % pieces == 0
+        if rows <= _MOST_TRIAL_ROWS:
+            length = min(config.seq_len, max(3, rows // 6))
+            yield from ((rows % length or length, *[length] * ((rows - 1) // length)),) * _ATTEMPTS
 
 
 class _Inner(Weighted):

@@ -3,6 +3,8 @@
 Every part maps [rows, hidden] so that no sequence's numbers depend on another's; see `models.hrm`.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,20 @@ from ostro.models.layers import Linear, parameter
 from ostro.models.loading import Weighted
 from ostro.models.ragged import Ragged, Run
 from ostro.models.rope import Rotation
+
+
+def silu(x: Tensor) -> Tensor:
+    """Gives an element the same bits wherever it stands in a tensor, as `F.silu` does not.
+
+    torch cuts elementwise work into one piece per thread. What remains of a piece after whole vectors goes through
+    scalar code, and in `F.silu` and `F.gelu` that code rounds differently. `exp` and `erf` have no second path.
+    """
+    return x / x.neg().exp_().add_(1)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The exact GELU, stable in the same way as `silu`."""
+    return x.mul(math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
 
 
 class StableLinear(Linear):
@@ -104,7 +120,7 @@ class _GatedMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(F.silu(gate).mul_(up))
+        return self.down_proj(silu(gate).mul_(up))
 
 
 class _Expert(Module):
@@ -155,6 +171,6 @@ class _Experts(Module):
     def _visit(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Rows sorted by expert through their experts; `counts` says how many each gets."""
         pairs = [(expert, part) for expert, part in zip(self.moe.each, rows.split(counts), strict=True) if len(part)]
-        inner = F.gelu(torch.cat([expert.w1(part) for expert, part in pairs]))
+        inner = gelu(torch.cat([expert.w1(part) for expert, part in pairs]))
         parts = inner.split([count for count in counts if count])
         return torch.cat([expert.w2(part) for (expert, _), part in zip(pairs, parts, strict=True)])
