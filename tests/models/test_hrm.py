@@ -388,7 +388,7 @@ def silu_of_vectors_and_scalars(x: Tensor) -> Tensor:
     """Rounds the last elements of each thread's share differently, as code in vectors of 8 with a scalar rest does."""
     y = x / (1 + torch.exp(-x))
     pieces = min(torch.get_num_threads(), -(-y.numel() // 32768))
-    for share in y.view(-1).split(-(-y.numel() // pieces)):
+    for share in torch.split(y.view(-1), -(-y.numel() // pieces)):
         share[len(share) // 8 * 8 :] *= 1 + 2**-20
     return y
 
