@@ -9,186 +9,43 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import httpx
 import pytest
-from live_server import LiveServer, live_server
-from model_directory import write_model
-from page_checks import WATCH_SHIFTS, is_wider_than_the_screen, nameless, shifted, too_faint
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -e '.[dev]'")
+from browser_fixtures import Complaints, Visit
+from live_server import LiveServer
+from page_checks import is_wider_than_the_screen, nameless, shifted, too_faint
+from playground_page import (
+    ADMIN_KEY,
+    KEY,
+    answers,
+    gauge,
+    give_key,
+    post,
+    say,
+    set_parameter,
+    streamed,
+    until,
+    until_idle,
+    until_true,
+    wait_until_over,
+)
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Route
+    from playwright.sync_api import Page, Route
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium; Debian's package is chromium")
-
-PATIENCE_MS = 60_000
-KEY, ADMIN_KEY = "secret", "boss"
 # Long enough to be looked at while it comes.
 LONG = 7000
-
-Open = Callable[..., "Page"]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    # Chromium's sandbox refuses to run for root.
-    args = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
-        yield launched
-        launched.close()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Two tiny models that are loaded when asked for; open to all."""
-    root = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("alpha", "org/beta")):
-        write_model(root / name, seed=seed)
-    directory = tmp_path_factory.mktemp("tiny")
-    with live_server(directory, "--ui", "--models", str(root), "--threads", "1", faults="") as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One request at a time, some tokens a second, none without a key."""
-    limits = ("--max-concurrent-requests", "1", "--max-queue-requests", "0", "--request-timeout", "3600")
-    keys = ("--api-key", KEY, "--admin-key", ADMIN_KEY)
-    faults = "fake,step_seconds=0.015"
-    with live_server(tmp_path_factory.mktemp("slow"), "--ui", *limits, *keys, faults=faults) as live:
-        yield live
-
-
-class Complaints:
-    """What a browser's console has to say against the page, and where else the page has looked."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self.expected: list[str] = []
-
-    def watch(self, page: Page, origin: str) -> None:
-        page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.found.append(str(error)))
-        page.on("request", lambda request: self._check(request.url, origin))
-
-    def _hear(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.found.append(message.text)
-
-    def _check(self, url: str, origin: str) -> None:
-        if not url.startswith(origin + "/") or KEY in url or ADMIN_KEY in url:
-            self.found.append(f"asks for {url}")
-
-    def unexpected(self) -> list[str]:
-        return [each for each in self.found if not any(word in each for word in self.expected)]
-
-
-@pytest.fixture
-def complaints() -> Iterator[Complaints]:
-    """A test says which it expects; all others fail it."""
-    noted = Complaints()
-    yield noted
-    assert noted.unexpected() == []
-
-
-@pytest.fixture
-def visit(chromium: Browser, complaints: Complaints) -> Iterator[Open]:
-    """Opens the page of a server, with a key as its user would give it."""
-    contexts = []
-
-    def opened(server: LiveServer, *, key: str | None = None, **options: Any) -> Page:
-        context = chromium.new_context(**options)
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE_MS)
-        context.add_init_script(WATCH_SHIFTS)
-        page = context.new_page()
-        complaints.watch(page, server.url)
-        if key is not None:
-            # Before it has a key the page is refused once, which browsers tell.
-            complaints.expected.append("401")
-        page.goto(server.url + "/")
-        if key is not None:
-            give_key(page, key)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-
-
-def give_key(page: Page, key: str) -> None:
-    page.get_by_role("button", name=re.compile("^Key")).click()
-    page.get_by_label("API key, or the admin key").fill(key)
-    page.get_by_role("button", name="Use").click()
-
-
-def set_parameter(page: Page, label: str, value: object) -> None:
-    field = page.get_by_role("spinbutton", name=label)
-    field.fill(str(value))
-    field.press("Tab")
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_label("Message").fill(text)
-    page.get_by_label("Message").press("Control+Enter")
-
-
-def wait_until_over(page: Page, mode: str) -> None:
-    page.wait_for_selector(f"#{mode} .composer:not(.busy)")
-
-
-def answers(page: Page) -> list[str]:
-    return page.locator(".turns .assistant .prose").all_inner_texts()
-
-
-def gauge(server: LiveServer, name: str) -> float:
-    """The sum over a metric's series."""
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    # Asked often, and reading the certificates that are not needed here takes longer than the answer.
-    answer = httpx.get(server.url + "/metrics", headers=headers, timeout=20, trust_env=False, verify=False)
-    lines = answer.text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}\b[{{ ]", line))
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def until_true(page: Page, expression: str) -> None:
-    """Asked from outside: the page's policy lets nobody evaluate texts inside, Playwright's waiting included."""
-    until(lambda: bool(page.evaluate(expression)), expression)
-
-
-def until_idle(server: LiveServer) -> None:
-    """The slow server refuses whoever comes while another is there, if only by its last bytes."""
-    until(lambda: gauge(server, "ostro_requests_under_way") == 0, "a request is there still")
-
-
-def post(server: LiveServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    until_idle(server)
-    with server.client(authorization=f"Bearer {KEY}") as client:
-        answer = client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        given: dict[str, Any] = answer.json()
-        return given
 
 
 # --- chat -----------------------------------------------------------------------------------------------------------
 
 
-def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
+    playground: LiveServer, visit: Visit
+) -> None:
+    page = visit(playground)
     set_parameter(page, "Temperature", 0)
     set_parameter(page, "Most tokens", 8)
     page.get_by_label("System prompt").fill("the lazy dog")
@@ -202,7 +59,7 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
         assert (body["model"], body["messages"], body["stream"]) == ("alpha", said, True)
         wait_until_over(page, "chat")
         page.wait_for_selector(".turns .actions")
-        expected = post(tiny, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
+        expected = post(playground, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
         text = expected["choices"][0]["message"]["content"]
         assert len(answers(page)) == number
         assert "".join(answers(page)[-1].split()) == "".join(text.split())
@@ -215,8 +72,8 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
     assert page.locator("#model-fact").inner_text() == "256 tokens"
 
 
-def test_answer_can_be_made_again_and_a_message_edited(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_answer_can_be_made_again_and_a_message_edited(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     set_parameter(page, "Most tokens", 4)
     set_parameter(page, "Temperature", 0)
     say(page, "the quick")
@@ -237,25 +94,25 @@ def test_answer_can_be_made_again_and_a_message_edited(tiny: LiveServer, visit: 
     assert page.get_by_role("heading", name="Say something.").is_visible()
 
 
-def test_escape_stops_the_answer_and_the_server_sees_it(slow: LiveServer, visit: Open) -> None:
-    page = visit(slow, key=KEY)
+def test_escape_stops_the_answer_and_the_server_sees_it(slow_playground: LiveServer, visit: Visit) -> None:
+    page = visit(slow_playground, key=KEY)
     set_parameter(page, "Most tokens", LONG)
     say(page, "Go on for long.")
     until_true(page, "document.querySelector('.turns .assistant .prose').textContent.length > 40")
     assert page.get_by_role("button", name="Stop").is_visible()
-    until(lambda: gauge(slow, "vllm:num_requests_running") == 1, "the server does not run it")
+    until(lambda: gauge(slow_playground, "vllm:num_requests_running") == 1, "the server does not run it")
     until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '1'")
     until_true(page, "Number(document.querySelector('[data-gauge=speed] dd').textContent) > 0")
     page.keyboard.press("Escape")
     wait_until_over(page, "chat")
-    until(lambda: gauge(slow, "vllm:num_requests_running") == 0, "the server runs it still")
-    until_idle(slow)
+    until(lambda: gauge(slow_playground, "vllm:num_requests_running") == 0, "the server runs it still")
+    until_idle(slow_playground)
     assert "stopped" in page.locator("#chat .facts").inner_text()
     assert len(answers(page)[0]) > 20
 
 
-def test_nothing_moves_while_an_answer_comes(slow: LiveServer, visit: Open) -> None:
-    page = visit(slow, key=KEY, viewport={"width": 1280, "height": 520})
+def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit: Visit) -> None:
+    page = visit(slow_playground, key=KEY, viewport={"width": 1280, "height": 520})
     set_parameter(page, "Most tokens", LONG)
     say(page, "Go on for long.")
     # Until it has to scroll.
@@ -275,17 +132,12 @@ def test_nothing_moves_while_an_answer_comes(slow: LiveServer, visit: Open) -> N
     )
     page.get_by_role("button", name="Stop").click()
     wait_until_over(page, "chat")
-    until_idle(slow)
+    until_idle(slow_playground)
 
 
-def streamed(*deltas: str, done: bool = True) -> str:
-    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in deltas]
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
-
-
-def test_what_stands_already_is_left_alone_while_more_comes(tiny: LiveServer, visit: Open) -> None:
+def test_what_stands_already_is_left_alone_while_more_comes(playground: LiveServer, visit: Visit) -> None:
     """Each token made the whole text anew: long answers took ever longer, and nothing in them stayed marked."""
-    page = visit(tiny)
+    page = visit(playground)
     kept = page.evaluate("""async () => {
       const { Prose } = await import("/ui/prose.js");
       const prose = new Prose();
@@ -301,8 +153,8 @@ def test_what_stands_already_is_left_alone_while_more_comes(tiny: LiveServer, vi
     assert kept == [1, ["One.", "Two,", "a = 1\n", "and three."], "Code, python"]
 
 
-def test_text_of_a_model_is_never_taken_for_markup(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_text_of_a_model_is_never_taken_for_markup(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     evil = "<img src=x onerror=alert(1)> **strong** `<b>` \n```html\n<script>alert(1)</script>\n```\nend"
     body = streamed(*evil)
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
@@ -317,8 +169,8 @@ def test_text_of_a_model_is_never_taken_for_markup(tiny: LiveServer, visit: Open
 # --- completion and score -------------------------------------------------------------------------------------------
 
 
-def test_completion_colours_its_tokens_and_tells_the_alternatives(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_completion_colours_its_tokens_and_tells_the_alternatives(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     page.get_by_role("tab", name="Complete").click()
     set_parameter(page, "Temperature", 0)
     set_parameter(page, "Most tokens", 12)
@@ -329,7 +181,7 @@ def test_completion_colours_its_tokens_and_tells_the_alternatives(tiny: LiveServ
     wait_until_over(page, "complete")
     body = sent.value.post_data_json
     assert body is not None
-    expected = post(tiny, "/v1/completions", {**body, "stream": False, "stream_options": None})["choices"][0]
+    expected = post(playground, "/v1/completions", {**body, "stream": False, "stream_options": None})["choices"][0]
     tokens = page.locator("#complete-tokens .token")
     assert tokens.count() == len(expected["logprobs"]["tokens"])
     shown = page.locator("#complete-document").text_content()
@@ -360,8 +212,8 @@ def test_completion_colours_its_tokens_and_tells_the_alternatives(tiny: LiveServ
     box.wait_for(state="hidden")
 
 
-def test_scores_are_the_apis_and_the_likeliest_comes_first(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_scores_are_the_apis_and_the_likeliest_comes_first(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     page.get_by_role("tab", name="Score").click()
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick brown")
     endings = ["fox", "dog and the dog", "lazy"]
@@ -370,7 +222,7 @@ def test_scores_are_the_apis_and_the_likeliest_comes_first(tiny: LiveServer, vis
     rows = page.locator("#score-table tbody tr")
     rows.nth(2).wait_for()
     body = {"model": "alpha", "prompts": ["the quick brown"] * 3, "continuations": [f" {each}" for each in endings]}
-    sums = post(tiny, "/loglikelihood", body)["ll"]
+    sums = post(playground, "/loglikelihood", body)["ll"]
     ranked = sorted(zip(sums, endings, strict=True), reverse=True)
     for row, (value, text) in zip(rows.all(), ranked, strict=True):
         cells = row.locator("th, td").all_inner_texts()
@@ -384,10 +236,10 @@ def test_scores_are_the_apis_and_the_likeliest_comes_first(tiny: LiveServer, vis
 
 
 def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
-    slow: LiveServer, visit: Open, complaints: Complaints
+    slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
     complaints.expected.append("401")
-    page = visit(slow)
+    page = visit(slow_playground)
     alert = page.locator("#chat [role=alert]")
     alert.get_by_text("You gave no API key.").wait_for()
     page.get_by_text("These numbers need a key.").wait_for()
@@ -415,13 +267,13 @@ def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
 
 
 def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
-    slow: LiveServer, visit: Open, complaints: Complaints
+    slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
     complaints.expected.append("429")
-    page = visit(slow, key=KEY)
+    page = visit(slow_playground, key=KEY)
     body = {"prompt": "busy", "max_tokens": LONG, "stream": True}
     with (
-        slow.client(authorization=f"Bearer {KEY}") as client,
+        slow_playground.client(authorization=f"Bearer {KEY}") as client,
         client.stream("POST", "/v1/completions", json=body) as busy,
     ):
         assert busy.status_code == 200
@@ -430,23 +282,23 @@ def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
     assert page.get_by_label("Message").input_value() == "Is there room?"
     page.get_by_role("button", name="Dismiss").click()
     assert page.locator("#chat [role=alert]").inner_text() == ""
-    until_idle(slow)
+    until_idle(slow_playground)
 
 
 def test_what_the_server_refuses_is_told_in_its_own_words(
-    tiny: LiveServer, visit: Open, complaints: Complaints
+    playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
     complaints.expected.append("400")
-    page = visit(tiny)
+    page = visit(playground)
     say(page, "the dog " * 300)
     alert = page.locator("#chat [role=alert] p")
     alert.wait_for()
     assert "256" in alert.inner_text()
 
 
-def test_lost_connection_is_a_sentence(tiny: LiveServer, visit: Open, complaints: Complaints) -> None:
+def test_lost_connection_is_a_sentence(playground: LiveServer, visit: Visit, complaints: Complaints) -> None:
     complaints.expected += ["ERR_INTERNET_DISCONNECTED"]
-    page = visit(tiny)
+    page = visit(playground)
     until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '0'")
     page.context.set_offline(True)
     say(page, "Hello?")
@@ -467,12 +319,12 @@ def test_lost_connection_is_a_sentence(tiny: LiveServer, visit: Open, complaints
     assert "broken off" in page.locator("#chat .facts").inner_text()
 
 
-def test_model_is_unloaded_and_loaded(slow: LiveServer, visit: Open) -> None:
+def test_model_is_unloaded_and_loaded(slow_playground: LiveServer, visit: Visit) -> None:
     def states() -> list[str]:
-        with slow.client(authorization=f"Bearer {KEY}") as client:
+        with slow_playground.client(authorization=f"Bearer {KEY}") as client:
             return [card["state"] for card in client.get("/v1/models").json()["data"]]
 
-    page = visit(slow, key=ADMIN_KEY)
+    page = visit(slow_playground, key=ADMIN_KEY)
     page.get_by_role("button", name="Unload").click()
     page.wait_for_selector("#model-dot[data-state=available]")
     assert states() == ["available"]
@@ -483,8 +335,8 @@ def test_model_is_unloaded_and_loaded(slow: LiveServer, visit: Open) -> None:
     assert page.get_by_role("spinbutton", name="Most tokens").get_attribute("max") == "8192"
 
 
-def test_model_that_is_picked_is_asked_and_stays_picked(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_model_that_is_picked_is_asked_and_stays_picked(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     picker = page.get_by_label("Model")
     picker.locator("option", has_text="org/beta").wait_for(state="attached")
     picker.select_option("org/beta")
@@ -498,8 +350,8 @@ def test_model_that_is_picked_is_asked_and_stays_picked(tiny: LiveServer, visit:
     assert sent.value.post_data_json["model"] == "org/beta"
 
 
-def test_settings_outlive_a_reload_and_can_be_reset(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     set_parameter(page, "Most tokens", 8)
     set_parameter(page, "Temperature", 9)
     assert page.get_by_role("spinbutton", name="Temperature").input_value() == "2"
@@ -560,8 +412,8 @@ def text_of_events(events: str) -> str:
     return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
-def test_copied_programs_send_what_the_page_sends(slow: LiveServer, visit: Open, tmp_path: Path) -> None:
-    page = visit(slow, key=KEY, permissions=["clipboard-read", "clipboard-write"])
+def test_copied_programs_send_what_the_page_sends(slow_playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
+    page = visit(slow_playground, key=KEY, permissions=["clipboard-read", "clipboard-write"])
     page.wait_for_selector("#model-dot[data-state=ready]")
     set_parameter(page, "Temperature", 0)
     set_parameter(page, "Most tokens", 6)
@@ -574,36 +426,36 @@ def test_copied_programs_send_what_the_page_sends(slow: LiveServer, visit: Open,
     assert body is not None
     assert json.loads(programs["JavaScript"].split("const body = ")[1].split(";\nconst response")[0]) == body
     assert not any(KEY in text for text in programs.values())
-    expected = post(slow, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
+    expected = post(slow_playground, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
     answer = expected["choices"][0]["message"]["content"]
-    until_idle(slow)
+    until_idle(slow_playground)
     assert ran([sys.executable], programs["Python"], tmp_path).rstrip("\n") == answer.rstrip("\n")
     if shutil.which("curl"):
-        until_idle(slow)
+        until_idle(slow_playground)
         assert text_of_events(ran(["sh"], programs["curl"], tmp_path)) == answer
     if shutil.which("node"):
-        until_idle(slow)
+        until_idle(slow_playground)
         assert ran(["node"], programs["JavaScript"], tmp_path) == answer
     # What was sent last, if nothing new is written.
     assert copied(page, "curl") == programs["curl"]
 
 
-def test_scores_and_completions_can_be_copied_too(tiny: LiveServer, visit: Open, tmp_path: Path) -> None:
-    page = visit(tiny, permissions=["clipboard-read", "clipboard-write"])
+def test_scores_and_completions_can_be_copied_too(playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
+    page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     page.locator("#model option", has_text="alpha").wait_for(state="attached")
     page.get_by_role("tab", name="Score").click()
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
     page.get_by_label("Continuations, one a line").fill("fox\ndog")
     scored = ran([sys.executable], copied(page, "Python"), tmp_path)
     body = {"model": "alpha", "prompts": ["the quick"] * 2, "continuations": [" fox", " dog"]}
-    assert scored.strip() == str(post(tiny, "/loglikelihood", body))
+    assert scored.strip() == str(post(playground, "/loglikelihood", body))
     page.get_by_role("tab", name="Complete").click()
     set_parameter(page, "Temperature", 0)
     set_parameter(page, "Most tokens", 5)
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
     completed = ran([sys.executable], copied(page, "Python"), tmp_path)
     expected = post(
-        tiny, "/v1/completions", {"model": "alpha", "prompt": "the quick", "temperature": 0, "max_tokens": 5}
+        playground, "/v1/completions", {"model": "alpha", "prompt": "the quick", "temperature": 0, "max_tokens": 5}
     )
     assert completed.rstrip("\n") == expected["choices"][0]["text"].rstrip("\n")
 
@@ -631,10 +483,10 @@ def fill_all_modes(page: Page) -> None:
 
 
 def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
-    tiny: LiveServer, visit: Open, complaints: Complaints
+    playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
     complaints.expected.append("404")
-    page = visit(tiny, reduced_motion="reduce")
+    page = visit(playground, reduced_motion="reduce")
     assert flaws(page) == []
     fill_all_modes(page)
     for mode in ("Score", "Complete", "Chat"):
@@ -662,8 +514,8 @@ def flaws(page: Page) -> list[str]:
     return found
 
 
-def test_phone_shows_everything_without_scrolling_sideways(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
+def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
     assert not is_wider_than_the_screen(page)
     fill_all_modes(page)
     for width, mode in itertools.product((390, 320), ("Score", "Complete", "Chat")):
@@ -680,8 +532,8 @@ def test_phone_shows_everything_without_scrolling_sideways(tiny: LiveServer, vis
     assert not is_wider_than_the_screen(page)
 
 
-def test_keyboard_alone_reaches_everything_and_shows_where_it_is(tiny: LiveServer, visit: Open) -> None:
-    page = visit(tiny)
+def test_keyboard_alone_reaches_everything_and_shows_where_it_is(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
     set_parameter(page, "Most tokens", 8)
     page.reload()
     page.get_by_role("button", name=re.compile("oad$")).wait_for()

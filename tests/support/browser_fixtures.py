@@ -1,0 +1,113 @@
+"""A real browser on real servers with the page of `--ui`, for tests; what it complains about fails a test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from live_server import LiveServer, live_server
+from model_directory import write_model
+from page_checks import WATCH_SHIFTS
+from playground_page import ADMIN_KEY, KEY, give_key
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE_MS = 60_000
+
+Visit = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -e '.[dev]'")
+    if CHROMIUM is None:
+        pytest.skip("needs a Chromium; Debian's package is chromium")
+    # Chromium's sandbox refuses to run for root.
+    args = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Two tiny models that are loaded when asked for; open to all."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("alpha", "org/beta")):
+        write_model(root / name, seed=seed)
+    directory = tmp_path_factory.mktemp("tiny")
+    with live_server(directory, "--ui", "--models", str(root), "--threads", "1", faults="") as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def slow_playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One request at a time, some tokens a second, none without a key."""
+    limits = ("--max-concurrent-requests", "1", "--max-queue-requests", "0", "--request-timeout", "3600")
+    keys = ("--api-key", KEY, "--admin-key", ADMIN_KEY)
+    faults = "fake,step_seconds=0.015"
+    with live_server(tmp_path_factory.mktemp("slow"), "--ui", *limits, *keys, faults=faults) as live:
+        yield live
+
+
+class Complaints:
+    """What a browser's console has to say against the page, and where else the page has looked."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.expected: list[str] = []
+
+    def watch(self, page: Page, origin: str) -> None:
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.found.append(str(error)))
+        page.on("request", lambda request: self._check(request.url, origin))
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.found.append(message.text)
+
+    def _check(self, url: str, origin: str) -> None:
+        if not url.startswith(origin + "/") or KEY in url or ADMIN_KEY in url:
+            self.found.append(f"asks for {url}")
+
+    def unexpected(self) -> list[str]:
+        return [each for each in self.found if not any(word in each for word in self.expected)]
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    """A test says which it expects; all others fail it."""
+    noted = Complaints()
+    yield noted
+    assert noted.unexpected() == []
+
+
+@pytest.fixture
+def visit(chromium: Browser, complaints: Complaints) -> Iterator[Visit]:
+    """Opens the page of a server, with a key as its user would give it."""
+    contexts = []
+
+    def opened(server: LiveServer, *, key: str | None = None, **options: Any) -> Page:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        context.add_init_script(WATCH_SHIFTS)
+        page = context.new_page()
+        complaints.watch(page, server.url)
+        if key is not None:
+            # Before it has a key the page is refused once, which browsers tell.
+            complaints.expected.append("401")
+        page.goto(server.url + "/")
+        if key is not None:
+            give_key(page, key)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()

@@ -1,0 +1,83 @@
+"""What a user does with the playground, and what a test reads off it and off its server."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from live_server import LiveServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+# Those of the slow server.
+KEY, ADMIN_KEY = "secret", "boss"
+
+
+def give_key(page: Page, key: str) -> None:
+    page.get_by_role("button", name=re.compile("^Key")).click()
+    page.get_by_label("API key, or the admin key").fill(key)
+    page.get_by_role("button", name="Use").click()
+
+
+def set_parameter(page: Page, label: str, value: object) -> None:
+    field = page.get_by_role("spinbutton", name=label)
+    field.fill(str(value))
+    field.press("Tab")
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message").fill(text)
+    page.get_by_label("Message").press("Control+Enter")
+
+
+def wait_until_over(page: Page, mode: str) -> None:
+    page.wait_for_selector(f"#{mode} .composer:not(.busy)")
+
+
+def answers(page: Page) -> list[str]:
+    return page.locator(".turns .assistant .prose").all_inner_texts()
+
+
+def gauge(server: LiveServer, name: str) -> float:
+    """The sum over a metric's series."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    # Asked often, and reading the certificates that are not needed here takes longer than the answer.
+    answer = httpx.get(server.url + "/metrics", headers=headers, timeout=20, trust_env=False, verify=False)
+    lines = answer.text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}\b[{{ ]", line))
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def until_true(page: Page, expression: str) -> None:
+    """Asked from outside: the page's policy lets nobody evaluate texts inside, Playwright's waiting included."""
+    until(lambda: bool(page.evaluate(expression)), expression)
+
+
+def until_idle(server: LiveServer) -> None:
+    """The slow server refuses whoever comes while another is there, if only by its last bytes."""
+    until(lambda: gauge(server, "ostro_requests_under_way") == 0, "a request is there still")
+
+
+def post(server: LiveServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    until_idle(server)
+    with server.client(authorization=f"Bearer {KEY}") as client:
+        answer = client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        given: dict[str, Any] = answer.json()
+        return given
+
+
+def streamed(*deltas: str, done: bool = True) -> str:
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in deltas]
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
