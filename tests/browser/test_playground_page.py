@@ -47,7 +47,7 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
 ) -> None:
     page = visit(playground)
     set_parameter(page, "Temperature", 0)
-    set_parameter(page, "Most tokens", 8)
+    set_parameter(page, "Max tokens", 8)
     page.get_by_label("System prompt").fill("the lazy dog")
     said: list[dict[str, str]] = [{"role": "system", "content": "the lazy dog"}]
     for number, words in enumerate(("the quick", "brown fox"), 1):
@@ -74,7 +74,7 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
 
 def test_answer_can_be_made_again_and_a_message_edited(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
-    set_parameter(page, "Most tokens", 4)
+    set_parameter(page, "Max tokens", 4)
     set_parameter(page, "Temperature", 0)
     say(page, "the quick")
     page.get_by_role("button", name="Regenerate").wait_for()
@@ -94,9 +94,65 @@ def test_answer_can_be_made_again_and_a_message_edited(playground: LiveServer, v
     assert page.get_by_role("heading", name="Say something.").is_visible()
 
 
+def fixed_answer(page: Page, *deltas: str) -> None:
+    """Every chat request gets it."""
+    body = streamed(*deltas)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+def test_enter_sends_and_shift_enter_starts_a_new_line(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    fixed_answer(page, "Yes.")
+    # Nobody has clicked anywhere yet.
+    page.keyboard.type("the quick")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("brown fox")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    assert sent.value.post_data_json is not None
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "the quick\nbrown fox"}]
+    page.wait_for_selector(".turns .actions")
+    page.keyboard.type("and")
+    assert page.get_by_label("Message").input_value() == "and", "the next message is typed at once"
+    page.get_by_role("button", name="Send").click()
+    wait_until_over(page, "chat")
+    page.keyboard.type("so on")
+    assert page.get_by_label("Message").input_value() == "so on"
+    assert page.locator(".turns .user").all_inner_texts() == ["You\nthe quick\nbrown fox", "You\nand"]
+
+
+def test_enter_that_ends_a_composition_sends_nothing(playground: LiveServer, visit: Visit) -> None:
+    """With an input method for Chinese, say, Enter takes the word that is offered."""
+    page = visit(playground)
+    fixed_answer(page, "是。")
+    session = page.context.new_cdp_session(page)
+    session.send("Input.imeSetComposition", {"text": "ni", "selectionStart": 2, "selectionEnd": 2})
+    # As an input method has it: the key goes down, but no character comes of it.
+    session.send("Input.dispatchKeyEvent", {"type": "rawKeyDown", "key": "Enter", "windowsVirtualKeyCode": 13})
+    session.send("Input.insertText", {"text": "你"})
+    assert page.get_by_label("Message").input_value() == "你"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turns .actions")
+    assert page.locator(".turns .user .said").inner_text() == "你"
+
+
+def test_on_a_touch_screen_enter_starts_a_new_line(playground: LiveServer, visit: Visit) -> None:
+    """There is no Shift+Enter there; and a field that is focused by itself would bring up the keyboard."""
+    page = visit(playground, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
+    fixed_answer(page, "Yes.")
+    assert page.evaluate("document.activeElement.id") != "chat-input"
+    page.get_by_label("Message").tap()
+    page.keyboard.type("one")
+    page.keyboard.press("Enter")
+    page.keyboard.type("two")
+    page.get_by_role("button", name="Send").tap()
+    page.wait_for_selector(".turns .actions")
+    assert page.locator(".turns .user .said").inner_text() == "one\ntwo"
+
+
 def test_escape_stops_the_answer_and_the_server_sees_it(slow_playground: LiveServer, visit: Visit) -> None:
     page = visit(slow_playground, key=KEY)
-    set_parameter(page, "Most tokens", LONG)
+    set_parameter(page, "Max tokens", LONG)
     say(page, "Go on for long.")
     until_true(page, "document.querySelector('.turns .assistant .prose').textContent.length > 40")
     assert page.get_by_role("button", name="Stop").is_visible()
@@ -113,7 +169,7 @@ def test_escape_stops_the_answer_and_the_server_sees_it(slow_playground: LiveSer
 
 def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit: Visit) -> None:
     page = visit(slow_playground, key=KEY, viewport={"width": 1280, "height": 520})
-    set_parameter(page, "Most tokens", LONG)
+    set_parameter(page, "Max tokens", LONG)
     say(page, "Go on for long.")
     # Until it has to scroll.
     until_true(page, "(log => log.scrollTop > 40)(document.getElementById('chat-log'))")
@@ -156,8 +212,7 @@ def test_what_stands_already_is_left_alone_while_more_comes(playground: LiveServ
 def test_text_of_a_model_is_never_taken_for_markup(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     evil = "<img src=x onerror=alert(1)> **strong** `<b>` \n```html\n<script>alert(1)</script>\n```\nend"
-    body = streamed(*evil)
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    fixed_answer(page, *evil)
     say(page, "<i>me</i>")
     page.wait_for_selector(".turns .actions")
     assert page.locator(".turns :is(img, script, b, i)").count() == 0
@@ -173,7 +228,7 @@ def test_completion_colours_its_tokens_and_tells_the_alternatives(playground: Li
     page = visit(playground)
     page.get_by_role("tab", name="Complete").click()
     set_parameter(page, "Temperature", 0)
-    set_parameter(page, "Most tokens", 12)
+    set_parameter(page, "Max tokens", 12)
     set_parameter(page, "Alternatives", 3)
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
     with page.expect_request("**/v1/completions") as sent:
@@ -256,9 +311,9 @@ def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
     assert alert.inner_text() == ""
     until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '0'")
     assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
-    assert page.get_by_role("button", name="Load").count() + page.get_by_role("button", name="Unload").count() == 0
+    assert not page.locator("#model-load, #model-menu").filter(visible=True).count()
     give_key(page, ADMIN_KEY)
-    page.get_by_role("button", name="Unload").wait_for()
+    page.get_by_role("button", name="Model actions").wait_for()
     page.reload()
     page.wait_for_selector("#model-dot[data-state=ready]")
     page.get_by_role("button", name="Key set").click()
@@ -325,19 +380,29 @@ def test_model_is_unloaded_and_loaded(slow_playground: LiveServer, visit: Visit)
             return [card["state"] for card in client.get("/v1/models").json()["data"]]
 
     page = visit(slow_playground, key=ADMIN_KEY)
-    page.get_by_role("button", name="Unload").click()
+    page.get_by_role("button", name="Model actions").click()
+    page.get_by_role("menuitem", name="Unload…").click()
+    page.get_by_role("dialog", name=re.compile("^Unload .*\\?$")).get_by_role("button", name="Cancel").click()
+    assert states() == ["ready"], "nothing happens before the question is answered"
+    page.get_by_role("button", name="Model actions").press("Enter")
+    page.keyboard.press("Escape")
+    assert page.get_by_role("menuitem").count() == 0
+    assert page.evaluate("document.activeElement.id") == "model-menu"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Unload").click()
     page.wait_for_selector("#model-dot[data-state=available]")
     assert states() == ["available"]
     page.get_by_role("button", name="Load", exact=True).click()
     page.wait_for_selector("#model-dot[data-state=ready]")
     assert states() == ["ready"]
     assert page.locator("#model-fact").inner_text() == "8,192 tokens"
-    assert page.get_by_role("spinbutton", name="Most tokens").get_attribute("max") == "8192"
+    assert page.get_by_role("spinbutton", name="Max tokens").get_attribute("max") == "8192"
 
 
 def test_model_that_is_picked_is_asked_and_stays_picked(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
-    picker = page.get_by_label("Model")
+    picker = page.get_by_label("Model", exact=True)
     picker.locator("option", has_text="org/beta").wait_for(state="attached")
     picker.select_option("org/beta")
     page.reload()
@@ -352,7 +417,7 @@ def test_model_that_is_picked_is_asked_and_stays_picked(playground: LiveServer, 
 
 def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
-    set_parameter(page, "Most tokens", 8)
+    set_parameter(page, "Max tokens", 8)
     set_parameter(page, "Temperature", 9)
     assert page.get_by_role("spinbutton", name="Temperature").input_value() == "2"
     set_parameter(page, "Top k", 40)
@@ -375,7 +440,7 @@ def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visi
     assert page.get_by_label("Stop at").input_value() == ""
     wait_until_over(page, "chat")
     page.get_by_label("Message").fill("the quick")
-    set_parameter(page, "Most tokens", 8)
+    set_parameter(page, "Max tokens", 8)
     page.get_by_role("spinbutton", name="Temperature").fill("0.1")
     with page.expect_request("**/v1/chat/completions") as sent:
         page.keyboard.press("Control+Enter")
@@ -416,7 +481,7 @@ def test_copied_programs_send_what_the_page_sends(slow_playground: LiveServer, v
     page = visit(slow_playground, key=KEY, permissions=["clipboard-read", "clipboard-write"])
     page.wait_for_selector("#model-dot[data-state=ready]")
     set_parameter(page, "Temperature", 0)
-    set_parameter(page, "Most tokens", 6)
+    set_parameter(page, "Max tokens", 6)
     page.get_by_label("Message").fill('It\'s "quoted", costs $HOME `date` \\ and\nends with 漢字 🌬')
     programs = {language: copied(page, language) for language in ("curl", "Python", "JavaScript")}
     with page.expect_request("**/v1/chat/completions") as sent:
@@ -451,7 +516,7 @@ def test_scores_and_completions_can_be_copied_too(playground: LiveServer, visit:
     assert scored.strip() == str(post(playground, "/loglikelihood", body))
     page.get_by_role("tab", name="Complete").click()
     set_parameter(page, "Temperature", 0)
-    set_parameter(page, "Most tokens", 5)
+    set_parameter(page, "Max tokens", 5)
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
     completed = ran([sys.executable], copied(page, "Python"), tmp_path)
     expected = post(
@@ -467,7 +532,7 @@ def fill_all_modes(page: Page) -> None:
     """Something to look at in each."""
     # Greedily: what is drawn may end at once.
     set_parameter(page, "Temperature", 0)
-    set_parameter(page, "Most tokens", 40)
+    set_parameter(page, "Max tokens", 40)
     say(page, "the quick brown fox " * 4)
     page.wait_for_selector(".turns .actions")
     page.get_by_role("tab", name="Complete").click()
@@ -496,7 +561,7 @@ def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
             page.get_by_role("tooltip").wait_for()
         assert flaws(page) == [], mode
     page.evaluate("document.querySelector('#model').append(new Option('nobody'))")
-    page.get_by_label("Model").select_option("nobody")
+    page.get_by_label("Model", exact=True).select_option("nobody")
     say(page, "Is anybody there?")
     page.get_by_role("alert").locator("p").wait_for()
     assert flaws(page) == []
@@ -534,11 +599,14 @@ def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServe
 
 def test_keyboard_alone_reaches_everything_and_shows_where_it_is(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
-    set_parameter(page, "Most tokens", 8)
+    set_parameter(page, "Max tokens", 8)
     page.reload()
-    page.get_by_role("button", name=re.compile("oad$")).wait_for()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the conversation"
+    page.get_by_role("button", name=re.compile("^(Load|Model actions)$")).wait_for()
+    assert page.evaluate("document.activeElement.id") == "chat-input"
+    for _ in range(20):
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.textContent") == "Skip to the conversation":
+            break
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.id") == "tab-complete"

@@ -1,7 +1,7 @@
 // A conversation: each message sends all that was said before it.
 
 import { copied } from "./clipboard.js";
-import { announce, byId, following, make, oncePerFrame } from "./dom.js";
+import { announce, byId, following, hasKeyboard, make, oncePerFrame } from "./dom.js";
 import { currentModel } from "./models.js";
 import { requestParameters, systemPrompt } from "./params.js";
 import { Prose } from "./prose.js";
@@ -106,8 +106,7 @@ export function chatMode(panel) {
   }
 
   function shown(role, content, body = make("div", { class: "prose said" }, content)) {
-    const who = role === "user" ? "You" : currentModel();
-    const node = make("li", { class: role }, make("h3", { title: who }, who), body);
+    const node = make("li", { class: role }, make("h3", { class: "unseen" }, role === "user" ? "You" : "Answer"), body);
     list.append(node);
     return { role, content, node };
   }
@@ -126,6 +125,7 @@ export function chatMode(panel) {
     example.addEventListener("click", () => {
       input.value = example.textContent.trim();
       send();
+      if (hasKeyboard()) input.focus({ preventScroll: true });
     });
   }
   panel.querySelector("[data-act=clear]").addEventListener("click", clear);

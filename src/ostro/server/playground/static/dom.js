@@ -20,6 +20,9 @@ export function svg(tag, attributes) {
   return element;
 }
 
+/** Whether keys are pressed on a keyboard. On a touch screen there is no Shift+Enter, and focus covers half the page. */
+export const hasKeyboard = () => !matchMedia("(pointer: coarse)").matches;
+
 /** Says something to screen readers once they have finished speaking. */
 export function announce(text) {
   byId("announcer").textContent = text;

@@ -3,11 +3,13 @@
 import { chatMode } from "./chat.js";
 import { buildCode, openCode } from "./code.js";
 import { completeMode } from "./complete.js";
-import { byId } from "./dom.js";
+import { byId, hasKeyboard } from "./dom.js";
 import { buildKey } from "./key.js";
 import { watchLive } from "./live.js";
+import { buildMenu } from "./menu.js";
 import { buildModels, onModel, refreshModels, refreshRights, refreshSoon } from "./models.js";
 import { buildParameters, limitTokens, showParametersOf } from "./params.js";
+import { buildQuestion } from "./question.js";
 import { scoreMode } from "./score.js";
 import { remember, setting } from "./store.js";
 import { hideAlternatives } from "./tokens.js";
@@ -31,6 +33,7 @@ function choose(name) {
   const sheet = byId(current).querySelector(".sheet");
   if (modes[current].runner.busy) sheet.scrollTop = sheet.scrollHeight;
   showParametersOf(current);
+  for (const node of document.querySelectorAll(".keys")) node.hidden = !node.dataset.for.split(" ").includes(current);
   remember("mode", current);
 }
 
@@ -56,15 +59,28 @@ function buildComposers() {
       event.preventDefault();
       if (mode.runner.busy) mode.runner.stop();
       else mode.send();
+      focusInput();
     });
     panel.querySelector("[data-act=code]").addEventListener("click", () => openCode(mode.draft()));
     panel.querySelector(".sheet").addEventListener("scroll", hideAlternatives, { passive: true });
   }
 }
 
+function focusInput() {
+  if (hasKeyboard()) byId(current).querySelector(".composer textarea").focus({ preventScroll: true });
+}
+
+function sends(event) {
+  if (event.key !== "Enter") return false;
+  if (event.ctrlKey || event.metaKey) return true;
+  return event.target.dataset.enter === "send" && hasKeyboard() && !event.shiftKey && !event.altKey;
+}
+
 document.addEventListener("keydown", (event) => {
-  if (document.querySelector("dialog[open]") || event.isComposing) return;
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+  // Enter also ends the composition of a word in Chinese, say; Safari tells that by the code alone.
+  if (event.isComposing || event.keyCode === 229) return;
+  if (document.querySelector("dialog[open], :popover-open")) return;
+  if (sends(event)) {
     event.preventDefault();
     modes[current].send();
   } else if (event.key === "Escape") {
@@ -89,11 +105,14 @@ buildParameters();
 buildTabs();
 buildComposers();
 buildCode();
+buildMenu();
+buildQuestion();
 buildModels({ complain });
 buildKey(connect);
 onModel((card) => limitTokens(card?.max_model_len));
 byId("send-key").textContent = isMac ? "⌘" : "Ctrl";
 choose(setting("mode", "chat"));
+focusInput();
 connect();
 // A request may load a model, and another one make room for it; a server may come back with others.
 document.addEventListener("busychange", refreshSoon);

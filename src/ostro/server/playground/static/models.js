@@ -2,6 +2,8 @@
 
 import { ApiError, ask, askJson } from "./api.js";
 import { byId, make } from "./dom.js";
+import { opensMenu } from "./menu.js";
+import { agreed } from "./question.js";
 import { remember, setting } from "./store.js";
 
 const AGAIN_MS = 1000;
@@ -9,7 +11,8 @@ const COMING = ["fetching", "loading", "draining"];
 const STATES = { available: "not loaded", fetching: "downloading", draining: "unloading" };
 
 const picker = byId("model");
-const action = byId("model-act");
+const loader = byId("model-load");
+const menu = byId("model-menu");
 let cards = [];
 let mayManage = false;
 // {name, state} of the model that was told to load or unload.
@@ -27,7 +30,8 @@ export function buildModels({ complain }) {
     remember("model", picker.value);
     showChosen();
   });
-  action.addEventListener("click", () => act(complain));
+  loader.addEventListener("click", () => tell("load", complain));
+  opensMenu(menu, () => [["Unload…", () => unload(complain)]]);
 }
 
 /** Reads the list anew, and again for as long as a model is on its way. Throws ApiError if the server refuses. */
@@ -76,15 +80,21 @@ function showChosen() {
   const length = card?.max_model_len ? `${card.max_model_len.toLocaleString("en")} tokens` : "";
   byId("model-fact").textContent = !state ? "" : state === "ready" ? length || "ready" : (STATES[state] ?? state);
   byId("model-fact").title = mayManage ? "" : "Loading and unloading need the admin key.";
-  action.hidden = !mayManage || !card;
-  action.disabled = doing !== null || COMING.includes(card?.state);
-  action.textContent = state === "ready" || state === "draining" ? "Unload" : "Load";
+  const loaded = state === "ready" || state === "draining";
+  loader.hidden = !mayManage || !card || loaded;
+  menu.hidden = !mayManage || !loaded;
+  loader.disabled = menu.disabled = doing !== null || COMING.includes(card?.state);
   for (const listener of listeners) listener(card);
 }
 
-async function act(complain) {
+async function unload(complain) {
+  const title = `Unload ${picker.value}?`;
+  const text = "Requests under way are answered first. The next one has to wait until the model is loaded again.";
+  if (await agreed({ title, text, act: "Unload" })) tell("unload", complain);
+}
+
+async function tell(verb, complain) {
   const name = picker.value;
-  const verb = action.textContent === "Unload" ? "unload" : "load";
   doing = { name, state: verb === "load" ? "loading" : "draining" };
   complain("");
   showChosen();

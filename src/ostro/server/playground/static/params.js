@@ -10,7 +10,7 @@ const MOST_TOKENS = 1_000_000;
 // `always` ones are sent whatever they are, since a server may have defaults of its own; others if they differ.
 const PARAMETERS = [
   { name: "system", label: "System prompt", kind: "text", modes: ["chat"], rows: 3, placeholder: "None" },
-  { name: "max_tokens", label: "Most tokens", min: 1, max: SLIDER_TOKENS, step: 1, value: 256, always: true },
+  { name: "max_tokens", label: "Max tokens", min: 1, max: SLIDER_TOKENS, step: 1, value: 256, always: true },
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 0.7, always: true },
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, value: 1 },
   { name: "top_k", label: "Top k", hint: "0 is all", min: 0, max: 200, step: 1, value: 0 },
@@ -35,7 +35,6 @@ export function buildParameters() {
     byId("parameters-list").append(control.row);
     if (each.name in kept) control.show(accepted(each, kept[each.name]));
   }
-  byId("keys").hidden = false;
   byId("parameters-reset").addEventListener("click", () => {
     for (const each of PARAMETERS) controls[each.name].show(initial(each));
     keep();

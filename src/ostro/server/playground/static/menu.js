@@ -1,0 +1,60 @@
+// A menu that opens below a button: one popover for the whole page, filled when it opens.
+
+import { byId, make } from "./dom.js";
+
+const menu = byId("menu");
+let anchor = null;
+
+export function buildMenu() {
+  menu.addEventListener("keydown", move);
+  menu.addEventListener("toggle", (event) => {
+    const open = event.newState === "open";
+    anchor?.setAttribute("aria-expanded", String(open));
+    // Only from within: a click elsewhere has moved the focus on purpose.
+    if (!open && menu.contains(document.activeElement)) anchor?.focus();
+  });
+}
+
+/** A button that opens a menu; `items()` gives its [label, act] pairs when it opens. */
+export function opensMenu(button, items) {
+  button.setAttribute("aria-haspopup", "menu");
+  button.setAttribute("aria-expanded", "false");
+  button.addEventListener("click", () => open(button, items()));
+}
+
+function open(button, items) {
+  anchor = button;
+  menu.setAttribute("aria-label", button.getAttribute("aria-label") ?? button.textContent);
+  menu.replaceChildren(...items.map(([label, act]) => itemOf(label, act)));
+  menu.showPopover();
+  place(button.getBoundingClientRect());
+  menu.firstChild.focus();
+}
+
+function itemOf(label, act) {
+  const item = make("button", { type: "button", role: "menuitem", tabIndex: -1 }, label);
+  item.addEventListener("click", () => {
+    menu.hidePopover();
+    act();
+  });
+  return item;
+}
+
+/** Below the button and within the window, or above where there is no room below. */
+function place(around) {
+  const left = Math.min(around.left, innerWidth - menu.offsetWidth - 8);
+  const below = around.bottom + 4;
+  const fits = below + menu.offsetHeight <= innerHeight - 8;
+  menu.style.left = `${Math.max(8, left)}px`;
+  menu.style.top = `${fits ? below : Math.max(8, around.top - menu.offsetHeight - 4)}px`;
+}
+
+function move(event) {
+  const items = [...menu.children];
+  const at = items.indexOf(document.activeElement);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+  if (event.key === "Tab") menu.hidePopover();
+  if (to === undefined) return;
+  event.preventDefault();
+  items.at(to % items.length).focus();
+}

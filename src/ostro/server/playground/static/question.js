@@ -1,0 +1,39 @@
+// The dialog that asks before something is lost, or for a name.
+
+import { byId } from "./dom.js";
+
+const dialog = byId("question");
+const input = byId("question-input");
+
+/** Whether the user agrees to `act`, which names the button: "Unload", say. */
+export async function agreed({ title, text, act }) {
+  return (await ask({ title, text, act })) !== null;
+}
+
+/** What the user typed, or null if they thought better of it. */
+export const typed = ({ title, label, value, act }) => ask({ title, label, value, act });
+
+function ask({ title, text = "", label = "", value = "", act }) {
+  byId("question-title").textContent = title;
+  byId("question-text").textContent = text;
+  byId("question-text").hidden = !text;
+  byId("question-label").textContent = label;
+  byId("question-field").hidden = !label;
+  byId("question-act").textContent = act;
+  input.value = value;
+  dialog.returnValue = "";
+  dialog.showModal();
+  if (label) input.select();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "act" ? input.value : null), { once: true });
+  });
+}
+
+export function buildQuestion() {
+  // Not form method=dialog: the page's policy forbids every form action.
+  dialog.querySelector("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    dialog.close("act");
+  });
+  dialog.querySelector("[data-act=close]").addEventListener("click", () => dialog.close());
+}
