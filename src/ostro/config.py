@@ -21,10 +21,13 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _MOST = {
     "max_seq_len": 100_000_000,
     "page_size": 4096,
+    "pages_per_seq": 100_000_000,
     "kv_memory": 1 << 50,
     "kv_memory_limit": 1 << 50,
+    "max_running_tokens": 1 << 40,
     "max_batch_tokens": 1 << 24,
     "max_batch_seqs": 1 << 16,
+    "cuda_graph_max_bs": 1 << 16,
     "hrm_steps": 1024,
     "threads": 1024,
 }
@@ -92,6 +95,10 @@ class EngineConfig:
         ),
     )
     page_size: int | None = field(default=None, metadata=_means("tokens a page (default: 16 on a CPU, 64 on a GPU)"))
+    pages_per_seq: int | None = field(
+        default=None,
+        metadata=_means("longest sequence, in pages: at most so many times page_size tokens (default: max_seq_len)"),
+    )
     kv_memory: int | None = field(
         default=None,
         metadata=_means("memory for keys and values of each model, such as 2G (default: a share of what is free)"),
@@ -99,6 +106,10 @@ class EngineConfig:
     kv_memory_limit: int | None = field(
         default=None,
         metadata=_means("the most that such a share may be, for an engine that is not alone (default: none)"),
+    )
+    max_running_tokens: int | None = field(
+        default=None,
+        metadata=_means("size of the KV cache in tokens, all sequences together (default: what the memory holds)"),
     )
     gpu_memory_utilization: float = field(
         default=0.9, metadata=_means("share of a GPU's memory to take: weights, keys and values, and a step's work")
@@ -115,6 +126,13 @@ class EngineConfig:
     )
     cuda_graphs: bool = field(
         default=True, metadata=_means("on a GPU, replay whole steps instead of launching their kernels one by one")
+    )
+    cuda_graph_max_bs: int | None = field(
+        default=None,
+        metadata=_means(
+            "on a GPU, the largest batch that is replayed as a CUDA graph; larger ones launch their kernels one by one "
+            "(default: max_batch_seqs)"
+        ),
     )
     deterministic: bool = field(
         default=False, metadata=_means("on a GPU, the same bits alone and in a batch, at some cost")
@@ -185,7 +203,13 @@ class EngineConfig:
 
     def check_recomputing(self) -> None:
         """Raises BadRequest for settings that mean nothing to a model without a cache of keys and values."""
-        for name, idle in (("adapters", ()), ("quantize", "none"), ("kv_dtype", "auto")):
+        for name, idle in (
+            ("adapters", ()),
+            ("quantize", "none"),
+            ("kv_dtype", "auto"),
+            ("max_running_tokens", None),
+            ("pages_per_seq", None),
+        ):
             if getattr(self, name) != idle:
                 raise BadRequest(f"An HRM does not take {name}. Leave it out.", param=name)
 

@@ -60,6 +60,7 @@ class LLM:
         self.core = EngineCore(
             load_runner(checkpoint, self.config),
             prefix_caching=self.config.prefix_caching,
+            pages_per_seq=self.config.pages_per_seq,
             adapters=self.config.adapter_names,
         )
         self._frontend = Frontend(self.name, self.tokenizer, checkpoint.pooling)

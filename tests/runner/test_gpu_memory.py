@@ -18,6 +18,7 @@ def pages(
     kv_memory: int | None = None,
     utilization: float = 0.9,
     limit: int | None = None,
+    max_tokens: int | None = None,
 ) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 10 * GB))
     return gpu_num_pages(
@@ -29,6 +30,7 @@ def pages(
         max_batch_tokens=1024,
         max_batch_seqs=8,
         limit=limit,
+        max_tokens=max_tokens,
     )
 
 
@@ -56,6 +58,14 @@ def test_a_share_may_be_limited_and_what_is_asked_for_is_not(monkeypatch: pytest
     assert pages(monkeypatch, free=9 * GB, limit=50 * each) == 49
     assert pages(monkeypatch, free=9 * GB, limit=50 * each, kv_memory=100 * each) == 99
     assert pages(monkeypatch, free=9 * GB, limit=90 * GB) == pages(monkeypatch, free=9 * GB)
+
+
+def test_a_number_of_tokens_bounds_the_pages_whatever_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages(monkeypatch, free=9 * GB, max_tokens=640) == 10
+    assert pages(monkeypatch, free=9 * GB, max_tokens=700, kv_memory=1 * GB) == 10
+    assert pages(monkeypatch, free=9 * GB, max_tokens=1 << 40) == pages(monkeypatch, free=9 * GB)
+    with pytest.raises(BadRequest, match="max_running_tokens must hold at least one page of 64 tokens, got 63"):
+        pages(monkeypatch, free=9 * GB, max_tokens=63)
 
 
 def test_too_little_memory_is_said_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,16 @@ class EngineCore:
         limits: Limits | None = None,
         *,
         prefix_caching: bool = True,
+        pages_per_seq: int | None = None,
         adapters: Collection[str] = (),
     ) -> None:
-        """`adapters` are those that the runner has loaded, by name."""
+        """`adapters` are those that the runner has loaded, by name. `pages_per_seq` bounds a sequence's length."""
         self.runner = runner
         spec = runner.spec
         limits = limits or Limits(max_batch_tokens=spec.max_batch_tokens, max_batch_seqs=spec.max_batch_seqs)
-        self.scheduler = Scheduler(spec, limits, prefix_caching=prefix_caching, adapters=adapters)
+        self.scheduler = Scheduler(
+            spec, limits, prefix_caching=prefix_caching, pages_per_seq=pages_per_seq, adapters=adapters
+        )
         # Steps that were begun, and how to get their results.
         self._under_way: deque[tuple[Batch, Callable[[], StepOutput]]] = deque()
 

@@ -67,6 +67,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Whether what was computed for a token stays; if not, a continuation may be scored in one pass."""
     adapters: tuple[str, ...] = ()
     """What a request may name beside the model itself."""
+    device: str = "cpu"
+    """The kind of device that computes: "cpu" or "cuda"."""
     backend: str = ""
     """What computes, and what weights, keys and values are kept in, in words."""
     precision: str = ""

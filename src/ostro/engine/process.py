@@ -199,7 +199,10 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
     started = time.monotonic()
     faults.before_load()
     core = EngineCore(
-        build_runner(checkpoint, config, faults), prefix_caching=config.prefix_caching, adapters=config.adapter_names
+        build_runner(checkpoint, config, faults),
+        prefix_caching=config.prefix_caching,
+        pages_per_seq=config.pages_per_seq,
+        adapters=config.adapter_names,
     )
     loaded = time.monotonic()
     warm_up(core)
@@ -221,6 +224,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         pages_bytes=spec.pages_bytes,
         device_bytes=spec.device_bytes,
         adapters=config.adapter_names,
+        device=spec.device,
         backend=spec.backend,
         precision=spec.precision,
     )

@@ -87,13 +87,20 @@ class Counters:
 
 class Scheduler:
     def __init__(
-        self, spec: RunnerSpec, limits: Limits, *, prefix_caching: bool = True, adapters: Collection[str] = ()
+        self,
+        spec: RunnerSpec,
+        limits: Limits,
+        *,
+        prefix_caching: bool = True,
+        pages_per_seq: int | None = None,
+        adapters: Collection[str] = (),
     ) -> None:
         self.limits = limits
         self._keeps_kv = spec.keeps_kv
         self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
         self.counters = Counters()
-        self.max_len = min(spec.max_seq_len, spec.num_pages * spec.page_size)
+        most_pages = min(spec.num_pages, pages_per_seq or spec.num_pages)
+        self.max_len = min(spec.max_seq_len, most_pages * spec.page_size)
         self._door = Door(
             max_len=self.max_len,
             vocab_size=spec.vocab_size,

@@ -124,6 +124,7 @@ def _parts(
             # What was asked for counts as it is: whether it fits is for the plan to say.
             free=max(0, memory - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
             slot_bytes=cells.slot_bytes,
+            max_tokens=config.max_running_tokens,
         )
     except ModelError:
         pages = 0

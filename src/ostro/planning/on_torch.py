@@ -12,7 +12,7 @@ from ostro.errors import ModelError, Unsupported
 from ostro.planning.outcome import Parts
 from ostro.planning.shapes import Shape
 from ostro.planning.tensors import Stored, Tensor, file_tensors
-from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, second_layout_fits
+from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import in_words
 from ostro.weights.adapter import WEIGHTS as ADAPTER
 
@@ -65,6 +65,7 @@ def on_cpu(stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> P
             limit=config.kv_memory_limit,
             # What was asked for counts as it is: whether it fits is for the plan to say.
             free=free if config.kv_memory is None else sys.maxsize,
+            max_tokens=config.max_running_tokens,
         )
     except ModelError:
         pages = 0
@@ -103,6 +104,7 @@ def on_gpu(stored: Stored, config: EngineConfig, shape: Shape, total: int, free:
             kv_memory=config.kv_memory,
             utilization=config.gpu_memory_utilization,
             limit=config.kv_memory_limit,
+            most=pages_within(config.max_running_tokens, config.page_size),
         )
     except ModelError:
         pages = 0

@@ -82,7 +82,7 @@ def put_together(name: str, device: str, config: EngineConfig, shape: Shape, mem
     assert config.max_batch_seqs is not None
     kv = (parts.pages + parts.spare) * parts.page
     total = parts.weights + parts.second + kv + parts.other
-    longest = min(shape.max_seq_len, parts.pages * config.page_size)
+    longest = min(shape.max_seq_len, min(parts.pages, config.pages_per_seq or parts.pages) * config.page_size)
     return Plan(
         model=name,
         device=device,

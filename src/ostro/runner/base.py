@@ -29,6 +29,8 @@ class RunnerSpec:
     """Memory of the host that pages take as they are filled, and not before."""
     device_bytes: int = 0
     """Memory of the GPU, weights and pages, where there is one."""
+    device: str = "cpu"
+    """The kind of device that computes: "cpu" or "cuda"."""
     backend: str = ""
     """What computes, in words: "native (neon)", "torch (cpu)"."""
     precision: str = ""

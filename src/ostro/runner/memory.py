@@ -1,5 +1,6 @@
 """How many pages fit. Knows a model's shape and numbers of bytes; allocates nothing, and plans without torch."""
 
+import sys
 from typing import Protocol
 
 from ostro.errors import BadRequest, ModelError
@@ -51,13 +52,16 @@ def num_pages(
     limit: int | None = None,
     free: int | None = None,
     slot_bytes: int = 0,
+    max_tokens: int | None = None,
 ) -> int:
-    """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once.
+    """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once,
+    and none beyond `max_tokens`.
 
     `limit` bounds the share. `free` is what is free once the model is loaded; None looks.
     """
     each = page_bytes(shape, page_size, itemsize, slot_bytes)
-    useful = max_batch_seqs * -(-shape.max_seq_len // page_size)
+    most = pages_within(max_tokens, page_size)
+    useful = min(most, max_batch_seqs * -(-shape.max_seq_len // page_size))
     free = free_memory() if free is None else free
     if kv_memory is not None:
         if kv_memory < each:
@@ -66,7 +70,7 @@ def num_pages(
             )
         if kv_memory > free:
             raise BadRequest(f"kv_memory is {kv_memory} bytes, but only {free} are free; lower it.", param="kv_memory")
-        return kv_memory // each
+        return min(kv_memory // each, most)
     budget = min(int(free * _SHARE), _MOST if limit is None else min(_MOST, limit))
     if budget < each:
         raise ModelError(
@@ -85,9 +89,10 @@ def gpu_num_pages(
     max_batch_tokens: int,
     max_batch_seqs: int,
     limit: int | None = None,
+    max_tokens: int | None = None,
 ) -> int:
     """Pages within `kv_memory` bytes, or within the GPU's memory beside the model, which is loaded, and one step; of
-    that no more than `limit` bytes.
+    that no more than `limit` bytes, and none beyond `max_tokens`.
     """
     import torch
 
@@ -101,7 +106,21 @@ def gpu_num_pages(
         kv_memory=kv_memory,
         utilization=utilization,
         limit=limit,
+        most=pages_within(max_tokens, page_size),
     )
+
+
+def pages_within(max_tokens: int | None, page_size: int) -> int:
+    """Whole pages of so many tokens; None is no bound."""
+    if max_tokens is None:
+        return sys.maxsize
+    if max_tokens < page_size:
+        raise BadRequest(
+            f"max_running_tokens must hold at least one page of {page_size} tokens, got {max_tokens}. Raise it, or "
+            "lower page_size.",
+            param="max_running_tokens",
+        )
+    return max_tokens // page_size
 
 
 def gpu_step_bytes(shape: Shape, *, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
@@ -120,8 +139,11 @@ def pages_beside(
     kv_memory: int | None,
     utilization: float,
     limit: int | None = None,
+    most: int = sys.maxsize,
 ) -> int:
-    """Pages of `each` bytes on a GPU of `total` bytes where `free` are left and one step's work takes `step`."""
+    """Pages of `each` bytes, `most` at most, on a GPU of `total` bytes where `free` are left and one step's work takes
+    `step`.
+    """
     budget = int(total * utilization) - (total - free) - step
     if limit is not None:
         budget = min(budget, limit)
@@ -138,4 +160,4 @@ def pages_beside(
             f"Two pages take {2 * each} bytes and {max(0, budget)} are left of the GPU's memory for keys and values; "
             "raise gpu_memory_utilization, lower max_batch_tokens, or take a smaller model."
         )
-    return budget // each - 1
+    return min(budget // each - 1, most)

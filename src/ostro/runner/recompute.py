@@ -64,6 +64,7 @@ class RecomputeRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             keeps_kv=False,
+            device=self.device.type,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), None),
         )

@@ -90,6 +90,7 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
         kv_memory=config.kv_memory,
         max_batch_seqs=config.max_batch_seqs,
         limit=config.kv_memory_limit,
+        max_tokens=config.max_running_tokens,
     )
     return TorchRunner(
         model,

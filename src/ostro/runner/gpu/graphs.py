@@ -10,14 +10,17 @@ from typing import Any
 import torch
 
 
-def ladder(most: int) -> list[int]:
-    """Batch sizes that get a graph of their own: close together where padding would cost most."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, *range(48, 256, 16), *range(256, 513, 32), *range(576, 4097, 64)]
-    return [size for size in sizes if size < most] + [most]
+def ladder(most: int, captured: int = 0) -> list[int]:
+    """Batch sizes that get a graph of their own: close together where padding would cost most.
+
+    `captured`, the largest that is captured, is one of them, so that no smaller batch is padded beyond it.
+    """
+    sizes = {1, 2, 4, 8, 16, 24, 32, *range(48, 256, 16), *range(256, 513, 32), *range(576, 4097, 64), captured, most}
+    return sorted(size for size in sizes if 0 < size <= most)
 
 
 class StepGraphs:
-    """Makes `step(size, kind)` callable: as a replayed graph, or directly where graphs are not wanted."""
+    """Makes `step(size, kind)` callable: as a replayed graph up to a batch of `captured` rows, directly beyond it."""
 
     def __init__(
         self,
@@ -25,13 +28,13 @@ class StepGraphs:
         *,
         idle: Callable[[], None],
         most: int,
-        captures: bool,
+        captured: int,
     ) -> None:
         """`idle` sets the step's inputs so that running it changes nothing."""
-        self.sizes = ladder(most)
+        self.sizes = ladder(most, captured)
         self._step = step
         self._idle = idle
-        self._captures = captures
+        self._captured = captured
         self._graphs: dict[tuple[int, Hashable], Callable[[], None]] = {}
         self._pool: Any = None
 
@@ -42,7 +45,7 @@ class StepGraphs:
         """The step of this size. May overwrite the step's inputs: ask for it before they are set."""
         run = self._graphs.get((size, kind))
         if run is None:
-            run = self._capture(size, kind) if self._captures else partial(self._step, size, kind)
+            run = self._capture(size, kind) if size <= self._captured else partial(self._step, size, kind)
             self._graphs[size, kind] = run
         return run
 

@@ -63,6 +63,7 @@ class GpuRunner:
         max_batch_tokens: int,
         max_batch_seqs: int,
         graphs: bool = True,
+        graph_max_rows: int | None = None,
         deterministic: bool = False,
         kv_dtype: torch.dtype | None = None,
         pooling: Pooling | None = None,
@@ -82,6 +83,7 @@ class GpuRunner:
             max_batch_seqs=max_batch_seqs,
             steps_ahead=1,
             generates=model.has_head,
+            device=self.device.type,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
         )
@@ -120,9 +122,8 @@ class GpuRunner:
         self._logits: dict[int, Tensor] = {}
         if self._decoder is not None and self.device.type == "cuda" and not deterministic:
             self._decoder.compile(self._scratch)
-        self._graphs = StepGraphs(
-            self._decode_step, idle=self._idle, most=max_batch_seqs, captures=graphs and self.device.type == "cuda"
-        )
+        captured = (graph_max_rows or max_batch_seqs) if graphs and self.device.type == "cuda" else 0
+        self._graphs = StepGraphs(self._decode_step, idle=self._idle, most=max_batch_seqs, captured=captured)
         if self.device.type == "cuda":
             self._spec = replace(self._spec, device_bytes=torch.cuda.memory_reserved(self.device))
 
@@ -144,6 +145,7 @@ class GpuRunner:
             max_batch_tokens=config.max_batch_tokens,
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
+            max_tokens=config.max_running_tokens,
         )
         return cls(
             model,
@@ -152,6 +154,7 @@ class GpuRunner:
             max_batch_tokens=config.max_batch_tokens,
             max_batch_seqs=config.max_batch_seqs,
             graphs=config.cuda_graphs,
+            graph_max_rows=config.cuda_graph_max_bs,
             deterministic=config.deterministic,
             kv_dtype=kv_dtype,
             pooling=pooling,

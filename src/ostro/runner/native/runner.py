@@ -105,6 +105,7 @@ class NativeRunner:
             # Weights that are mapped and not read yet look free.
             free=max(0, free_memory() - packed.nbytes),
             slot_bytes=cells.slot_bytes,
+            max_tokens=config.max_running_tokens,
         )
         return cls(
             packed,
