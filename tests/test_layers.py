@@ -206,7 +206,8 @@ LAYERS = {
         ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors"), never=("torch",)
     ),
     "ostro.server.settings": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.errors", "ostro.config"), never=("torch", "numpy")
+        ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.errors", "ostro.config", "ostro.sampling_params"),
+        never=("torch", "numpy"),
     ),
     "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
     # Files for the pool, by way of a process of their own.

@@ -226,6 +226,53 @@ def test_cors_is_off_unless_asked_for_and_names_its_origins(tmp_path: Path) -> N
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://page.example")
 
 
+def test_origins_alone_turn_cors_on(tmp_path: Path) -> None:
+    ask = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    with (
+        live_server(tmp_path, env={"AIOS_CORS_ORIGINS": "https://page.example"}, ready=False) as server,
+        server.client() as client,
+    ):
+        allowed = client.options("/v1/completions", headers=ask)
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://page.example")
+
+
+def test_healthz_waits_for_the_model_where_it_is_told_to(tmp_path: Path) -> None:
+    args, faults = ("--healthz-waits-for-model",), "fake,load_seconds=2"
+    with live_server(tmp_path, *args, faults=faults, ready=False) as server, server.client() as client:
+        waiting = client.get("/healthz")
+        assert (waiting.status_code, waiting.json()) == (503, {"status": "loading"})
+        assert "retry-after" in waiting.headers
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.05)
+        assert (client.get("/healthz").status_code, client.get("/healthz").json()) == (200, {"status": "ok"})
+
+
+def test_a_default_seed_gives_the_same_request_the_same_answer(tmp_path: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 16, "temperature": 1, "ignore_eos": True}
+
+    def texts(client: httpx.Client, path: str, body: dict[str, object]) -> set[str]:
+        return {client.post(path, json=body).json()["choices"][0]["text"] for _ in range(3)}
+
+    model = str(write_model(tmp_path / "tiny"))
+    with live_server(tmp_path, model, "--seed", "7", faults="") as server, server.client() as client:
+        [ours] = texts(client, "/v1/completions", body)
+        [named] = texts(client, "/v1/completions", {**body, "seed": 7})
+        assert ours == named
+        assert texts(client, "/v1/completions", {**body, "seed": 8}) != {ours}
+        native = {"prompts": ["a"], "max_tokens": 16, "temperature": 1}
+        assert len({client.post("/generate", json=native).text for _ in range(3)}) == 1
+
+
+def test_limits_of_other_servers_bound_what_they_name(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path / "tiny"))
+    args = (model, "--dry-run", "--max-running-tokens", "100", "--pages-per-seq", "3", "--cuda-graph-max-bs", "8")
+    ran = serve(tmp_path, *args, "--device", "cpu", faults="")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    report = {label: value.strip() for label, value in (line.split(":", 1) for line in ran.stdout.splitlines())}
+    assert report["keys and values"] == "6 pages of 16 tokens"
+    assert report["longest sequence"] == "48 tokens"
+
+
 def test_full_server_answers_429_with_retry_after(tmp_path: Path) -> None:
     args = ("--max-concurrent-requests", "1", "--max-queue-requests", "0")
     with live_server(tmp_path, *args, faults=SLOW) as server, server.client() as client:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,41 @@ _VALUES = {"device": "cpu", "local_dev": "true", "default_temperature": "0.5"}
 
 
 @pytest.mark.parametrize(
+    ("text", "enabled"),
+    [
+        ("{}", False),
+        ("cors_origins: https://page.example", True),
+        ("cors_origins: []", False),
+        ("cors_origins: https://page.example\nenable_cors: false", False),
+    ],
+)
+def test_naming_origins_turns_cors_on(tmp_path: Path, text: str, enabled: bool) -> None:
+    """They were taken, and nothing came of it."""
+    assert read(tmp_path, yaml_text=text).settings.enable_cors is enabled
+
+
+def test_credentials_alone_ask_for_the_origins_that_they_need(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="needs origins by name"):
+        read(tmp_path, yaml_text="allow_credentials: true")
+    settings = read(tmp_path, yaml_text="allow_credentials: true\ncors_origins: https://page.example").settings
+    assert settings.enable_cors
+
+
+@pytest.mark.parametrize("level", ["INFO", "Warning", "debug"])
+def test_a_log_level_is_taken_in_any_case(tmp_path: Path, level: str) -> None:
+    assert read(tmp_path, log_level=level).settings.log_level == level.lower()
+
+
+def test_running_tokens_bound_the_kv_cache_and_not_a_step(tmp_path: Path) -> None:
+    """They bounded the tokens of one step."""
+    settings = read(tmp_path, max_running_tokens="2048", pages_per_seq="8", cuda_graph_max_bs="4").settings
+    expected = EngineConfig(serving=True, max_running_tokens=2048, pages_per_seq=8, cuda_graph_max_bs=4)
+    assert settings.engine() == expected
+    planned = plan(None, replace(settings.engine(), device="cpu"), memory=16 << 30)
+    assert (planned.num_pages, planned.max_seq_len) == (2048 // 16, 8 * 16)
+
+
+@pytest.mark.parametrize(
     ("variable", "field", "value"),
     [(variable, field, _VALUES.get(field, "7")) for field in ALIASES for variable in ALIASES[field].env],
 )
@@ -84,7 +120,7 @@ def test_our_own_variable_beats_an_alias(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_keys_of_other_servers_are_read_from_yaml(tmp_path: Path, key: str, field: str) -> None:
     texts = dict.fromkeys(("model", "tokenizer", "levanter_config"), '"7"')
-    value = {"cors_credentials": "true", "otlp_endpoint": "http://collector"} | texts
+    value = {"cors_credentials": "false", "otlp_endpoint": "http://collector"} | texts
     merged = read(tmp_path, yaml_text=f"serve:\n  hrm:\n    {key}: {value.get(field, '1')}\n")
     assert merged.origins == {field: f"{key} in {tmp_path / 'ostro.yaml'}"}
 

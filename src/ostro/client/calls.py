@@ -214,7 +214,8 @@ def stats() -> Call[Stats]:
 
 
 def alive() -> Call[Alive]:
-    return _get("/healthz", Alive)
+    """Also of a server whose /healthz waits for its model: it is up."""
+    return Call(Question("GET", "/healthz", also=frozenset({503})), partial(read, Alive))
 
 
 def readiness() -> Call[Readiness]:

@@ -23,6 +23,10 @@ class HttpOptions:
     """For requests that do not say how many."""
     temperature: float | None = None
     """For requests that name none."""
+    seed: int | None = None
+    """For requests that bring none; without one here each draws its own."""
+    healthz_waits: bool = False
+    """Whether /healthz means ready, as /readyz does, rather than alive."""
 
     def params(self, request: CompletionRequest | ChatCompletionRequest | GenerateRequest) -> SamplingParams:
         """What a request asks for, with this server's defaults for what it leaves open."""
@@ -32,6 +36,8 @@ class HttpOptions:
         if self.temperature is not None and "temperature" not in given:
             changes["temperature"] = self.temperature
         params = request.sampling_params()
+        if self.seed is not None and params.seed is None:
+            changes["seed"] = self.seed
         return params.with_changes(**changes) if changes else params
 
 

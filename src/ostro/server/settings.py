@@ -38,6 +38,7 @@ from ostro.config import (
 from ostro.errors import BadRequest
 from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.pool.pool import PoolLimits
+from ostro.sampling_params import MAX_SEED
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
 from ostro.server.body import BodyLimits
@@ -75,9 +76,8 @@ ALIASES: Mapping[str, Names] = {
     "max_batch_seqs": Names(
         ("--max-batch-size", "--max-num-seqs"), ("AIOS_MAX_BATCH_SIZE",), ("max_batch_size", "max_num_seqs")
     ),
-    "max_batch_tokens": Names(
-        ("--max-running-tokens", "--max-num-batched-tokens"), (), ("max_running_tokens", "max_num_batched_tokens")
-    ),
+    "max_batch_tokens": Names(("--max-num-batched-tokens",), (), ("max_num_batched_tokens",)),
+    "pages_per_seq": Names(("--max-pages-per-seq",), (), ("max_pages_per_seq",)),
     "port": Names((), ("PORT",)),
     "api_key": Names((), ("LEVANTER_API_KEY",)),
     "request_timeout": Names((), ("REQUEST_TIMEOUT",)),
@@ -92,9 +92,6 @@ ALIASES: Mapping[str, Names] = {
 
 # What other servers have and this build does not: refused by name, with the reason.
 REFUSED: Mapping[str, str] = {
-    "cuda_graph_max_bs": "every batch size has its graph, captured when it is first needed. Leave it out.",
-    "pages_per_seq": "a sequence has as many pages as its length needs. Use max_seq_len.",
-    "seed": "a server's seed would be shared by all. Send a seed with the request.",
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
 REPEATABLE = frozenset({"model", "models", "lora"})
@@ -112,7 +109,12 @@ IMPLIED: Mapping[str, Mapping[str, object]] = {
         "default_max_tokens": 512,
         "default_temperature": 0.7,
     },
+    # Naming origins, or letting them send credentials, is asking for CORS.
+    "cors_origins": {"enable_cors": True},
+    "cors_credentials": {"enable_cors": True},
 }
+# What switches a setting off, as text or as YAML has it.
+_OFF = ("", "0", "false", "no", "off", "[]", "()")
 # Of the memory that is free at the start, for the engines of several models; of a budget, for one's keys and values.
 _BUDGET_SHARE, _KV_SHARE = 0.8, 0.25
 
@@ -138,6 +140,10 @@ def _only(values: set[object], reason: str) -> AfterValidator:
 def _listed(value: object) -> object:
     """Texts may be separated by commas."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _lowered(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _one_or_more(value: object) -> object:
@@ -259,7 +265,9 @@ class ServeSettings(BaseSettings):
     chat_template: str | None = Field(None, description=meaning_of("chat_template"))
     max_seq_len: Positive | None = Field(None, description=meaning_of("max_seq_len"))
     page_size: Positive | None = Field(None, description=meaning_of("page_size"))
+    pages_per_seq: Positive | None = Field(None, description=meaning_of("pages_per_seq"))
     kv_memory: Bytes | None = Field(None, description=meaning_of("kv_memory"))
+    max_running_tokens: Positive | None = Field(None, description=meaning_of("max_running_tokens"))
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description=meaning_of("gpu_memory_utilization")
     )
@@ -284,6 +292,7 @@ class ServeSettings(BaseSettings):
     disable_cuda_graph: bool = Field(
         False, description="on a GPU, launch kernels one by one instead of replaying whole steps"
     )
+    cuda_graph_max_bs: Positive | None = Field(None, description=meaning_of("cuda_graph_max_bs"))
     deterministic: bool = Field(False, description=meaning_of("deterministic"))
 
     # network
@@ -299,8 +308,15 @@ class ServeSettings(BaseSettings):
         8000, description="port to listen on; 0 picks a free one and logs it"
     )
     ui: bool = Field(False, description="a page at / to try the models in a browser")
+    healthz_waits_for_model: bool = Field(
+        False,
+        description=(
+            "/healthz answers 503 until the model is loaded and warm, as /readyz does; then do not use it as a "
+            "liveness probe"
+        ),
+    )
     enable_cors: bool = Field(False, description="let web pages of other origins call the server")
-    cors_origins: Texts = Field(("*",), description="those origins")
+    cors_origins: Texts = Field(("*",), description="those origins, such as https://app.example.com; * is any")
     cors_credentials: bool = Field(False, description="let them send credentials; never together with *")
 
     # who
@@ -321,6 +337,13 @@ class ServeSettings(BaseSettings):
     default_temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
         None, description="temperature of a request that names none (default: 1)"
     )
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = Field(
+        None,
+        description=(
+            "seed of a request that brings none, so that the same request gets the same answer "
+            "(default: a fresh one for each request)"
+        ),
+    )
     max_queue_requests: Annotated[int, Field(ge=0)] = Field(
         1024, description="requests that may wait for the engine; then 429"
     )
@@ -337,8 +360,8 @@ class ServeSettings(BaseSettings):
     )
 
     # what it says
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug, info, warning or error: the least that is logged"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = Field(
+        "info", description="debug, info, warning or error, in any case: the least that is logged"
     )
     log_format: Literal["auto", "json", "pretty"] = Field("auto", description="json, pretty, or pretty on a terminal")
     access_log: bool = Field(True, description="one line a request")
@@ -415,9 +438,12 @@ class ServeSettings(BaseSettings):
             kv_dtype=self.kv_dtype,
             cpu_backend=self.cpu_backend,
             page_size=self.page_size,
+            pages_per_seq=self.pages_per_seq,
             kv_memory=self.kv_memory,
+            max_running_tokens=self.max_running_tokens,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=not self.disable_cuda_graph,
+            cuda_graph_max_bs=self.cuda_graph_max_bs,
             deterministic=self.deterministic,
             serving=True,
             max_batch_tokens=self.max_batch_tokens,
@@ -450,6 +476,8 @@ class ServeSettings(BaseSettings):
             body=BodyLimits(max_bytes=self.max_body_size),
             max_tokens=self.default_max_tokens,
             temperature=self.default_temperature,
+            seed=self.seed,
+            healthz_waits=self.healthz_waits_for_model,
         )
 
     def pool(self) -> PoolLimits:
@@ -520,7 +548,7 @@ def read_settings(
     merged = {name: each for source in sources for name, each in source.items()}
     said = frozenset(merged)
     for cause, implied in IMPLIED.items():
-        if cause in merged and str(merged[cause].value).lower() not in ("", "0", "false", "no", "off"):
+        if cause in merged and str(merged[cause].value).lower() not in _OFF:
             origin = f"implied by {merged[cause].origin}"
             merged = {name: Given(value, origin) for name, value in implied.items()} | merged
     if "checkpoint_path" in merged and "model" in merged:

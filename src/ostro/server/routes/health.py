@@ -24,10 +24,11 @@ _HINDRANCES: dict[PoolState, _Hindrance] = {
 def router(api: Api, version: str) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/healthz", **described(Alive))
+    @routes.get("/healthz", **described(Alive, unready=True))
     async def healthz() -> Response:
-        """The process is up."""
-        return json_response(Alive())
+        """The process is up; with healthz_waits_for_model, the same as /readyz."""
+        hindrance = _hindrance(api) if api.options.healthz_waits else None
+        return _judged(Alive(status=hindrance or "ok"), hindrance)
 
     @routes.get("/readyz", **described(Readiness, unready=True))
     async def readyz() -> Response:
@@ -37,13 +38,18 @@ def router(api: Api, version: str) -> APIRouter:
 
     @routes.get("/health", **described(Health, unready=True))
     async def health() -> Response:
-        """The same, with what people ask next."""
+        """Whether requests are taken, and what people ask next. Tells no model's name: it needs no key."""
         hindrance = _hindrance(api)
         services = [view.service for view in api.models.pool.touched() if view.service is not None]
+        infos = [service.info for service in services if service.info is not None]
+        devices, backends = sorted({info.device for info in infos}), sorted({info.backend for info in infos})
         state = Health(
             status=hindrance or "ok",
             requests=sum(service.num_requests for service in services),
             restarts=sum(totals.restarts for _, totals in api.models.totals()),
+            device=", ".join(devices) or None,
+            backend=", ".join(backends) or None,
+            gpu="cuda" in devices,
         )
         return _judged(state, hindrance)
 
@@ -59,7 +65,7 @@ def _hindrance(api: Api) -> _Hindrance | None:
     return "draining" if api.gate.draining else _HINDRANCES.get(api.models.state)
 
 
-def _judged(body: Readiness | Health, hindrance: _Hindrance | None) -> Response:
+def _judged(body: Alive | Readiness | Health, hindrance: _Hindrance | None) -> Response:
     response = json_response(body)
     if hindrance is not None:
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE

@@ -30,7 +30,8 @@ class ModelList(WireModel):
 
 
 class Alive(WireModel):
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "loading", "failed", "draining"]
+    """Always ok, unless the server was told that /healthz waits for the model."""
 
 
 class Readiness(WireModel):
@@ -45,6 +46,12 @@ class Health(WireModel):
     """Under way in the engines."""
     restarts: int
     """How often an engine had to be started again."""
+    device: str | None
+    """What the loaded models run on, cpu or cuda; null before one is."""
+    backend: str | None
+    """What computes them, such as "native (neon)" or "torch (cuda)"; several are separated by commas."""
+    gpu: bool
+    """Whether a GPU is used."""
 
 
 class ModelStats(WireModel):
