@@ -139,7 +139,7 @@ def test_flags_in_the_docs_are_those_that_the_command_has() -> None:
     told = {flag for row in table.rows for flag in code_spans(row[1])}
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
-    known = set(parser._option_string_actions) - {"--config", "--print-config", "--dry-run"}
+    known = set(parser._option_string_actions) - {"--config", "--config-path", "--print-config", "--dry-run"}
     known -= {"--" + name.replace("_", "-") for name in REFUSED}
     # A switch's other names can be turned round, too.
     assert known - told <= {"--no-" + flag[2:] for flag in told}

@@ -85,6 +85,19 @@ def test_a_log_level_is_taken_in_any_case(tmp_path: Path, level: str) -> None:
     assert read(tmp_path, log_level=level).settings.log_level == level.lower()
 
 
+@pytest.mark.parametrize(
+    ("given", "computes_in"),
+    [
+        ("bf16", "bfloat16"),
+        ("half", "float16"),
+        ("p=f32,c=bfloat16,o=f32", "bfloat16"),
+        ("params=f32,compute=f16", "float16"),
+    ],
+)
+def test_a_dtype_has_short_names_and_may_be_a_policy(tmp_path: Path, given: str, computes_in: str) -> None:
+    assert read(tmp_path, dtype=given).settings.dtype == computes_in
+
+
 def test_running_tokens_bound_the_kv_cache_and_not_a_step(tmp_path: Path) -> None:
     """They bounded the tokens of one step."""
     settings = read(tmp_path, max_running_tokens="2048", pages_per_seq="8", cuda_graph_max_bs="4").settings

@@ -26,7 +26,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage."""
     try:
-        args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+        words = _translated(sys.argv[1:] if argv is None else argv)
+        args = _parser(words).parse_args(words)
         read_cache_variables()
         status: int = args.run(args)
         sys.stdout.flush()
@@ -40,6 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _translated(words: Sequence[str]) -> list[str]:
+    """In our own flags, where a command understands those of others."""
+    if words[:1] != ["serve"]:
+        return list(words)
+    from ostro.cli.serve import translate
+
+    return [words[0], *translate(words[1:])]
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

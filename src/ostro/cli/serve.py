@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ostro.cli.draccus import Flags, translated
 from ostro.errors import BadRequest
 from ostro.server.settings import (
     ALIASES,
@@ -81,9 +82,18 @@ class _Refused(argparse.Action):
         raise BadRequest(f"{option_string} cannot be honoured: {REFUSED[self.dest]}")
 
 
+def translate(words: Sequence[str]) -> list[str]:
+    """A command line in the style of Levanter's, in ours."""
+    valued, switches = {"--config", "--config-path"}, {"--print-config", "--dry-run"}
+    for name, field in ServeSettings.model_fields.items():
+        known = _flags(name, is_switch=field.annotation is bool)
+        (switches if field.annotation is bool else valued).update(known)
+    return translated(words, Flags(valued | {_flag(name) for name in REFUSED}, switches))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", action=_Many, help="the same as --model")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file of settings")
+    parser.add_argument("--config", "--config-path", type=Path, metavar="FILE", help="a YAML file of settings")
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings, their origins and what will run, and exit"
     )
@@ -122,14 +132,19 @@ def _given(args: argparse.Namespace, name: str) -> Given | None:
 
 
 def _add_setting(group: argparse._ArgumentGroup, name: str, is_switch: bool, text: str) -> None:
-    flags = [_flag(name), *ALIASES.get(name, Names()).flags]
+    flags = _flags(name, is_switch=is_switch)
     text = text.replace("%", "%%")
     if is_switch:
-        flags += [f"--no-{flag[2:]}" for flag in flags if not flag.startswith("--disable-")]
         group.add_argument(*flags, dest=name, nargs=0, action=_Switch, help=text)
     else:
         action = _Many if name in REPEATABLE else _Once
         group.add_argument(*flags, dest=name, action=action, metavar="X", help=text)
+
+
+def _flags(name: str, *, is_switch: bool) -> list[str]:
+    """All that set a setting."""
+    flags = [_flag(name), *ALIASES.get(name, Names()).flags]
+    return flags + [f"--no-{flag[2:]}" for flag in flags if is_switch and not flag.startswith("--disable-")]
 
 
 def _flag(name: str) -> str:

@@ -66,18 +66,27 @@ ALIASES: Mapping[str, Names] = {
     "gcs_model_prefix": Names((), ("GCS_MODEL_PREFIX",)),
     "local_dev": Names((), ("LOCAL_DEV",)),
     "default_max_tokens": Names((), ("DEFAULT_MAX_TOKENS",)),
-    "default_temperature": Names((), ("DEFAULT_TEMPERATURE",)),
+    "default_temperature": Names(("--temperature",), ("DEFAULT_TEMPERATURE",)),
+    "served_model_name": Names(("--model-name",)),
+    "dtype": Names(("--trainer.mp",)),
+    "seed": Names(("--service.seed",)),
+    "page_size": Names(("--service.page_size",)),
+    "gpu_memory_utilization": Names(("--service.hbm_utilization",)),
     "tokenizer": Names(("--tokenizer-path",), ("AIOS_TOKENIZER_PATH",), ("tokenizer_path",)),
     "max_seq_len": Names(
-        ("--max-context-length", "--context-window", "--max-model-len"),
+        ("--max-context-length", "--context-window", "--max-model-len", "--service.max_seq_len"),
         (),
         ("max_context_length", "context_window", "max_model_len"),
     ),
     "max_batch_seqs": Names(
-        ("--max-batch-size", "--max-num-seqs"), ("AIOS_MAX_BATCH_SIZE",), ("max_batch_size", "max_num_seqs")
+        ("--max-batch-size", "--max-num-seqs", "--service.max_seqs"),
+        ("AIOS_MAX_BATCH_SIZE",),
+        ("max_batch_size", "max_num_seqs"),
     ),
-    "max_batch_tokens": Names(("--max-num-batched-tokens",), (), ("max_num_batched_tokens",)),
-    "pages_per_seq": Names(("--max-pages-per-seq",), (), ("max_pages_per_seq",)),
+    "max_batch_tokens": Names(
+        ("--max-num-batched-tokens", "--service.max_tokens_per_round"), (), ("max_num_batched_tokens",)
+    ),
+    "pages_per_seq": Names(("--max-pages-per-seq", "--service.max_pages_per_seq"), (), ("max_pages_per_seq",)),
     "port": Names((), ("PORT",)),
     "api_key": Names((), ("LEVANTER_API_KEY",)),
     "request_timeout": Names((), ("REQUEST_TIMEOUT",)),
@@ -113,6 +122,15 @@ IMPLIED: Mapping[str, Mapping[str, object]] = {
     "cors_origins": {"enable_cors": True},
     "cors_credentials": {"enable_cors": True},
 }
+_DTYPES = {
+    "f32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "f16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+}
 # What switches a setting off, as text or as YAML has it.
 _OFF = ("", "0", "false", "no", "off", "[]", "()")
 # Of the memory that is free at the start, for the engines of several models; of a budget, for one's keys and values.
@@ -144,6 +162,15 @@ def _listed(value: object) -> object:
 
 def _lowered(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
+
+
+def _compute_dtype(value: object) -> object:
+    """Also short names, and a policy of JAX's libraries: of `p=f32,c=bf16` what it computes in."""
+    if not isinstance(value, str):
+        return value
+    parts = dict(part.partition("=")[::2] for part in value.split(",")) if "=" in value else {"c": value}
+    name = parts.get("c", parts.get("compute", value)).strip()
+    return _DTYPES.get(name.lower(), name)
 
 
 def _one_or_more(value: object) -> object:
@@ -279,7 +306,7 @@ class ServeSettings(BaseSettings):
     hrm_halting: bool = Field(False, description=meaning_of("hrm_halting"))
     threads: Positive | None = Field(None, description=meaning_of("threads"))
     device: Device = Field("auto", description=meaning_of("device"))
-    dtype: DType = Field("auto", description=meaning_of("dtype"))
+    dtype: Annotated[DType, BeforeValidator(_compute_dtype)] = Field("auto", description=meaning_of("dtype"))
     quantize: Quantization = Field("none", description=meaning_of("quantize"))
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
     cpu_backend: CpuBackend = Field("auto", description=meaning_of("cpu_backend"))

@@ -1,0 +1,108 @@
+"""Command lines in the style of Levanter's configuration library, draccus, as ours.
+
+    --hf_checkpoint ./model      underscores for dashes
+    port=9000                    a setting without dashes
+    --access_log false           a switch with its value
+    --trainer.mp=bf16            a key in a section, where a setting has that alias
+
+Knows names; what a value means is for the settings to say. A key in a section that no setting stands for is refused
+with what to write instead.
+"""
+
+import re
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ostro.errors import BadRequest
+
+_KEY_AND_VALUE = re.compile(r"(?P<dashes>--)?(?P<key>[A-Za-z][\w.-]*)=(?P<value>.*)", re.ASCII | re.DOTALL)
+_TRUTH = {"true": True, "false": False}
+# Sections that say whose settings they hold, and not which.
+_TRANSPARENT = ("ostro.", "serve.", "server.", "hrm.")
+
+# Why a key is refused and what to write instead: by key, else by section.
+_INSTEAD: Mapping[str, str] = {
+    "service.max_pages": "write --max-running-tokens, which is max_pages times page_size",
+    "service.max_queued_tokens": "prompt tokens that may wait are bounded by --max-queue-tokens",
+    "trainer.model_axis_size": "devices that a model runs on are --tensor-parallel",
+    "trainer.tensor_parallel_axes": "devices that a model runs on are --tensor-parallel",
+    "trainer.mesh": "devices that a model runs on are --tensor-parallel",
+    "trainer": "a server does not train; leave it out. Of the trainer's settings it takes trainer.mp",
+    "model": "a model's shape comes with its checkpoint or, for one of Levanter's, from the YAML file it was trained "
+    "with: --model-config FILE",
+    "service": "there is no such setting. docs/configuration.md lists them all",
+    "optimizer": "a server does not train; leave it out",
+    "data": "a server does not train; leave it out. The tokenizer is --tokenizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What argparse will know: flags that take a value, and switches."""
+
+    valued: Collection[str]
+    switches: Collection[str]
+
+    def find(self, key: str) -> str | None:
+        """The flag for a key, however it is spelt."""
+        for section in _TRANSPARENT:
+            key = key.removeprefix(section)
+        spellings = (f"--{key}", f"--{key.replace('_', '-')}")
+        return next((each for each in spellings if each in self.valued or each in self.switches), None)
+
+
+def translated(words: Sequence[str], flags: Flags) -> list[str]:
+    """The same command line with the flags that argparse knows. What argparse should complain about stays as it is."""
+    out: list[str] = []
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        match = _KEY_AND_VALUE.fullmatch(word)
+        flag = flags.find(word[2:]) if word.startswith("--") and match is None else None
+        if word == "--":
+            out += [word, *rest]
+            rest.clear()
+        elif match is not None:
+            out += _assignment(word, match, flags)
+        elif flag in flags.valued:
+            out += [flag or word, *([rest.popleft()] if rest else [])]
+        elif flag is not None and rest and rest[0].lower() in _TRUTH:
+            out += _switch(flag, rest.popleft(), flags)
+        else:
+            _check_section(word)
+            out.append(flag or word)
+    return out
+
+
+def _assignment(word: str, match: re.Match[str], flags: Flags) -> list[str]:
+    key, value = match["key"], match["value"]
+    flag = flags.find(key)
+    if flag is None:
+        if match["dashes"] or key.partition(".")[0] in _INSTEAD:
+            _check_section(f"--{key}")
+        # Without dashes it is a model and its name: tiny=./model.
+        return [word]
+    return _switch(flag, value, flags) if flag in flags.switches else [f"{flag}={value}"]
+
+
+def _switch(flag: str, value: str, flags: Flags) -> list[str]:
+    wanted = _TRUTH.get(value.lower())
+    if wanted is None:
+        raise BadRequest(f"{flag} is a switch: its value is true or false, got {value!r}.")
+    if wanted:
+        return [flag]
+    opposite = f"--{flag.removeprefix('--no-')}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
+    # A switch without an opposite is off unless it is given.
+    return [opposite] if opposite in flags.switches else []
+
+
+def _check_section(word: str) -> None:
+    """Raises BadRequest for a key in a section."""
+    key = word[2:].partition("=")[0]
+    if not word.startswith("--") or "." not in key:
+        return
+    section = key.partition(".")[0]
+    known = [each for each in _INSTEAD if key == each or key.startswith(f"{each}.")]
+    reason = _INSTEAD[max(known, key=len)] if known else f"there is no section {section} here; leave it out"
+    raise BadRequest(f"--{key} cannot be honoured: {reason}.")

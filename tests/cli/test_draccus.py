@@ -1,0 +1,90 @@
+"""Command lines in the style of Levanter's configuration library."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostro.cli import main
+from ostro.cli.serve import translate
+from ostro.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("port=9000", "--port=9000"),
+        ("--port=9000 ./m", "--port=9000 ./m"),
+        ("--hf_checkpoint ./m --max_batch_seqs=3", "--hf-checkpoint ./m --max-batch-seqs=3"),
+        ("--hf_checkpoint=./m", "--hf-checkpoint=./m"),
+        ("server.port=1 --serve.hrm.device cpu", "--port=1 --device cpu"),
+        ("--service.max_seqs 4 --trainer.mp=p=f32,c=bf16", "--service.max_seqs 4 --trainer.mp=p=f32,c=bf16"),
+        ("trainer.mp=f32", "--trainer.mp=f32"),
+        ("--access_log false", "--no-access-log"),
+        ("access_log=true", "--access-log"),
+        ("--no-ui true --ui=False", "--no-ui --no-ui"),
+        ("--disable_cuda_graph=false", ""),
+        ("--ui ./true-model", "--ui ./true-model"),
+    ],
+)
+def test_a_command_line_of_levanters_is_read(given: str, ours: str) -> None:
+    assert translate(given.split()) == ours.split()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tiny=./model",
+        "qwen2.5-coder=./model",
+        "org/name=./model",
+        "--model port=./model",
+        "--ui --lora port=./adapter",
+        "--api-key a=b",
+        "./a=b",
+        "-- port=9000",
+        "--no-such-flag",
+        "--port",
+    ],
+)
+def test_what_is_no_setting_stays_as_it_is(words: str) -> None:
+    assert translate(words.split()) == words.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--trainer.num_train_steps 5", "--trainer.num_train_steps cannot be honoured: a server does not train"),
+        ("trainer.tracker.type=wandb", "--trainer.tracker.type cannot be honoured: a server does not train"),
+        ("--model.num_layers=3", "--model-config FILE"),
+        ("--service.max_pages 64", "write --max-running-tokens, which is max_pages times page_size"),
+        ("--trainer.mesh.axes x", "--tensor-parallel"),
+        ("--wandb.project x", "there is no section wandb here"),
+        ("--ui=perhaps", "--ui is a switch: its value is true or false, got 'perhaps'"),
+    ],
+)
+def test_a_key_that_stands_for_nothing_is_refused_with_what_to_write(words: str, complaint: str) -> None:
+    with pytest.raises(BadRequest, match=complaint):
+        translate(words.split())
+
+
+def test_the_command_itself_reads_them(tmp_path: Path) -> None:
+    args = "port=9000 --service.max_seqs 4 --trainer.mp p=f32,c=bfloat16 --hf_checkpoint ./m tiny=./n --print_config"
+    ran = subprocess.run(
+        [sys.executable, "-m", "ostro", "serve", *args.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for line in ("port: 9000", "max_batch_seqs: 4", 'dtype: "bfloat16"', 'model: ["tiny=./n", "./m"]'):
+        assert line in ran.stdout
+
+
+def test_a_refused_key_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--optimizer.learning_rate", "1"]) == 1
+    assert capsys.readouterr().err == (
+        "ostro: --optimizer.learning_rate cannot be honoured: a server does not train; leave it out.\n"
+    )
