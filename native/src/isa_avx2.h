@@ -15,6 +15,7 @@ using ostro::Half;
 constexpr int kPanel = 8;
 constexpr int kTileRows = 2;
 constexpr int kTileSums = 4;
+constexpr int kTilePanels = 4, kTileShrink = 2;
 // Four-bit codes lose their sign, which saves an instruction a dot product; eight-bit ones must keep it.
 constexpr int kInt8Bias = 0, kInt4Bias = 8;
 constexpr float kInt4Factor = 1.0f;

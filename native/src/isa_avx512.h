@@ -22,6 +22,7 @@ using ostro::Half;
 constexpr int kPanel = 16;
 constexpr int kTileRows = 4;
 constexpr int kTileSums = 8;
+constexpr int kTilePanels = 4, kTileShrink = 2;
 // Dot products take unsigned codes and signed activations.
 constexpr int kInt8Bias = 128, kInt4Bias = 8;
 constexpr float kInt4Factor = 1.0f;

@@ -15,6 +15,7 @@ using ostro::Half;
 constexpr int kPanel = 4;
 constexpr int kTileRows = 8;
 constexpr int kTileSums = 8;
+constexpr int kTilePanels = 4, kTileShrink = 2;
 // What is added to signed codes so that dot products can take them; here those take them as they are.
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 // Signed four-bit codes are used in the upper half of their byte: sixteen times what they mean.

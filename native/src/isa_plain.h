@@ -20,6 +20,8 @@ constexpr int kPanel = 4;
 #endif
 constexpr int kTileRows = 4;
 constexpr int kTileSums = 8;
+// Few sizes of tiles: each is a kernel of its own, and compiling them all takes longer than all else together.
+constexpr int kTilePanels = 2, kTileShrink = 4;
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 constexpr float kInt4Factor = 16.0f;
 

@@ -74,12 +74,20 @@ inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
     }
 }
 
-// Calls body(rows of the tile, first row) for tiles of kTileRows, then of half as many, down to one.
+// Calls body(rows of the tile, first row) for tiles of kTileRows, then of 1 / kTileShrink as many, down to one.
 template <int size = kTileRows, typename Body>
 inline void each_tile(int rows, Body body, int row = 0) {
   for (; row + size <= rows; row += size) body(std::integral_constant<int, size>{}, row);
   if constexpr (size > 1)
-    if (row < rows) each_tile<size / 2>(rows, body, row);
+    if (row < rows) each_tile<std::max(size / kTileShrink, 1)>(rows, body, row);
+}
+
+// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then for half as many, down to one.
+template <int size = kTilePanels, typename Body>
+inline void each_panels(int begin, int end, const Body& body) {
+  for (; begin + size <= end; begin += size) body.template operator()<size>(begin);
+  if constexpr (size > 1)
+    if (begin < end) each_panels<size / 2>(begin, end, body);
 }
 
 static void quantize(const float* x, long stride, int rows, int cols, uint8_t* to) {
@@ -312,16 +320,11 @@ struct Integers {
     const int groups = matrix.cols / kGroup;
     const int block = std::max(static_cast<int>(kBlockBytes / (groups * kRowBytes)), kLeastBlock) / kTileRows * kTileRows;
     for (int first = 0; first < rows; first += block) {
-      auto next = [&]<int panels>(int i) {
+      each_panels(0, count, [&]<int panels>(int i) {
         each_tile(std::min(first + block, rows), [&](auto tile, int row) {
           compute<stored, panels, tile>(at.template after<code_bytes<stored>, kScales>(i * groups), panel + i, row);
         }, first);
-        return i + panels;
-      };
-      int i = 0;
-      while (i + 4 <= count) i = next.template operator()<4>(i);
-      if (i + 2 <= count) i = next.template operator()<2>(i);
-      if (i < count) next.template operator()<1>(i);
+      });
     }
   }
 
@@ -390,7 +393,7 @@ OSTRO_INLINE Sums<panels, rows> float_tile(const float* x, long x_stride, const 
 template <typename Cell>
 inline void float_product(const Matrix& matrix, const float* x, long x_stride, int rows, int begin, int end,
                           After after, const float* bias, float* out, long stride) {
-  auto columns = [&]<int panels>(int panel) {
+  each_panels(begin, end, [&]<int panels>(int panel) {
     const Cell* from[panels];
     for (int i = 0; i < panels; ++i)
       from[i] = reinterpret_cast<const Cell*>(matrix.data) + static_cast<long>(panel + i) * matrix.cols * kPanel;
@@ -399,11 +402,7 @@ inline void float_product(const Matrix& matrix, const float* x, long x_stride, i
       finish(float_tile<Cell, panels, tile>(x + row * x_stride, x_stride, cells, matrix.cols), 1.0f, after, bias, panel,
              out + row * stride, stride);
     });
-  };
-  int panel = begin;
-  for (; panel + 4 <= end; panel += 4) columns.template operator()<4>(panel);
-  for (; panel + 2 <= end; panel += 2) columns.template operator()<2>(panel);
-  if (panel < end) columns.template operator()<1>(panel);
+  });
 }
 
 static void linear(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
