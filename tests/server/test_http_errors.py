@@ -47,6 +47,31 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/completions", "/v1/completions"),
+        ("POST", "/embeddings", "/v1/embeddings"),
+        ("GET", "/models", "/v1/models"),
+        ("GET", "/models/default", "/v1/models/default"),
+        ("GET", "/completions", "/v1/completions"),
+        ("GET", "/v1/v1/models", "/v1/models"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("POST", "//v1/completions", "/v1/completions"),
+        ("POST", "/tokenize/", "/tokenize"),
+    ],
+)
+def test_a_path_that_is_nearly_right_is_put_right(client: httpx.Client, method: str, path: str, meant: str) -> None:
+    error = error_of(client.request(method, client.base_url.join("/").copy_with(raw_path=path.encode())), 404)
+    assert error["message"] == f"There is no {path} here. Did you mean {meant}?"
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v2/models/x"])
+def test_another_path_is_told_where_to_look(client: httpx.Client, path: str) -> None:
+    assert error_of(client.get(path), 404)["message"] == f"There is no {path} here. GET /docs lists what there is."
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"temperature": 3}, "temperature"),

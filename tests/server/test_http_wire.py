@@ -243,6 +243,17 @@ def test_probes_tell_that_all_is_well(client: httpx.Client) -> None:
     assert client.get("/version").json()["version"]
 
 
+def test_the_root_says_where_the_api_is_and_how_to_have_the_page(client: httpx.Client) -> None:
+    told = client.get("/").json()
+    assert "ostro serve --ui" in told["message"]
+    assert (told["api"], told["models"], told["docs"]) == ("/v1", "/v1/models", "/docs")
+    page = client.get("/", headers={"accept": "text/html,application/xhtml+xml"})
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "ostro serve --ui" in page.text
+    assert client.head("/").status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
 def test_documentation_is_a_page(client: httpx.Client, path: str) -> None:
     response = client.get(path)

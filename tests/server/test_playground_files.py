@@ -43,7 +43,7 @@ def test_page_needs_no_key_and_the_api_still_does(client: httpx.Client) -> None:
     assert "<title>Ostro playground</title>" in page.text
     for path in ("/v1/models", "/metrics", "/admin/stats", "/docs", "/ui", "/ui/", "/ui/nothing.js"):
         assert client.get(path).status_code == 401, path
-    assert client.post("/").status_code == 401
+    assert client.post("/").status_code == 405
     assert client.get("/ui/nothing.js", headers={"authorization": "Bearer secret"}).status_code == 404
 
 
@@ -140,9 +140,9 @@ def asked(tmp_path: Path, path: str, *, ui: bool, keys: tuple[str, ...] = ()) ->
 
 
 def test_without_the_switch_there_is_no_page(tmp_path: Path) -> None:
-    assert asked(tmp_path, "/", ui=False).status_code == 404
+    assert "ostro serve --ui" in asked(tmp_path, "/", ui=False).json()["message"]
     assert asked(tmp_path, "/ui/main.js", ui=False).status_code == 404
-    assert asked(tmp_path, "/", ui=False, keys=("secret",)).status_code == 401
+    assert asked(tmp_path, "/", ui=False, keys=("secret",)).status_code == 200
     assert asked(tmp_path, "/", ui=True).status_code == 200
     assert asked(tmp_path, "/", ui=True, keys=("secret",)).status_code == 200
 

@@ -12,7 +12,7 @@ from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, RequestRecord
 from ostro.server.models import Models
-from ostro.server.routes import admin, chat, completions, embeddings, health, models, native, tokenizer
+from ostro.server.routes import admin, chat, completions, embeddings, health, models, native, root, tokenizer
 
 
 def build_app(
@@ -53,6 +53,7 @@ def build_app(
         tokenizer.router(api),
         admin.router(api),
         health.router(api, version),
+        root.router(),
     ):
         app.include_router(router)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]

@@ -24,8 +24,8 @@ from ostro.server.error_handlers import error_response
 from ostro.server.logging import RequestRecord
 
 ANONYMOUS = "anonymous"
-# Probes and balancers ask these, and they tell nothing of the model.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health"})
+# Probes and balancers ask these, and people the last; they tell nothing of the model.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/"})
 # What only an operator asks.
 ADMIN_PREFIX = "/admin"
 # Any key opens it, since scrapers are no administrators; but one must be given as soon as there are keys of any kind.

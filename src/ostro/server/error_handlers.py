@@ -1,11 +1,13 @@
 """Errors as answers: the one place where an exception becomes a status and OpenAI's error body. Knows no endpoint."""
 
+import re
 from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import OstroError
@@ -88,7 +90,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     match error.status_code:
         case HTTPStatus.NOT_FOUND:
-            message, code = f"There is no {path} here. GET /docs lists what there is.", "not_found"
+            meant = _similar_path(request)
+            cure = "GET /docs lists what there is." if meant is None else f"Did you mean {meant}?"
+            message, code = f"There is no {path} here. {cure}", "not_found"
         case HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = (error.headers or {}).get("Allow", "another method")
             message, code = f"{request.method[:20]} is not for {path}. Use {allowed}.", "method_not_allowed"
@@ -97,6 +101,22 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     _note(request.scope, code)
     detail = ErrorDetail(message=message, type="invalid_request_error", param=None, code=code)
     return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+
+
+def _similar_path(request: Request) -> str | None:
+    """What a path that nobody serves was most likely meant to be: clients are often given an address without /v1, or
+    with a slash too many.
+    """
+    given = request.scope["path"][:200]
+    path = re.sub(r"/{2,}", "/", given).rstrip("/")
+    path = re.sub(r"^(?:/v1)+(?=/v1/)", "", path)
+    candidates = [each for each in (path, "/v1" + path) if each != given]
+    return next((each for each in candidates if _is_served(request, each)), None)
+
+
+def _is_served(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
