@@ -209,6 +209,10 @@ LAYERS = {
         ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.errors", "ostro.config", "ostro.sampling_params"),
         never=("torch", "numpy"),
     ),
+    # Levanter's YAML, which the reader of its checkpoints knows how to load.
+    "ostro.server.levanter_training": Layer(
+        ours=("ostro.weights.levanter_yaml", "ostro.errors"), never=("torch", "numpy")
+    ),
     "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
     # Files for the pool, by way of a process of their own.
     "ostro.server.supply": Layer(
@@ -266,6 +270,8 @@ LAYERS = {
     "ostro.ray.application": Layer(ours=("ostro.ray", "ostro.server"), never=("torch",)),
     "ostro.ray.router": Layer(ours=("ostro.ray",), never=("torch",)),
     "ostro.ray.data": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "ray")),
+    # The server's parts under an ASGI server of somebody else's.
+    "ostro.app": Layer(ours=("ostro.server", "ostro.cli.dotenv", "ostro.errors"), never=("torch", "numpy")),
     "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
     "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),
     "ostro": Layer(ours=("ostro.llm", "ostro.client", *_VALUES), never=("torch", "numpy")),
@@ -399,6 +405,7 @@ def test_import_within_the_rules_is_no_violation(tmp_path: Path, file: str, code
         "ostro.planning",
         "ostro.runner.load",
         "ostro.server.lifecycle",
+        "ostro.app",
     ],
 )
 def test_module_can_be_imported_without_torch(module: str) -> None:

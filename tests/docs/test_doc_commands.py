@@ -43,6 +43,7 @@ ELSEWHERE = {
     "transformers": "another server",
     "llm": "another client",
     "lm_eval": "`make test-eval` runs it",
+    "uvicorn": "tests/server/test_asgi_app.py runs it",
     "cd": "the shell's",
     "echo": "the shell's",
     ".": "the shell's",

@@ -238,10 +238,16 @@ def test_key_that_is_empty_does_not_open_the_server(tmp_path: Path, value: str) 
     assert read(tmp_path, yaml_text="api_key: []").settings.api_key == ()
 
 
-def test_config_file_in_the_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was let pass, and nothing read it."""
-    monkeypatch.setenv("OSTRO_CONFIG", "ostro.yaml")
-    with pytest.raises(BadRequest, match="--config"):
+def test_config_file_may_be_named_in_the_environment_or_dotenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that have no command line of ours; a file that --config names takes its place."""
+    for port in (9001, 9002):
+        (tmp_path / f"{port}.yaml").write_text(f"port: {port}")
+    assert read(tmp_path, dotenv=f"OSTRO_CONFIG={tmp_path / '9002.yaml'}").settings.port == 9002
+    monkeypatch.setenv("OSTRO_CONFIG", str(tmp_path / "9001.yaml"))
+    assert read(tmp_path).settings.port == 9001
+    assert read(tmp_path, yaml_text="port: 9003").settings.port == 9003
+    monkeypatch.setenv("OSTRO_CONFIG", "nowhere.yaml")
+    with pytest.raises(BadRequest, match=r"Cannot read the config file nowhere\.yaml"):
         read(tmp_path)
 
 

@@ -57,4 +57,5 @@ def write_scratch(directory: Path) -> Path:
         "".join(json.dumps({"timestamp": at / 10, "prompt": "Hello", "output_len": 4}) + "\n" for at in range(3))
     )
     (directory / "ostro.yaml").write_text("port: 8000\n")
+    (directory / "train.yaml").write_text("model: {type: llama}\ntrainer: {mp: f32}\ndata: {tokenizer: ./tok}\n")
     return directory

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name in ServeSettings.model_fields if (value := _given(args, name)) is not None}
     merged = read_settings(given, config=args.config)
     if args.print_config:
-        print(merged.describe(), end="", flush=True)
+        print(merged.describe(), *(f"# {note}\n" for note in merged.notes), sep="", end="", flush=True)
     # Not above: what has to do with serving takes a while to import, and a wrong setting should not.
     from ostro.server.fleet import outlook
     from ostro.server.lifecycle import rehearse, serve
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(asyncio.run(rehearse(merged.settings)), end="")
         return 0
-    return serve(merged.settings)
+    return serve(merged)
 
 
 def _given(args: argparse.Namespace, name: str) -> Given | None:

@@ -5,6 +5,7 @@ from importlib import metadata
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.types import Lifespan
 
 from ostro.server import error_handlers
 from ostro.server.api import Api, HttpOptions
@@ -21,9 +22,10 @@ def build_app(
     gate: Gate | None = None,
     options: HttpOptions | None = None,
     middlewares: Sequence[Middleware] | None = None,
+    lifespan: Lifespan[FastAPI] | None = None,
     version: str | None = None,
 ) -> FastAPI:
-    """The app over models that somebody else starts and stops. Make it within the event loop that will serve it.
+    """The app over models that somebody else starts and stops, which may be its `lifespan`.
 
     `middlewares` are pure ASGI, outermost first, and one of them is RequestLog: it makes the record that endpoints
     write to. None is that one alone.
@@ -36,6 +38,7 @@ def build_app(
         description="Language models behind the OpenAI API.",
         # A redirect would send clients to whatever host their request named.
         redirect_slashes=False,
+        lifespan=lifespan,
         # FastAPI's own, which would tell every request a second time, and the words of those it cannot parse.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         middleware=[

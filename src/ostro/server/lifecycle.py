@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Lifespan
 
 from ostro.engine.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
@@ -38,7 +39,7 @@ from ostro.server.playground import browser
 from ostro.server.playground.endpoint import PlaygroundEndpoint, read_assets
 from ostro.server.protocol import BoundedHttp
 from ostro.server.service import ModelService
-from ostro.server.settings import ServeSettings
+from ostro.server.settings import Merged, ServeSettings
 from ostro.server.supply import sweep_cache
 from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
 
@@ -73,12 +74,12 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve(settings: ServeSettings) -> int:
+def serve(merged: Merged) -> int:
     """Serves until a signal; returns the exit status. Raises OstroError if it cannot begin."""
+    settings = merged.settings
     keyring = settings.keyring()
     _allow_connections()
-    pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
-    configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
+    start_logging(merged)
     sweep_cache()
     with (
         _tracing(settings) as tracer,
@@ -86,6 +87,15 @@ def serve(settings: ServeSettings) -> int:
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         return runner.run(Server(settings, keyring, sock, tracer).run())
+
+
+def start_logging(merged: Merged) -> None:
+    """As the settings want it. Its first lines say what of them was left out."""
+    settings = merged.settings
+    pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
+    configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
+    for note in merged.notes:
+        structlog.stdlib.get_logger("ostro.server").info(note)
 
 
 @contextlib.contextmanager
@@ -149,14 +159,21 @@ def _cors(settings: ServeSettings) -> Middleware:
 
 
 def assemble(
-    settings: ServeSettings, keyring: Keyring, models: Models, gate: Gate, tracer: Tracer | None = None
+    settings: ServeSettings,
+    keyring: Keyring,
+    models: Models,
+    gate: Gate,
+    tracer: Tracer | None = None,
+    *,
+    lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """The app as the settings want it. Make it within the event loop that will serve it."""
+    """The app as the settings want it."""
     return build_app(
         models,
         gate=gate,
         options=settings.http(),
         middlewares=middlewares(settings, keyring, Metrics(models, gate), tracer),
+        lifespan=lifespan,
     )
 
 
@@ -265,8 +282,10 @@ class Server:
 class News:
     """Tells of each model whether it became ready, failed or had to start anew since the last look."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, *, ends_with_only: bool = True) -> None:
+        """`ends_with_only`: the failure of a server's only model ends the server, with words of its own."""
         self._models = models
+        self._ends_with_only = ends_with_only
         self._seen: dict[str, tuple[PoolState, int]] = {}
 
     def tell(self, log: structlog.stdlib.BoundLogger) -> None:
@@ -280,8 +299,18 @@ class News:
             became_ready = view.state is PoolState.READY and state is not PoolState.READY
             if became_ready and service is not None and (info := service.info) is not None:
                 log.info("ready", **_facts(self._models.shown(view.spec), info))
-            if view.state is PoolState.FAILED and state is not PoolState.FAILED and self._models.only is None:
+            is_told = self._models.only is None or not self._ends_with_only
+            if view.state is PoolState.FAILED and state is not PoolState.FAILED and is_told:
                 log.error("the model cannot be served", model=view.name, reason=view.failure)
+
+
+async def keep_telling(models: Models) -> None:
+    """What `Server` does for its models beside serving HTTP, for an app that another server runs. Until cancelled."""
+    news, log = News(models, ends_with_only=False), structlog.stdlib.get_logger("ostro.server")
+    while True:
+        news.tell(log)
+        reap_orphans()
+        await asyncio.sleep(_STATE_SECONDS)
 
 
 def _facts(name: str, info: ModelInfo) -> dict[str, object]:

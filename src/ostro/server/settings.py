@@ -8,7 +8,7 @@ import difflib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -106,7 +106,8 @@ REFUSED: Mapping[str, str] = {
 REPEATABLE = frozenset({"model", "models", "lora"})
 ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
-_OTHER_ENV = frozenset({"OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "OSTRO_FAULTS"})
+_CONFIG = PREFIX + "CONFIG"
+_OTHER_ENV = frozenset({_CONFIG, "OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "OSTRO_FAULTS"})
 
 # What a setting implies for others that nobody set. Of two that imply the same one, the first wins.
 IMPLIED: Mapping[str, Mapping[str, object]] = {
@@ -523,7 +524,7 @@ class ServeSettings(BaseSettings):
         return Keyring.of(keys, [each.get_secret_value() for each in self.admin_key])
 
 
-OWN = frozenset(ServeSettings.model_fields) & {field.name for field in fields(EngineConfig)} - {"model"} | {
+OWN = frozenset(ServeSettings.model_fields) & {each.name for each in fields(EngineConfig)} - {"model"} | {
     "disable_cuda_graph",
     "levanter_config",
 }
@@ -548,6 +549,8 @@ class Given:
 class Merged:
     settings: ServeSettings
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    """What of the sources was left out on purpose, a line each, for the log."""
 
     def describe(self) -> str:
         """A YAML file of all settings, each with its origin; secrets are masked."""
@@ -566,13 +569,15 @@ def read_settings(
 ) -> Merged:
     """Merges `given`, which is the command line's, with the environment, `.env` in the directory, and a YAML file."""
     check_environment(environ)
+    file = _from_yaml(config or _named_config(directory))
     sources = [
-        {} if config is None else _from_yaml(config),
+        file.settings,
         _from_environment(DotEnvSettingsSource(ServeSettings, env_file=directory / ".env"), "in .env"),
         _from_environment(EnvSettingsSource(ServeSettings), "in the environment"),
         given,
     ]
     merged = {name: each for source in sources for name, each in source.items()}
+    notes = file.notes + (_fit_training(file, merged) if file.is_training else ())
     said = frozenset(merged)
     for cause, implied in IMPLIED.items():
         if cause in merged and str(merged[cause].value).lower() not in _OFF:
@@ -597,7 +602,7 @@ def read_settings(
         # An unset variable in a script must not open the server to everybody.
         if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
-    return Merged(settings, {name: each.origin for name, each in merged.items()})
+    return Merged(settings, {name: each.origin for name, each in merged.items()}, notes)
 
 
 def _implied_by_several(
@@ -619,8 +624,8 @@ def _implied_by_several(
 
 def _from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
     found = {}
-    for name, field in ServeSettings.model_fields.items():
-        value, variable, _ = source.get_field_value(field, name)
+    for name, info in ServeSettings.model_fields.items():
+        value, variable, _ = source.get_field_value(info, name)
         if value is not None:
             found[name] = Given(value, f"{variable} {place}")
     return found
@@ -631,27 +636,106 @@ def check_environment(names: Iterable[str]) -> None:
     ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
     unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
     for name in unknown:
-        if name == PREFIX + "CONFIG":
-            raise BadRequest(f"{name} in the environment is not read. Name the file with --config.")
         # Close ones only: Kubernetes makes up variables from the names of services.
         if close := difflib.get_close_matches(name, ours, 1, 0.85):
             raise BadRequest(f"{name} in the environment is no setting. Did you mean {close[0]}?")
 
 
-def _from_yaml(path: Path) -> dict[str, Given]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadRequest(f"Cannot read the config file {path}: {error.strerror}. Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadRequest(f"The config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+def _named_config(directory: Path) -> Path | None:
+    """The YAML file that OSTRO_CONFIG names, in the environment or in `.env`: for servers without a command line."""
+    dotenv = DotEnvSettingsSource(BaseSettings, env_file=directory / ".env", case_sensitive=True)
+    named = os.environ.get(_CONFIG) or dotenv.env_vars.get(_CONFIG)
+    return Path(named) if named else None
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What a YAML file says."""
+
+    path: Path | None = None
+    settings: Mapping[str, Given] = field(default_factory=dict)
+    is_training: bool = False
+    """Whether it is the YAML of a training run of Levanter's."""
+    notes: tuple[str, ...] = ()
+
+
+def _from_yaml(path: Path | None) -> _File:
+    if path is None:
+        return _File()
+    from ostro.server.levanter_training import read_training
+
+    content = _read_yaml(path)
+    training = read_training(content, path)
     found: dict[str, Given] = {}
+    if training is not None:
+        found = {name: Given(value, f"{key} in {path}") for name, (key, value) in training.settings.items()}
+        content = {key: value for key, value in training.rest.items() if _is_ours(key)}
     for key, name, value in _settings_in(content, path):
         if name in found:
             raise BadRequest(f"{path}: {key} says again what {found[name].origin} has said. Keep one of the two.")
         if value is not None:
             found[name] = Given(value, f"{key} in {path}")
-    return found
+    if training is None:
+        return _File(path, found)
+    ignored = [*(str(key) for key in training.rest if not _is_ours(key)), *training.unused]
+    note = f"{path} is a Levanter training config, of which serving uses {', '.join(_keys(found.values()))}"
+    return _File(path, found, True, (f"{note}; ignored: {', '.join(ignored)}." if ignored else f"{note}.",))
+
+
+def _keys(given: Iterable[Given]) -> list[str]:
+    return [each.origin.partition(" in ")[0] for each in given]
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: object = yaml.safe_load(text)
+    except yaml.constructor.ConstructorError as error:
+        from ostro.server.levanter_training import load_training, read_training
+
+        # Levanter's files may have tags of its own; in ours a tag is a mistake.
+        if read_training(content := load_training(text), path) is None:
+            raise _not_yaml(path, error) from error
+    except OSError as error:
+        raise BadRequest(f"Cannot read the config file {path}: {error.strerror}. Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _not_yaml(path, error) from error
+    return content
+
+
+def _not_yaml(path: Path, error: Exception) -> BadRequest:
+    return BadRequest(f"The config file {path} is not valid YAML: {' '.join(str(error).split())}.")
+
+
+def _fit_training(file: _File, merged: dict[str, Given]) -> tuple[str, ...]:
+    """Takes out the precision of a training run where this machine cannot compute in it, with a note that says so.
+
+    Raises BadRequest if nobody says which weights to serve.
+    """
+    if not merged.keys() & {"model", "checkpoint_path", "models", "gcs_bucket"}:
+        raise BadRequest(
+            f"{file.path} is a Levanter training config and names no weights. Give --checkpoint-path or "
+            "--hf-checkpoint.",
+            param="checkpoint_path",
+        )
+    dtype, device = merged.get("dtype"), merged.get("device", Given("auto", "default"))
+    is_its_own = dtype is not None and dtype is file.settings.get("dtype") and dtype.value != "float32"
+    if dtype is None or not is_its_own or device_here(str(device.value)) == "cuda":
+        return ()
+    del merged["dtype"]
+    return (f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision.",)
+
+
+def _is_ours(key: object) -> bool:
+    """Whether a key of a YAML file's top level is a setting, or a section of settings."""
+    name = str(key).replace("-", "_")
+    return name in _SECTIONS or name in _known_keys()
+
+
+def _known_keys() -> dict[str, str]:
+    """Settings by the keys that a YAML file may call them."""
+    known = {name: name for name in ServeSettings.model_fields}
+    return known | {alias: name for name, names in ALIASES.items() for alias in names.yaml}
 
 
 def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object]]:
@@ -660,8 +744,7 @@ def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object
         return
     if not isinstance(content, dict):
         raise BadRequest(f"The config file {path} must hold settings, one a line, such as `port: 8000`.")
-    known = {name: name for name in ServeSettings.model_fields}
-    known |= {alias: name for name, names in ALIASES.items() for alias in names.yaml}
+    known = _known_keys()
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name in _SECTIONS and isinstance(value, dict | None):

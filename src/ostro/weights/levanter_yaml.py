@@ -76,14 +76,14 @@ def read_model_section(path: Path) -> Settings:
     return Settings(path, section)
 
 
-class _Loader(yaml.SafeLoader):
+class LevanterLoader(yaml.SafeLoader):
     """Takes what has a tag of Levanter's, such as !include, for nothing."""
 
 
-_Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
+LevanterLoader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 def _read(path: Path) -> object:
     if not path.exists():
         raise ModelNotFound(f"There is no file {path} with the model's settings. Check the path.")
-    return read_yaml(path, _Loader)
+    return read_yaml(path, LevanterLoader)

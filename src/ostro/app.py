@@ -1,0 +1,81 @@
+"""The server as an ASGI application, for servers other than our own:
+
+    uvicorn --factory ostro.app:create_app
+
+Settings come from where `ostro serve` has them, but for the command line. The ASGI server owns the socket, the signals
+and the end of connections; the application starts and stops the models with it.
+"""
+
+import asyncio
+import difflib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+
+from ostro.cli.dotenv import read_cache_variables
+from ostro.errors import BadRequest
+from ostro.server.fleet import build_models
+from ostro.server.lifecycle import assemble, keep_telling, start_logging
+from ostro.server.limits import Gate
+from ostro.server.models import Models
+from ostro.server.settings import Given, ServeSettings, read_settings
+from ostro.server.supply import sweep_cache
+from ostro.server.tracing.start import Tracer, start_tracing
+
+# The ASGI server's to decide, by options of its own.
+_NOT_OURS = ("host", "port", "drain_timeout")
+
+
+def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
+    """The application, with settings from the arguments, the environment, `.env` and a YAML file, in that order.
+
+    `config` names the YAML file; if it is None, OSTRO_CONFIG does. Raises BadRequest for settings that are wrong. A
+    model that cannot be loaded is told in the log and by /readyz: the process is not ours to end.
+    """
+    for name in settings.keys() - ServeSettings.model_fields.keys():
+        close = difflib.get_close_matches(name, ServeSettings.model_fields, 1)
+        cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."
+        raise BadRequest(f"create_app({name}=…) is no setting. {cure}", param=name)
+    read_cache_variables()
+    given = {name: Given(value, f"create_app({name}=…)") for name, value in settings.items()}
+    merged = read_settings(given, config=None if config is None else Path(config))
+    chosen = merged.settings
+    keyring = chosen.keyring()
+    start_logging(merged)
+    # `ostro serve` says where it listens; here the ASGI server does, in the same form.
+    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
+    log = structlog.stdlib.get_logger("ostro.server")
+    for name in _NOT_OURS:
+        origin = merged.origins.get(name, "implied by default")
+        if not origin.startswith("implied by"):
+            log.warning(f"{name} is the ASGI server's to choose, and is not taken from {origin}.")
+    sweep_cache()
+    models = build_models(chosen)
+    gate = Gate(chosen.gate(), many_models=models.only is None)
+    tracer = start_tracing(chosen.otlp_endpoint)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with _running(models, tracer):
+            yield
+            gate.drain()
+
+    return assemble(chosen, keyring, models, gate, tracer, lifespan=lifespan)
+
+
+@asynccontextmanager
+async def _running(models: Models, tracer: Tracer | None) -> AsyncIterator[None]:
+    await models.start()
+    telling = asyncio.create_task(keep_telling(models), name="news")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await models.stop()
+        if tracer is not None:
+            # It may wait for a collector.
+            await asyncio.to_thread(tracer.stop)

@@ -1,0 +1,105 @@
+"""The YAML that Levanter was trained with, as settings of the server. Knows Levanter's keys; knows no other settings.
+
+    model: {type: llama, …}         levanter_config: this very file, which is where the model's structure is read
+    trainer: {mp: "p=f32,c=bf16"}   dtype: what it computed in
+    data: {tokenizer: org/name}     tokenizer; also at the top level
+    hf_checkpoint, checkpoint_path  what is served
+
+All else is about training.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from ostro.errors import BadRequest
+from ostro.weights.levanter_yaml import LevanterLoader
+
+# As jmp, Levanter's library for mixed precision, spells them.
+_DTYPES = {
+    "float32": "float32",
+    "f32": "float32",
+    "full": "float32",
+    "float16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    settings: Mapping[str, tuple[str, object]]
+    """By setting, the key it was found at and its value."""
+    rest: Mapping[str, object]
+    """Keys of the top level that are not Levanter's to serve by; some may be settings of the server."""
+    unused: tuple[str, ...] = field(default=())
+    """Keys within sections that were read, as `trainer.seed`."""
+
+
+def load_training(text: str) -> object:
+    """The content of a file with Levanter's own tags, such as !include, which stand for nothing here."""
+    return yaml.load(text, LevanterLoader)
+
+
+def read_training(content: object, path: Path) -> Training | None:
+    """None if it is no training config. Raises BadRequest for a value that cannot be served by."""
+    if not isinstance(content, dict) or not _is_training(content):
+        return None
+    rest = dict(content)
+    found = {name: (key, value) for name, key, value in _take(rest, path) if value is not None}
+    taken, unused = {key for key, _ in found.values()}, []
+    for section in ("trainer", "data"):
+        # What is no table, as an !include, stays among the rest.
+        if isinstance(rest.get(section), dict):
+            unused += [f"{section}.{key}" for key in _section(rest, section) if f"{section}.{key}" not in taken]
+            del rest[section]
+    return Training(found, rest, tuple(unused))
+
+
+def _is_training(content: Mapping[str, object]) -> bool:
+    model = content.get("model")
+    return isinstance(content.get("trainer"), dict) or (isinstance(model, dict) and "type" in model)
+
+
+def _take(rest: dict[str, object], path: Path) -> Iterator[tuple[str, str, object]]:
+    """Setting, key, value of what serving needs, which is taken out of the top level."""
+    if isinstance(rest.get("model"), dict):
+        rest.pop("model")
+        yield "levanter_config", "model", str(path)
+    yield "dtype", "trainer.mp", _compute_dtype(_section(rest, "trainer").get("mp"), path)
+    at_top = rest.pop("tokenizer", None)
+    yield "tokenizer", "data.tokenizer", _section(rest, "data").get("tokenizer") if at_top is None else None
+    yield "tokenizer", "tokenizer", at_top
+    yield "model", "hf_checkpoint", _hub_reference(rest.pop("hf_checkpoint", None))
+    yield "checkpoint_path", "checkpoint_path", rest.pop("checkpoint_path", None)
+
+
+def _section(content: Mapping[str, object], name: str) -> dict[str, object]:
+    value = content.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _compute_dtype(policy: object, path: Path) -> str | None:
+    """Of jmp's policies, "bfloat16" or "p=f32,c=bfloat16,o=f32"."""
+    if policy is None:
+        return None
+    parts = dict(part.strip().rpartition("=")[::2] for part in str(policy).split(","))
+    compute = parts.get("c", parts.get("compute", parts.get("")))
+    if compute not in _DTYPES:
+        raise BadRequest(
+            f"{path}: trainer.mp = {policy!r} names no precision to compute in. Write it as p=f32,c=bfloat16.",
+            param="dtype",
+        )
+    return _DTYPES[compute]
+
+
+def _hub_reference(value: object) -> object:
+    """Levanter writes ORG/NAME@REVISION out as a table, too."""
+    if isinstance(value, dict) and "model_name_or_path" in value:
+        revision = value.get("revision")
+        return value["model_name_or_path"] if revision is None else f"{value['model_name_or_path']}@{revision}"
+    return value

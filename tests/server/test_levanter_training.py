@@ -1,0 +1,105 @@
+"""A Levanter training YAML as `--config`: what serving needs of it is read, and the rest is named."""
+
+from pathlib import Path
+
+import pytest
+
+from ostro.errors import BadRequest
+from ostro.server.settings import Given, Merged, read_settings
+
+TRAINING = """
+data: !include data/dolma.yaml
+model:
+  type: llama
+  hidden_dim: 64
+trainer:
+  mp: p=f32,c=bfloat16
+  seed: 7
+  checkpointer: {save_interval: 30m}
+tokenizer: ./tok
+optimizer: {learning_rate: 3E-4}
+checkpoint_path: runs/llama
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def read(directory: Path, text: str, **given: object) -> Merged:
+    path = directory / "train.yaml"
+    path.write_text(text)
+    flags = {name: Given(value, f"--{name}") for name, value in given.items()}
+    return read_settings(flags, config=path, directory=directory)
+
+
+def test_model_tokenizer_and_checkpoint_are_read_and_the_rest_is_named_in_one_line(tmp_path: Path) -> None:
+    merged = read(tmp_path, TRAINING, device="cuda")
+    settings, path = merged.settings, tmp_path / "train.yaml"
+    assert (settings.levanter_config, settings.tokenizer, settings.references) == (str(path), "./tok", ("runs/llama",))
+    assert settings.dtype == "bfloat16"
+    assert merged.origins["dtype"] == f"trainer.mp in {path}"
+    assert merged.notes == (
+        f"{path} is a Levanter training config, of which serving uses model, trainer.mp, tokenizer, checkpoint_path; "
+        "ignored: data, optimizer, trainer.seed, trainer.checkpointer.",
+    )
+
+
+def test_a_cpu_does_not_take_the_precision_of_a_gpu_and_says_so(tmp_path: Path) -> None:
+    merged = read(tmp_path, TRAINING)
+    assert merged.settings.dtype == "auto"
+    assert "trainer.mp" in merged.notes[-1]
+    assert "needs a GPU" in merged.notes[-1]
+    # What a person says is not taken out.
+    assert read(tmp_path, TRAINING, dtype="bfloat16").settings.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [
+        ("f32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("p=f32,c=bf16", "bfloat16"),
+        ("params=float32, compute=float16, output=float32", "float16"),
+    ],
+)
+def test_precision_is_what_it_computed_in(tmp_path: Path, policy: str, dtype: str) -> None:
+    text = f"trainer: {{mp: '{policy}'}}\nhf_checkpoint: org/name"
+    assert read(tmp_path, text, device="cuda").settings.dtype == dtype
+
+
+def test_precision_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"trainer\.mp = 'p=f32' names no precision"):
+        read(tmp_path, "trainer: {mp: p=f32}\nhf_checkpoint: org/name")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizer"),
+    [("data: {tokenizer: org/tok, cache_dir: c}", "org/tok"), ("data: {tokenizer: a}\ntokenizer: b", "b")],
+)
+def test_tokenizer_of_the_data_is_second_choice(tmp_path: Path, text: str, tokenizer: str) -> None:
+    merged = read(tmp_path, f"{text}\ntrainer: {{}}\nhf_checkpoint: org/name")
+    assert merged.settings.tokenizer == tokenizer
+
+
+def test_checkpoint_of_the_hub_may_be_a_table_with_a_revision(tmp_path: Path) -> None:
+    text = "trainer: {}\nhf_checkpoint: {model_name_or_path: org/name, revision: main}"
+    assert read(tmp_path, text).settings.model == ("org/name@main",)
+
+
+def test_settings_of_the_server_beside_those_of_training_hold(tmp_path: Path) -> None:
+    merged = read(tmp_path, f"{TRAINING}port: 9000\nserve: {{max-batch-seqs: 3}}")
+    assert (merged.settings.port, merged.settings.max_batch_seqs) == (9000, 3)
+
+
+def test_training_config_without_weights_is_refused_rather_than_another_model_served(tmp_path: Path) -> None:
+    text = TRAINING.replace("checkpoint_path: runs/llama", "")
+    with pytest.raises(BadRequest, match=r"names no weights\. Give --checkpoint-path or --hf-checkpoint"):
+        read(tmp_path, text)
+    assert read(tmp_path, text, checkpoint_path="runs/llama").settings.references == ("runs/llama",)
+
+
+def test_tags_in_a_config_that_is_not_of_training_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="not valid YAML"):
+        read(tmp_path, "port: !include port.yaml")
