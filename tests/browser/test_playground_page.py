@@ -20,6 +20,7 @@ from playground_page import (
     ADMIN_KEY,
     KEY,
     answers,
+    fixed_answer,
     gauge,
     give_key,
     post,
@@ -92,12 +93,6 @@ def test_answer_can_be_made_again_and_a_message_edited(playground: LiveServer, v
     page.get_by_role("button", name="Clear").click()
     assert answers(page) == []
     assert page.get_by_role("heading", name="Say something.").is_visible()
-
-
-def fixed_answer(page: Page, *deltas: str) -> None:
-    """Every chat request gets it."""
-    body = streamed(*deltas)
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
 
 
 def test_enter_sends_and_shift_enter_starts_a_new_line(playground: LiveServer, visit: Visit) -> None:
@@ -189,36 +184,6 @@ def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit:
     page.get_by_role("button", name="Stop").click()
     wait_until_over(page, "chat")
     until_idle(slow_playground)
-
-
-def test_what_stands_already_is_left_alone_while_more_comes(playground: LiveServer, visit: Visit) -> None:
-    """Each token made the whole text anew: long answers took ever longer, and nothing in them stayed marked."""
-    page = visit(playground)
-    kept = page.evaluate("""async () => {
-      const { Prose } = await import("/ui/prose.js");
-      const prose = new Prose();
-      const text = "One.\\n\\nTwo,\\n```python\\na = 1\\n\\n``` \\nand three.";
-      const first = new Set();
-      for (let end = 1; end <= text.length; end++) {
-        prose.update(text.slice(0, end));
-        if (end >= 6) first.add(prose.node.firstChild);
-      }
-      const code = prose.node.querySelector("pre");
-      return [first.size, [...prose.node.children].map((node) => node.textContent), code.getAttribute("aria-label")];
-    }""")
-    assert kept == [1, ["One.", "Two,", "a = 1\n", "and three."], "Code, python"]
-
-
-def test_text_of_a_model_is_never_taken_for_markup(playground: LiveServer, visit: Visit) -> None:
-    page = visit(playground)
-    evil = "<img src=x onerror=alert(1)> **strong** `<b>` \n```html\n<script>alert(1)</script>\n```\nend"
-    fixed_answer(page, *evil)
-    say(page, "<i>me</i>")
-    page.wait_for_selector(".turns .actions")
-    assert page.locator(".turns :is(img, script, b, i)").count() == 0
-    assert "<img src=x onerror=alert(1)>" in answers(page)[0]
-    assert page.locator(".turns strong").inner_text() == "strong"
-    assert page.locator(".turns pre").inner_text() == "<script>alert(1)</script>"
 
 
 # --- completion and score -------------------------------------------------------------------------------------------

@@ -81,3 +81,9 @@ def post(server: LiveServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def streamed(*deltas: str, done: bool = True) -> str:
     chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in deltas]
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
+
+
+def fixed_answer(page: Page, *deltas: str) -> None:
+    """Every chat request gets it."""
+    body = streamed(*deltas)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))

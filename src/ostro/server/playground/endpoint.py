@@ -26,6 +26,7 @@ _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
 _HEADERS = {
     # Nothing from elsewhere, nothing inline; and no other page may show this one, whose buttons unload models.
@@ -50,8 +51,9 @@ class Asset:
 
 def read_assets(directory: Path = _STATIC) -> dict[str, Asset]:
     """Path -> file, for all files that the page is made of."""
-    files = (path for path in sorted(directory.iterdir()) if path.suffix in _MEDIA_TYPES)
-    return {PAGE if path.name == _INDEX else FOLDER + path.name: _asset(path) for path in files}
+    files = (path for path in sorted(directory.rglob("*")) if path.suffix in _MEDIA_TYPES)
+    names = {path: path.relative_to(directory).as_posix() for path in files}
+    return {PAGE if name == _INDEX else FOLDER + name: _asset(path) for path, name in names.items()}
 
 
 def _asset(path: Path) -> Asset:

@@ -1,10 +1,10 @@
 // A conversation: each message sends all that was said before it.
 
+import { Answer, partsOf } from "./answer.js";
 import { copied } from "./clipboard.js";
 import { announce, byId, following, hasKeyboard, make, oncePerFrame } from "./dom.js";
 import { currentModel } from "./models.js";
 import { requestParameters, systemPrompt } from "./params.js";
-import { Prose } from "./prose.js";
 import { Runner } from "./run.js";
 
 export function chatMode(panel) {
@@ -51,7 +51,7 @@ export function chatMode(panel) {
     opening.hidden = true;
     dropActions();
     const request = requestOf(turns);
-    const prose = new Prose();
+    const prose = new Answer();
     const turn = shown("assistant", "", prose.node);
     turns.push(turn);
     log.scrollTop = log.scrollHeight;
@@ -68,7 +68,7 @@ export function chatMode(panel) {
       return;
     }
     turn.node.classList.remove("coming");
-    following(log, () => prose.update(turn.content));
+    following(log, () => prose.finish(turn.content));
     if (turn.content || outcome === "done") {
       following(log, () => turn.node.append(actions()));
       announce(outcome === "done" ? `Answer: ${turn.content}` : "The answer was broken off.");
@@ -113,7 +113,7 @@ export function chatMode(panel) {
 
   function actions() {
     const copy = action("Copy", async () => {
-      if (await copied(turns.at(-1).content)) announce("Copied.");
+      if (await copied(partsOf(turns.at(-1).content).said)) announce("Copied.");
       else runner.complain("The browser does not let this page copy. Mark the text and copy it with the keyboard.");
     });
     return make("p", { class: "actions" }, copy, action("Regenerate", regenerate), action("Edit", () => runner.busy || takeBack()));

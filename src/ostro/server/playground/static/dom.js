@@ -35,15 +35,21 @@ export function following(element, change) {
   if (near) element.scrollTop = element.scrollHeight;
 }
 
-/** Laying out a long text takes longer than a token: what comes meanwhile is drawn together. */
+/** Drawing a long text takes longer than a token: what comes meanwhile is drawn together, and leaves time for the rest. */
 export function oncePerFrame(draw) {
   let asked = false;
+  let resting = 0;
+  const drawn = () => {
+    asked = false;
+    const begun = performance.now();
+    draw();
+    const took = performance.now() - begun;
+    // The browser itself has to lay out as much again.
+    resting = took > 8 ? took * 3 : 0;
+  };
   return () => {
     if (asked) return;
     asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      draw();
-    });
+    setTimeout(requestAnimationFrame, resting, drawn);
   };
 }

@@ -1,0 +1,58 @@
+// A block of code: its language, a button that copies it, and its tokens in colour. highlight.js says what each token is;
+// the nodes are made here, of text.
+
+import { copied } from "./clipboard.js";
+import { announce, make } from "./dom.js";
+import hljs from "./vendor/highlight.min.js";
+
+// Colouring takes time in proportion; beyond this a block would stutter while it grows.
+const MOST_COLOURED = 20_000;
+const COPIED_MS = 2000;
+
+/** A node that shows growing code. */
+export class CodeBlock {
+  constructor(language) {
+    this.language = language;
+    this.code = make("code");
+    const copy = make("button", { type: "button", class: "quiet" }, "Copy");
+    copy.addEventListener("click", () => this.#copy(copy));
+    const label = language ? `Code, ${language}` : "Code";
+    this.node = make(
+      "figure",
+      { class: "code" },
+      make("figcaption", {}, make("span", {}, language), copy),
+      make("pre", { tabIndex: 0, role: "group", "aria-label": label }, this.code),
+    );
+  }
+
+  update(text) {
+    this.code.replaceChildren(coloured(text, this.language) ?? text);
+  }
+
+  async #copy(button) {
+    if (!(await copied(this.code.textContent))) {
+      getSelection().selectAllChildren(this.code);
+      announce("Selected: copy it with the keyboard.");
+      return;
+    }
+    announce("Copied.");
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
+  }
+}
+
+/** Nodes for the code's tokens, or null where there is no telling them apart. */
+function coloured(text, language) {
+  if (text.length > MOST_COLOURED || !hljs.getLanguage(language)) return null;
+  const result = hljs.highlight(text, { language, ignoreIllegals: true });
+  const nodes = nodeOf(result._emitter.root);
+  // A fault in a grammar must not change what is read and copied.
+  return nodes.textContent === text ? nodes : null;
+}
+
+function nodeOf({ scope, children }) {
+  const name = scope?.split(".")[0];
+  const node = name ? make("span", { class: `hl-${name}` }) : document.createDocumentFragment();
+  node.append(...children.map((child) => (typeof child === "string" ? child : nodeOf(child))));
+  return node;
+}
