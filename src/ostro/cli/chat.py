@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reference",
         nargs="?",
         metavar="MODEL",
-        help="directory, file or Hub id to serve for this conversation (default: what a running server has, or the "
-        "embedded model)",
+        help="short name, directory, file or Hub id to serve for this conversation (default: what a running server "
+        "has, or the embedded model)",
     )
     parser.add_argument("--url", metavar="URL", help=f"a server that runs (default: {DEFAULT_URL}, if one is there)")
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (default: its first)")

@@ -25,7 +25,7 @@ from ostro.sampling_params import SamplingParams
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A side is http://… (OpenAI's API), tgi+http://… (Text Generation Inference), ostro+http://… (our /generate) "
-        "or offline:MODEL, a model in this process (a path, a Hub id or `default`; settings as in "
+        "or offline:MODEL, a model in this process (a path, a short name, a Hub id or `default`; settings as in "
         "offline:default?quantize=int8). The exit status is 0; 1 if a side never answered or --fail-under is not met; "
         "2 for options that are wrong."
     )

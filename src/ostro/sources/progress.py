@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Meter:
-    def __init__(self, label: str, total: int, arrived: int, bar: Any) -> None:
+    def __init__(self, label: str, total: int | None, arrived: int, bar: Any) -> None:
         self._label, self._total, self._arrived, self._bar = label, total, arrived, bar
         self._lock = threading.Lock()
         self._last_line = time.monotonic()
@@ -25,17 +25,20 @@ class Meter:
             now = time.monotonic()
             if self._bar.disable and now - self._last_line >= _LOG_SECONDS:
                 self._last_line = now
-                _log.info("fetching %s: %.0f of %.0f MB", self._label, self._arrived / 1e6, self._total / 1e6)
+                of_total = "" if self._total is None else f" of {self._total / 1e6:.0f}"
+                _log.info("fetching %s: %.0f%s MB", self._label, self._arrived / 1e6, of_total)
 
 
 @contextmanager
-def metered(label: str, total: int, arrived: int, *, progress: bool) -> Iterator[Meter]:
+def metered(label: str, total: int | None, arrived: int, *, progress: bool) -> Iterator[Meter]:
+    """`total` is None where it is not known."""
     from tqdm import tqdm
 
     started = time.monotonic()
     # None hides it where nobody looks: when the output is no terminal.
     hidden = None if progress else True
-    _log.info("fetching %s: %.0f MB, %.0f MB of it here already", label, total / 1e6, arrived / 1e6)
+    size = "" if total is None else f": {total / 1e6:.0f} MB, {arrived / 1e6:.0f} MB of it here already"
+    _log.info("fetching %s%s", label, size)
     with tqdm(total=total, initial=arrived, desc=label, unit="B", unit_scale=True, disable=hidden) as bar:
         yield Meter(label, total, arrived, bar)
     _log.info("fetched %s in %.1f s", label, time.monotonic() - started)

