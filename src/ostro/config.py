@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple, get_args
 
 from ostro.errors import BadRequest, Unsupported
@@ -29,6 +29,11 @@ _MOST = {
     "max_batch_seqs": 1 << 16,
     "cuda_graph_max_bs": 1 << 16,
     "hrm_steps": 1024,
+    "hrm_num_heads": 1024,
+    "hrm_h_cycles": 1024,
+    "hrm_l_cycles": 1024,
+    "hrm_h_layers": 1024,
+    "hrm_l_layers": 1024,
     "threads": 1024,
 }
 
@@ -142,6 +147,24 @@ class EngineConfig:
     hrm_dialect: HrmDialect = field(
         default="auto", metadata=_means("how an HRM computes: upstream or aios; auto is what its files tell")
     )
+    hrm_config: str | None = field(
+        default=None,
+        metadata=_means(
+            "a brain.json, an all_config.yaml or the like that tells an HRM's architecture "
+            "(default: the one beside its weights)"
+        ),
+    )
+    hrm_num_heads: int | None = field(
+        default=None, metadata=_means("an HRM's attention heads, where no file tells them, or tells them wrongly")
+    )
+    hrm_h_cycles: int | None = field(default=None, metadata=_means("its high-level cycles in an outer step, likewise"))
+    hrm_l_cycles: int | None = field(default=None, metadata=_means("its low-level cycles in each of those, likewise"))
+    hrm_h_layers: int | None = field(
+        default=None, metadata=_means("its high-level layers; the weights tell them, and must agree")
+    )
+    hrm_l_layers: int | None = field(
+        default=None, metadata=_means("its low-level layers; the weights tell them, and must agree")
+    )
     hrm_steps: int | None = field(
         default=None, metadata=_means("outer steps of an HRM for a token (default: the dialect's)")
     )
@@ -198,9 +221,11 @@ class EngineConfig:
 
     def check_causal(self) -> None:
         """Raises BadRequest for settings that only an HRM takes."""
-        for name, idle in (("hrm_dialect", "auto"), ("hrm_steps", None), ("hrm_halting", False)):
-            if getattr(self, name) != idle:
-                raise BadRequest(f"{name} is for HRM checkpoints, and this model is none. Leave it out.", param=name)
+        for each in fields(self):
+            if each.name.startswith("hrm_") and getattr(self, each.name) != each.default:
+                raise BadRequest(
+                    f"{each.name} is for HRM checkpoints, and this model is none. Leave it out.", param=each.name
+                )
 
     def check_recomputing(self) -> None:
         """Raises BadRequest for settings that mean nothing to a model without a cache of keys and values."""

@@ -68,8 +68,11 @@ class Frontend:
     def _encode_pair(self, prompt: Prompt, continuation: Prompt) -> tuple[list[int], list[int]]:
         """Both texts as the model would see them joined: white space at the border belongs to the continuation."""
         if isinstance(prompt, str) and isinstance(continuation, str):
+            # What closes a text would stand between the two.
+            closing = self.tokenizer.num_closing
             whole = self.tokenizer.encode(prompt + continuation)
-            border = len(self.tokenizer.encode(prompt.rstrip()))
+            whole = whole[: len(whole) - closing]
+            border = len(self.tokenizer.encode(prompt.rstrip())) - closing
         elif not isinstance(prompt, str) and not isinstance(continuation, str):
             whole, border = [*prompt, *continuation], len(prompt)
         else:

@@ -22,16 +22,17 @@ from ostro.models.ragged import Ragged
 CONFIG: Mapping[str, object] = {
     "vocab_size": 50,
     "hidden_size": 32,
-    "num_attention_heads": 4,
+    "num_heads": 4,
     "intermediate_size": 48,
     "H_cycles": 2,
     "L_cycles": 3,
     "H_layers": 1,
     "L_layers": 2,
     "pos_encodings": "rope",
-    "max_position_embeddings": 64,
+    "seq_len": 64,
     "halt_max_steps": 4,
     "dialect": "upstream",
+    "told_by": "all_config.yaml",
 }
 MOE = {"num_experts": 5, "num_experts_per_tok": 2}
 LEARNED = {"pos_encodings": "learned"}
@@ -118,7 +119,7 @@ class Reference:
     def __post_init__(self) -> None:
         self.w = {name: tensor.double() for name, tensor in self.weights.items()}
         self.aios = self.config["dialect"] == "aios"
-        self.hidden, self.heads = self.config["hidden_size"], self.config["num_attention_heads"]
+        self.hidden, self.heads = self.config["hidden_size"], self.config["num_heads"]
 
     def run(self, ids: list[int], steps: int = 1) -> list[tuple[Tensor, Tensor]]:
         """After each outer step: logits of every token, [length, vocab], and the two q-values."""
@@ -280,7 +281,7 @@ def test_an_outer_step_leaves_what_it_was_given() -> None:
 KINDS: Mapping[str, Mapping[str, object]] = {
     "dense": {},
     "experts": {**MOE, **AIOS},
-    "odd": {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 24, "vocab_size": 77, **LEARNED, **AIOS},
+    "odd": {"hidden_size": 40, "num_heads": 5, "intermediate_size": 24, "vocab_size": 77, **LEARNED, **AIOS},
     "wide": {"hidden_size": 256, "intermediate_size": 768, "H_cycles": 1, "L_cycles": 1},
     "puzzle": {"puzzle_emb_ndim": 40, "num_puzzle_identifiers": 3},
 }
@@ -421,7 +422,7 @@ def test_what_the_aios_dialect_says_itself_need_not_be_told() -> None:
 
 
 def test_a_context_can_be_given_and_lowered() -> None:
-    assert HrmConfig.read({**CONFIG, "max_position_embeddings": None}, max_seq_len=30).seq_len == 30
+    assert HrmConfig.read({**CONFIG, "seq_len": None}, max_seq_len=30).seq_len == 30
     learned = HrmConfig.read({**CONFIG, **LEARNED}, max_seq_len=30)
     assert (learned.seq_len, learned.position_rows) == (30, 64)
 
@@ -432,14 +433,16 @@ def test_a_context_can_be_given_and_lowered() -> None:
         ({"dialect": None}, UnsupportedModel, "--hrm-dialect upstream or --hrm-dialect aios"),
         ({"dialect": "other"}, UnsupportedModel, "dialect 'other' is not known"),
         ({"pos_encodings": "alibi"}, UnsupportedModel, "pos_encodings 'alibi'"),
-        ({"num_attention_heads": 5}, BadCheckpoint, "does not divide into 5 heads"),
-        ({"num_attention_heads": 32}, BadCheckpoint, "of an even width"),
-        ({"num_attention_heads": None}, BadCheckpoint, "num_attention_heads"),
-        ({"H_cycles": 0}, BadCheckpoint, "H_cycles"),
-        ({"halt_max_steps": None}, BadCheckpoint, "halt_max_steps"),
+        ({"num_heads": 5}, BadCheckpoint, "does not divide into 5 heads"),
+        ({"num_heads": 32}, BadCheckpoint, "of an even width"),
+        ({"num_heads": None}, BadCheckpoint, "'num_heads' is not in all_config.yaml, .* or give --num-heads"),
+        ({"H_cycles": 0}, BadCheckpoint, "^all_config.yaml: 'H_cycles' must be an integer"),
+        ({"H_cycles": None, "L_cycles": None}, BadCheckpoint, "'H_cycles' and 'L_cycles' .* --h-cycles and --l-cycles"),
+        ({"H_cycles": None, "told_by": None}, BadCheckpoint, "There is no brain.json, .* --hrm-config, or --h-cycles"),
+        ({"halt_max_steps": None}, BadCheckpoint, "^all_config.yaml has no 'halt_max_steps', .*; add it there"),
         ({"num_experts": 4}, BadCheckpoint, "num_experts_per_tok"),
         ({**MOE, "num_experts_per_tok": 6}, BadCheckpoint, "only 5 experts"),
-        ({"max_position_embeddings": None}, BadCheckpoint, "--max-seq-len"),
+        ({"seq_len": None}, BadCheckpoint, "--max-seq-len"),
         ({"puzzle_emb_ndim": 8}, BadCheckpoint, "num_puzzle_identifiers"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from hrm_brain import write_brain
+import torch
+from hrm_brain import random_weights, write_brain
 from live_server import LiveServer, live_server
 from model_directory import write_model
 from sse_events import events_of, streamed
@@ -99,6 +101,37 @@ def test_outer_steps_are_told(client: httpx.Client) -> None:
     }
     assert told["ostro_outer_steps_total"] > 0
     assert told["ostro_outer_steps_saved_total"] > 0
+
+
+def test_weights_without_a_brain_are_served_by_flags_with_a_vocabulary_of_berts(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "dog", "##gy", "jumps", "."]
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "vocab.txt").write_text("\n".join(words))
+    weights = tmp_path / "student.pt"
+    torch.save(random_weights(vocab=len(words)), weights)
+    numbers = ("--num-heads", "4", "--h-cycles", "2", "--l-cycles", "2", "--hrm-dialect", "aios", "--max-seq-len", "64")
+    options = ("--model-path", str(weights), "--tokenizer-path", str(tmp_path / "tok"), "--threads", "1")
+    pairs = {"prompts": ["The fox", "the dog"], "continuations": [" jumps.", "gy jumps"]}
+    with live_server(tmp_path, *options, *numbers, faults="") as live, live.client() as client:
+        text = client.post("/generate", json={"prompts": ["The doggy"], "max_tokens": 6, "seed": 1}).json()
+        scored = client.post("/loglikelihood", json=pairs).json()
+    config = EngineConfig(tokenizer=str(tmp_path / "tok"), max_seq_len=64, threads=1, hrm_dialect="aios")
+    config = replace(config, hrm_num_heads=4, hrm_h_cycles=2, hrm_l_cycles=2)
+    llm = LLM(weights, config)
+    [completion] = llm.generate(["The doggy"], SamplingParams(max_tokens=6, seed=1, temperature=0.7))
+    assert text["completions"] == [completion.text]
+    assert scored["num_tokens"] == [2, 2]
+    # [CLS] the fox | jumps . — nothing closes the prompt before its continuation begins.
+    by_ids = llm.score([[2, 5, 6], [2, 5, 7]], [[9, 10], [8, 9]])
+    assert scored["ll"] == pytest.approx([each.logprob for each in by_ids], abs=1e-5)
+
+
+def test_weights_without_a_brain_say_which_flags_to_give(files: tuple[Path, Path], tmp_path: Path) -> None:
+    torch.save(random_weights(), tmp_path / "student.pt")
+    args = ("--model-path", str(tmp_path / "student.pt"), "--tokenizer-path", str(files[1]))
+    with live_server(tmp_path, *args, faults="", ready=False) as live:
+        live.process.wait(30)
+        assert "Give such a file with --hrm-config, or --num-heads and --h-cycles and --l-cycles." in live.log_text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from text_vocabs import (
+    bert_directory,
     byte_level,
     byte_level_core,
     control_ids,
@@ -18,6 +19,7 @@ from text_vocabs import (
     model_directory,
     sentencepiece_like,
     smollm,
+    word_piece_core,
 )
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -165,11 +167,40 @@ def test_damaged_tokenizer_file_is_refused_with_its_name(tmp_path: Path) -> None
         Tokenizer.load(tmp_path)
 
 
-def test_vocabulary_of_whole_words_is_refused(tmp_path: Path) -> None:
+def test_vocabulary_with_a_decoder_of_another_kind_is_refused(tmp_path: Path) -> None:
     core = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    core.decoder = decoders.WordPiece()
+    core.decoder = decoders.CTC()
     core.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UnsupportedModel, match="WordPiece"):
+    with pytest.raises(UnsupportedModel, match="the decoder CTC"):
+        Tokenizer.load(tmp_path)
+
+
+BERT_TEXTS = ["The quick fox.", "she sells shells, doesn't she?  I'm sure!", "unknown: Ω ž", "a\nb"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("text", BERT_TEXTS)
+def test_word_pieces_are_encoded_and_decoded_as_by_the_library(older: bool, text: str) -> None:
+    core, tokenizer = word_piece_core(), Tokenizer.load(bert_directory(older=older))
+    ids = tokenizer.encode(text)
+    assert ids == core.encode(text).ids
+    assert tokenizer.encode(text, allow_special=False) == ids
+    assert tokenizer.decode(ids) == core.decode(ids)
+    whole = "".join(tokenizer.bytes_of([token]).decode() for token in ids)
+    assert whole.removeprefix(" ") == core.decode(ids)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_separator_ends_a_text_of_word_pieces(older: bool) -> None:
+    tokenizer, core = Tokenizer.load(bert_directory(older=older)), word_piece_core()
+    assert tokenizer.eos_ids == {core.token_to_id("[SEP]")}
+    assert tokenizer.num_closing == 1
+    assert Tokenizer.load(model_directory()).num_closing == 0
+
+
+def test_a_vocabulary_that_is_no_berts_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(UnsupportedModel, match=r"vocab\.txt has no \[UNK\], .*AutoTokenizer"):
         Tokenizer.load(tmp_path)
 
 

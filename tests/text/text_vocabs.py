@@ -10,7 +10,7 @@ import gguf
 import pytest
 import sentencepiece
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ostro.errors import DownloadFailed
 from ostro.text import Tokenizer
@@ -63,6 +63,38 @@ def byte_level_core() -> tokenizers.Tokenizer:
         single=[bos, "$A"], special_tokens=[(bos, core.token_to_id(bos))]
     )
     return core
+
+
+BERT_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@cache
+def word_piece_core() -> tokenizers.Tokenizer:
+    """As a BERT's tokenizer.json has it."""
+    core = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # type: ignore[call-arg]
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=BERT_PIECES, show_progress=False)
+    core.train_from_iterator(CORPUS, trainer)
+    start, end = ((piece, core.token_to_id(piece)) for piece in ("[CLS]", "[SEP]"))
+    core.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[start, end])
+    return core
+
+
+@cache
+def bert_directory(*, older: bool = False) -> Path:
+    """A BERT's tokenizer; the older kind has vocab.txt and no tokenizer.json. Not to be written to."""
+    directory = fresh_directory()
+    core = word_piece_core()
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "[UNK]", "pad_token": "[PAD]"}))
+    if older:
+        vocab = sorted(core.get_vocab().items(), key=lambda item: item[1])
+        (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece, _ in vocab))
+    else:
+        core.save(str(directory / "tokenizer.json"))
+    return directory
 
 
 def control_ids() -> tuple[int, int]:

@@ -21,6 +21,7 @@ from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.models.ragged import Ragged
 from ostro.weights.checkpoint import Checkpoint, open_checkpoint
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
+from ostro.weights.hrm_settings import HrmSettings
 from ostro.weights.torch_archive import tensor_shapes
 
 WEIGHTS = random_weights()
@@ -83,7 +84,8 @@ def test_the_config_of_a_brain(tmp_path: Path) -> None:
         "vocab_size": 300,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_attention_heads": 4,
+        "told_by": str(tmp_path / "brain.json"),
+        "num_heads": 4,
         "H_cycles": 2,
         "L_cycles": 2,
         "H_layers": 2,
@@ -92,7 +94,7 @@ def test_the_config_of_a_brain(tmp_path: Path) -> None:
         "num_experts_per_tok": 2,
         "halt_max_steps": 4,
         "pos_encodings": "rope",
-        "max_position_embeddings": 128,
+        "seq_len": 128,
     }
 
 
@@ -118,12 +120,11 @@ def test_a_legacy_pickle_is_read_when_it_is_named(tmp_path: Path) -> None:
     assert_same_tensors(checkpoint, WEIGHTS)
 
 
-def test_a_pickle_is_not_read_unless_it_is_named(tmp_path: Path) -> None:
+def test_a_legacy_pickle_is_found_in_its_directory(tmp_path: Path) -> None:
     write_json(tmp_path / "brain.json", ARCH)
     torch.save(WEIGHTS, tmp_path / "actv1_student.pt")
     assert is_hrm(tmp_path)
-    with pytest.raises(ModelNotFound, match=r"when you name the file itself: .*/actv1_student\.pt"):
-        open_hrm(tmp_path)
+    assert_same_tensors(open_hrm(tmp_path), WEIGHTS)
 
 
 def test_safetensors_win_over_the_legacy_pickle(tmp_path: Path) -> None:
@@ -142,13 +143,24 @@ def test_a_step_of_upstreams_trainer_opens(tmp_path: Path) -> None:
     assert_same_tensors(checkpoint, random_weights(puzzle_size=40, scaled=True))
 
 
-def test_a_directory_of_steps_says_to_name_one(tmp_path: Path) -> None:
-    path = write_brain(tmp_path, dialect="upstream")
-    path.rename(tmp_path / "step_90")
-    shutil.copy(tmp_path / "step_90", tmp_path / "step_1000")
-    assert is_hrm(tmp_path)
-    with pytest.raises(ModelNotFound, match=r"name the file itself: .*/step_1000\. "):
-        open_hrm(tmp_path)
+@pytest.mark.parametrize("given", [".", "checkpoint"])
+def test_what_upstream_publishes_opens_by_its_directory_and_its_file(tmp_path: Path, given: str) -> None:
+    """It has no suffix, and stands beside all_config.yaml with the code that made it."""
+    write_brain(tmp_path / "sudoku", dialect="upstream", puzzle_size=40).rename(tmp_path / "sudoku" / "checkpoint")
+    (tmp_path / "sudoku" / "losses.py").write_text("raise SystemExit('ran')")
+    assert is_hrm(tmp_path / "sudoku" / given)
+    checkpoint = open_checkpoint(tmp_path / "sudoku" / given)
+    assert (checkpoint.name, checkpoint.config["dialect"]) == ("sudoku", "upstream")
+    assert_same_tensors(checkpoint, random_weights(puzzle_size=40, scaled=True))
+
+
+def test_of_a_directory_of_steps_the_last_one_is_taken_and_what_is_published_before_it(tmp_path: Path) -> None:
+    write_brain(tmp_path / "run", dialect="upstream").rename(tmp_path / "run" / "step_90")
+    shutil.copy(tmp_path / "run" / "step_90", tmp_path / "run" / "step_1000")
+    assert is_hrm(tmp_path / "run")
+    assert open_hrm(tmp_path / "run").name == "run-step_1000"
+    shutil.copy(tmp_path / "run" / "step_90", tmp_path / "run" / "checkpoint")
+    assert open_hrm(tmp_path / "run").weights.name == "checkpoint"
 
 
 def test_a_step_without_a_context_needs_the_setting(tmp_path: Path) -> None:
@@ -157,7 +169,7 @@ def test_a_step_without_a_context_needs_the_setting(tmp_path: Path) -> None:
     del settings["arch"]["seq_len"]
     (tmp_path / "all_config.yaml").write_text(yaml.safe_dump(settings))
     config = open_hrm(path).config
-    assert "max_position_embeddings" not in config
+    assert "seq_len" not in config
     with pytest.raises(BadCheckpoint, match="--max-seq-len"):
         HrmConfig.read(config)
     assert HrmConfig.read(config, max_seq_len=99).seq_len == 99
@@ -179,7 +191,7 @@ def test_weights_of_another_name_are_known_by_their_tensors(tmp_path: Path) -> N
 def test_what_is_no_hrm_is_left_to_others(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
     (tmp_path / "damaged.safetensors").write_bytes(b"nothing")
-    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    torch.save({"model.norm.weight": torch.ones(3)}, tmp_path / "pytorch_model.bin")
     torch.save(WEIGHTS, tmp_path / "step_7")
     names = (".", "model.safetensors", "damaged.safetensors", "pytorch_model.bin", "step_7", "missing")
     assert not any(is_hrm(tmp_path / name) for name in names)
@@ -193,14 +205,25 @@ def test_what_is_no_hrm_is_left_to_others(tmp_path: Path) -> None:
 
 def test_the_tokenizer_is_looked_for_beside_the_brain(tmp_path: Path) -> None:
     path = write_brain(tmp_path)
-    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json with .*Give --tokenizer-path") as caught:
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json or vocab\.txt with .*Give --tokenizer-path") as caught:
         _ = open_hrm(path).tokenizer_path
     assert caught.value.param == "tokenizer"
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").touch()
     assert open_hrm(path).tokenizer_path == tmp_path / "tokenizer"
-    (path.parent / "tokenizer.json").touch()
+    (path.parent / "vocab.txt").touch()
     assert open_hrm(path).tokenizer_path == path.parent
+
+
+@pytest.mark.parametrize("base", ["cwd", "brain"])
+def test_the_tokenizer_that_a_brain_names_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
+    """AI-OS writes `tokenizer_model` as a path from its working directory."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    path = make_brain(tmp_path / "brain", {**ARCH, "tokenizer_model": "artifacts/gpt2"})
+    (tmp_path / base / "artifacts" / "gpt2").mkdir(parents=True)
+    (tmp_path / base / "artifacts" / "gpt2" / "tokenizer.json").touch()
+    assert open_hrm(path).tokenizer_path.samefile(tmp_path / base / "artifacts" / "gpt2")
 
 
 def test_opening_imports_no_torch(tmp_path: Path) -> None:
@@ -225,13 +248,13 @@ def test_the_top_level_is_trusted_before_arch_and_arch_before_the_last_session(t
     path = make_brain(tmp_path, brain)
     write_json(tmp_path / "checkpoint_metadata.json", {"l_cycles": 9, "halt_max_steps": 7, "config": {"seq_len": 33}})
     config = open_hrm(path).config
-    assert (config["num_attention_heads"], config["H_cycles"], config["L_cycles"]) == (4, 3, 6)
-    assert (config["halt_max_steps"], config["max_position_embeddings"]) == (7, 33)
+    assert (config["num_heads"], config["H_cycles"], config["L_cycles"]) == (4, 3, 6)
+    assert (config["halt_max_steps"], config["seq_len"]) == (7, 33)
 
 
 def test_null_counts_as_absent(tmp_path: Path) -> None:
     path = make_brain(tmp_path, {**ARCH, "num_heads": None, "arch": {"num_heads": 2}, "last_session": None})
-    assert open_hrm(path).config["num_attention_heads"] == 2
+    assert open_hrm(path).config["num_heads"] == 2
 
 
 def test_arch_is_asked_before_the_trainers_own_settings(tmp_path: Path) -> None:
@@ -239,7 +262,7 @@ def test_arch_is_asked_before_the_trainers_own_settings(tmp_path: Path) -> None:
     settings = yaml.safe_load((tmp_path / "all_config.yaml").read_text())
     (tmp_path / "all_config.yaml").write_text(yaml.safe_dump({**settings, "seq_len": 5, "rope_theta": 7.0}))
     config = open_hrm(path).config
-    assert (config["max_position_embeddings"], config["rope_theta"]) == (128, 7.0)
+    assert (config["seq_len"], config["rope_theta"]) == (128, 7.0)
 
 
 def test_upstreams_settings_beside_a_step_win_over_a_brain_above(tmp_path: Path) -> None:
@@ -261,8 +284,82 @@ def test_metadata_alone_tell_no_dialect(tmp_path: Path) -> None:
     assert HrmConfig.read(config, dialect="upstream").halt_max_steps == 5
 
 
-def test_a_table_may_have_more_rows_than_the_vocabulary(tmp_path: Path) -> None:
-    assert open_hrm(make_brain(tmp_path, {**ARCH, "vocab_size": 290})).config["vocab_size"] == 300
+@pytest.mark.parametrize(("told", "words"), [(290, "the rest is cut off"), (310, "untrained rows are added")])
+def test_tables_are_cut_or_lengthened_to_the_vocabulary_that_a_brain_tells(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: int, words: str
+) -> None:
+    """As AI-OS does: brain.json counts, not the rows that were saved."""
+    checkpoint = open_hrm(make_brain(tmp_path, {**ARCH, "vocab_size": told}))
+    found, again = dict(checkpoint.tensors()), dict(checkpoint.tensors())
+    for name in ("inner.embed_tokens.embedding_weight", "inner.lm_head.weight"):
+        held = min(told, 300)
+        assert found[name].shape == (told, 32)
+        assert torch.equal(found[name][:held], WEIGHTS[name][:held])
+        assert torch.equal(found[name], again[name])
+        assert found[name].isfinite().all()
+    assert f"vocabulary has {told} tokens, and the weights have 300: {words}" in caplog.text
+    assert load_hrm(HrmConfig.read(checkpoint.config), found.items(), torch.float32).config.vocab_size == told
+
+
+def test_upstreams_vocabulary_must_be_the_tensors(tmp_path: Path) -> None:
+    path = write_brain(tmp_path, dialect="upstream")
+    (tmp_path / "all_config.yaml").write_text(ARCH_YAML + "  vocab_size: 290\n")
+    with pytest.raises(BadCheckpoint, match=r"all_config\.yaml, arch: 'vocab_size' is 290, .* say 300"):
+        open_hrm(path)
+
+
+# --- what the operator tells ----------------------------------------------------------------------------------------
+
+FLAGS: Mapping[str, int] = {"num_heads": 4, "H_cycles": 2, "L_cycles": 3}
+
+
+@pytest.mark.parametrize("file", ["weights.pt", "weights.safetensors"])
+def test_weights_without_any_file_run_by_what_the_operator_tells(tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    save_file(WEIGHTS, path) if path.suffix == ".safetensors" else torch.save(WEIGHTS, path)
+    assert is_hrm(path)
+    opened = open_hrm(path)
+    with pytest.raises(BadCheckpoint, match=r"There is no brain\.json, .*--hrm-config, or --num-heads and --h-cycles"):
+        HrmConfig.read(opened.config)
+    told = opened.with_settings(HrmSettings(None, FLAGS))
+    config = HrmConfig.read(told.config, dialect="aios", max_seq_len=64)
+    assert (config.num_heads, config.h_cycles, config.l_cycles, config.h_layers) == (4, 2, 3, 2)
+    assert_same_tensors(told, WEIGHTS)
+
+
+def test_the_operator_is_trusted_before_the_file_that_he_names_and_that_before_what_stands_beside(
+    tmp_path: Path,
+) -> None:
+    path = make_brain(tmp_path, {**ARCH, "num_heads": 8, "h_cycles": 9})
+    write_json(tmp_path / "own.json", {"num_heads": 2, "arch": {"h_cycles": 5}})
+    told = open_hrm(path).with_settings(HrmSettings(tmp_path / "own.json", {"num_heads": 16, "H_cycles": None}))
+    assert [told.config[key] for key in ("num_heads", "H_cycles", "L_cycles")] == [16, 5, 3]
+    assert told.config["dialect"] == "aios"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "dialect"),
+    [
+        ("brain.json", json.dumps(ARCH), "aios"),
+        ("all_config.yaml", ARCH_YAML, "upstream"),
+        ("own.yaml", ARCH_YAML + "dialect: aios\n", "aios"),
+        ("own.yaml", ARCH_YAML, None),
+    ],
+)
+def test_a_file_that_is_named_tells_the_architecture_and_by_its_name_the_dialect(
+    tmp_path: Path, name: str, text: str, dialect: str | None
+) -> None:
+    save_file(WEIGHTS, tmp_path / "w.safetensors")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / name).write_text(text)
+    settings = HrmSettings(tmp_path / "elsewhere" / name, {})
+    config = open_hrm(tmp_path / "w.safetensors").with_settings(settings).config
+    assert (config["num_heads"], config["L_cycles"], config.get("dialect")) == (4, 3, dialect)
+
+
+def test_layers_that_contradict_the_weights_are_refused_whoever_tells_them(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"The settings: 'H_layers' is 5, but the tensors' shapes say 2"):
+        open_hrm(make_brain(tmp_path)).with_settings(HrmSettings(None, {"H_layers": 5}))
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -270,13 +367,20 @@ def test_a_table_may_have_more_rows_than_the_vocabulary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["num_heads", "h_cycles", "l_cycles"])
 def test_what_shapes_do_not_tell_must_be_told(tmp_path: Path, key: str) -> None:
-    with pytest.raises(BadCheckpoint, match=rf"(?i)'{key}' is not in .*brain\.json, .* Add it there"):
-        open_hrm(make_brain(tmp_path, without(key)))
+    with pytest.raises(BadCheckpoint, match=rf"(?i)'{key}' is not in .*brain\.json, .* Add it there, or give --"):
+        HrmConfig.read(open_hrm(make_brain(tmp_path, without(key))).config)
 
 
-def test_weights_that_stand_alone_say_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match=r"There is no brain\.json, .*heads and cycles"):
-        open_hrm(make_brain(tmp_path, None))
+def test_errors_about_upstreams_settings_name_their_file_and_their_keys(tmp_path: Path) -> None:
+    """They named config.json and num_attention_heads, which upstream's users do not have."""
+    path = write_brain(tmp_path, dialect="upstream", heads=5)
+    with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml: 'hidden_size' 32 .* 5 heads \('num_heads'\)"):
+        HrmConfig.read(open_hrm(path).config)
+    (tmp_path / "all_config.yaml").write_text(ARCH_YAML)
+    with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml does not tell the context \('seq_len'\)"):
+        HrmConfig.read(open_hrm(path).config)
+    with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml has no 'halt_max_steps'"):
+        HrmConfig.read(open_hrm(path).config, max_seq_len=9)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +389,6 @@ def test_weights_that_stand_alone_say_what_is_missing(tmp_path: Path) -> None:
         ({"hidden_size": 64}, r"'hidden_size' is 64, but the tensors' shapes say 32"),
         ({"h_layers": 3}, r"'H_layers' is 3, .* say 2"),
         ({"arch": {"L_layers": 1}}, r"brain\.json, arch: 'L_layers' is 1, .* say 2"),
-        ({"vocab_size": 301}, r"'vocab_size' is 301, .* say 300"),
         ({"use_moe": True}, r"'use_moe' is True, but the weights have no experts"),
         ({"pos_encodings": "learned"}, r"'pos_encodings' is 'learned', but .* holds no table of positions"),
         ({"num_heads": "four"}, r"brain\.json: 'num_heads' must be an integer above 0, got 'four'"),
@@ -311,7 +414,7 @@ def test_experts_that_contradict_the_shapes_are_named(tmp_path: Path) -> None:
 
 def test_a_table_of_positions_tells_the_context(tmp_path: Path) -> None:
     weights = random_weights(position_rows=40)
-    assert open_hrm(make_brain(tmp_path, without("seq_len"), weights)).config["max_position_embeddings"] == 40
+    assert open_hrm(make_brain(tmp_path, without("seq_len"), weights)).config["seq_len"] == 40
     with pytest.raises(BadCheckpoint, match=r"'seq_len' is 64, .* say 40"):
         open_hrm(make_brain(tmp_path, ARCH, weights))
     with pytest.raises(BadCheckpoint, match=r"'pos_encodings' is 'rope', but .* holds a table of positions"):
@@ -378,7 +481,7 @@ def test_an_alias_that_stands_for_very_much_is_not_written_out(tmp_path: Path, p
 
 def test_directories_without_a_single_brain_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelNotFound, match=r"holds neither actv1_student\.safetensors nor a step"):
+    with pytest.raises(ModelNotFound, match=r"holds neither actv1_student\.safetensors nor a checkpoint or step"):
         open_hrm(tmp_path / "empty")
     make_brain(tmp_path / "brains" / "a")
     make_brain(tmp_path / "brains" / "b")

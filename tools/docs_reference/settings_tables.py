@@ -41,6 +41,7 @@ SEE = {
     "memory_budget": "many-models.md#room",
     "model_settings": "many-models.md#operators",
     "hrm_dialect": "hrm.md",
+    "hrm_config": "hrm.md#settings",
     "quantize": "cpu.md#precision",
     "kv_dtype": "cpu.md#precision",
     "cpu_backend": "cpu.md",

@@ -38,6 +38,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
     group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
     group.add_argument("--hrm-dialect", choices=get_args(HrmDialect), default="auto", help=_meaning("hrm_dialect"))
+    group.add_argument("--hrm-config", metavar="FILE", help=_meaning("hrm_config"))
+    for name in ("num_heads", "h_cycles", "l_cycles", "h_layers", "l_layers"):
+        flag = name.replace("_", "-")
+        group.add_argument(
+            f"--{flag}", f"--hrm-{flag}", dest=f"hrm_{name}", type=int, metavar="N", help=_meaning(f"hrm_{name}")
+        )
     group.add_argument("--hrm-steps", type=int, metavar="N", help=_meaning("hrm_steps"))
     group.add_argument("--hrm-halting", action="store_true", help=_meaning("hrm_halting"))
     group.add_argument("--threads", type=int, metavar="N", help=_meaning("threads"))
@@ -97,6 +103,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         deterministic=args.deterministic,
         prefix_caching=not args.no_prefix_caching,
         hrm_dialect=args.hrm_dialect,
+        hrm_config=args.hrm_config,
+        hrm_num_heads=args.hrm_num_heads,
+        hrm_h_cycles=args.hrm_h_cycles,
+        hrm_l_cycles=args.hrm_l_cycles,
+        hrm_h_layers=args.hrm_h_layers,
+        hrm_l_layers=args.hrm_l_layers,
         hrm_steps=args.hrm_steps,
         hrm_halting=args.hrm_halting,
         threads=args.threads,

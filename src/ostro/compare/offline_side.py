@@ -30,10 +30,25 @@ _TEXTS = frozenset(
         "kv_dtype",
         "cpu_backend",
         "model_config",
+        "hrm_config",
         "hrm_dialect",
     }
 )
-_NUMBERS = frozenset({"max_seq_len", "max_batch_tokens", "max_batch_seqs", "threads", "kv_memory", "hrm_steps"})
+_NUMBERS = frozenset(
+    {
+        "max_seq_len",
+        "max_batch_tokens",
+        "max_batch_seqs",
+        "threads",
+        "kv_memory",
+        "hrm_num_heads",
+        "hrm_h_cycles",
+        "hrm_l_cycles",
+        "hrm_h_layers",
+        "hrm_l_layers",
+        "hrm_steps",
+    }
+)
 _SWITCHES = frozenset({"hrm_halting"})
 _KNOWN = _TEXTS | _NUMBERS | _SWITCHES
 

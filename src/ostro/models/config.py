@@ -12,9 +12,13 @@ _LARGEST = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """A config.json. A key that is null counts as absent, as Hugging Face writes it."""
+    """A config.json, or the settings of a file of another name. A key that is null counts as absent, as Hugging Face
+    writes it.
+    """
 
     values: Mapping[str, object]
+    source: str = "config.json"
+    """What errors call it."""
 
     def get(self, key: str) -> object:
         return self.values.get(key)
@@ -23,14 +27,14 @@ class ConfigReader:
         """A size or a count: nothing in a model is zero or negative, and nothing is beyond `_LARGEST`."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST:
-            raise BadCheckpoint(f"config.json: {key!r} must be an integer from 1 to {_LARGEST}, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be an integer from 1 to {_LARGEST}, got {value!r}.")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero, as scales, bases and caps are."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise BadCheckpoint(f"config.json: {key!r} must be a number above 0, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a number above 0, got {value!r}.")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -42,19 +46,19 @@ class ConfigReader:
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise BadCheckpoint(f"config.json: {key!r} must be true or false, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be true or false, got {value!r}.")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise BadCheckpoint(f"config.json: {key!r} must be a string, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a string, got {value!r}.")
         return value
 
     def table(self, key: str) -> Mapping[str, object] | None:
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
-            raise BadCheckpoint(f"config.json: {key!r} must be an object, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be an object, got {value!r}.")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -62,19 +66,23 @@ class ConfigReader:
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise BadCheckpoint(f"config.json: {key!r} must be a list of strings, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of strings, got {value!r}.")
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._value(key, None)
         if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
-            raise BadCheckpoint(f"config.json: {key!r} must be a list of numbers, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of numbers, got {value!r}.")
         return tuple(float(item) for item in value)
+
+    @property
+    def _cure(self) -> str:
+        return "fetch the model again" if self.source == "config.json" else "add it there"
 
     def _value(self, key: str, default: object) -> object:
         value = self.values.get(key)
         if value is not None:
             return value
         if default is None:
-            raise BadCheckpoint(f"config.json has no {key!r}, which this architecture needs; fetch the model again.")
+            raise BadCheckpoint(f"{self.source} has no {key!r}, which this architecture needs; {self._cure}.")
         return default

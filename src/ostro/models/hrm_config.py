@@ -11,10 +11,14 @@ Dialect = Literal["upstream", "aios"]
 Positions = Literal["rope", "learned"]
 DIALECTS: tuple[Dialect, ...] = ("upstream", "aios")
 MODEL_TYPE = "hrm_act_v1"
+TOLD_BY = "told_by"
+"""The key under which a config names the files that it was read from, for errors."""
 _POSITIONS: tuple[Positions, ...] = ("rope", "learned")
 # From this width on AI-OS scales embeddings as upstream does.
 _AIOS_SCALED_FROM = 512
 _AIOS_EXPERTS_PER_TOKEN = 2
+# What no tensor's shape tells, with the setting that does where no file does.
+_TOLD_ONLY = {"num_heads": "--num-heads", "H_cycles": "--h-cycles", "L_cycles": "--l-cycles"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +83,15 @@ class HrmConfig:
         `max_seq_len` is the context to serve. It is needed only where the checkpoint does not tell its own, as
         upstream's with rotary positions do not.
         """
-        reader = ConfigReader(config)
-        hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+        _check_told(config)
+        reader = ConfigReader(config, source=str(config.get(TOLD_BY) or "The HRM's settings"))
+        hidden, heads = reader.integer("hidden_size"), reader.integer("num_heads")
         positions = reader.text("pos_encodings")
         if positions not in _POSITIONS:
             raise UnsupportedModel(f"HRM with pos_encodings {positions!r} is not supported; rope and learned are.")
         if hidden % heads or (positions == "rope" and hidden // heads % 2):
             raise BadCheckpoint(
-                f"'hidden_size' {hidden} does not divide into {heads} heads ('num_attention_heads')"
+                f"{reader.source}: 'hidden_size' {hidden} does not divide into {heads} heads ('num_heads')"
                 + (" of an even width each." if positions == "rope" else ".")
             )
         chosen = _dialect(reader, dialect)
@@ -94,9 +99,11 @@ class HrmConfig:
         experts = reader.optional_integer("num_experts") or 0
         per_token = reader.integer("num_experts_per_tok", _AIOS_EXPERTS_PER_TOKEN if aios else None) if experts else 0
         if per_token > experts:
-            raise BadCheckpoint(f"'num_experts_per_tok' is {per_token}, but there are only {experts} experts.")
+            raise BadCheckpoint(
+                f"{reader.source}: 'num_experts_per_tok' is {per_token}, but there are only {experts} experts."
+            )
         puzzle_size = reader.optional_integer("puzzle_emb_ndim") or 0
-        learned = reader.integer("max_position_embeddings") - -puzzle_size // hidden if positions == "learned" else 0
+        learned = reader.integer("seq_len") - -puzzle_size // hidden if positions == "learned" else 0
         return HrmConfig(
             vocab_size=reader.integer("vocab_size"),
             hidden_size=hidden,
@@ -125,6 +132,20 @@ def is_hrm(config: Mapping[str, object]) -> bool:
     return config.get("model_type") == MODEL_TYPE
 
 
+def _check_told(config: Mapping[str, object]) -> None:
+    missing = [key for key in _TOLD_ONLY if config.get(key) is None]
+    if not missing:
+        return
+    keys, flags = " and ".join(map(repr, missing)), " and ".join(_TOLD_ONLY[key] for key in missing)
+    files = config.get(TOLD_BY)
+    if files is None:
+        raise BadCheckpoint(
+            f"There is no brain.json, checkpoint_metadata.json or all_config.yaml with these weights, and the tensors "
+            f"do not tell {keys}. Give such a file with --hrm-config, or {flags}."
+        )
+    raise BadCheckpoint(f"{keys} is not in {files}, and the tensors do not tell it. Add it there, or give {flags}.")
+
+
 def _dialect(reader: ConfigReader, given: str | None) -> Dialect:
     name = given if given is not None else reader.get("dialect")
     if name is None:
@@ -138,9 +159,9 @@ def _dialect(reader: ConfigReader, given: str | None) -> Dialect:
 
 
 def _seq_len(reader: ConfigReader, max_seq_len: int | None) -> int:
-    own = reader.optional_integer("max_position_embeddings")
+    own = reader.optional_integer("seq_len")
     if own is None and max_seq_len is None:
-        raise BadCheckpoint("This HRM checkpoint does not tell its context ('seq_len'). Give --max-seq-len.")
+        raise BadCheckpoint(f"{reader.source} does not tell the context ('seq_len'). Give --max-seq-len.")
     if own is not None and max_seq_len is not None and max_seq_len > own:
         raise BadRequest(
             f"max_seq_len is {max_seq_len}, but the model knows only {own} positions; lower it to {own} or less.",

@@ -1,6 +1,7 @@
 """From a checkpoint to a runner on torch: picks the device, loads the weights, sizes the cache."""
 
 import logging
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,8 @@ from ostro.runner.recompute import RecomputeRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.weights import Checkpoint, Pooling
 from ostro.weights.adapter import read_adapter
+from ostro.weights.hrm_checkpoint import HrmCheckpoint
+from ostro.weights.hrm_settings import HrmSettings
 
 # Whole sequences go through the model for each token, so a step holds more tokens than one of a model with a cache.
 _RECOMPUTED_TOKENS = 2048
@@ -105,6 +108,8 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
 
 def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> RecomputeRunner:
     config.check_recomputing()
+    if isinstance(checkpoint, HrmCheckpoint):
+        checkpoint = checkpoint.with_settings(_architecture(config))
     dialect = None if config.hrm_dialect == "auto" else config.hrm_dialect
     hrm = HrmConfig.read(checkpoint.config, dialect=dialect, max_seq_len=config.max_seq_len)
     steps = config.hrm_steps or hrm.decoding_steps
@@ -121,4 +126,18 @@ def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torc
         halting=config.hrm_halting,
         max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
         max_batch_seqs=config.suited_to(device.type).max_batch_seqs or 1,
+    )
+
+
+def _architecture(config: EngineConfig) -> HrmSettings:
+    """What the settings tell of an HRM, by the names that its files use."""
+    return HrmSettings(
+        None if config.hrm_config is None else Path(config.hrm_config),
+        {
+            "num_heads": config.hrm_num_heads,
+            "H_cycles": config.hrm_h_cycles,
+            "L_cycles": config.hrm_l_cycles,
+            "H_layers": config.hrm_h_layers,
+            "L_layers": config.hrm_l_layers,
+        },
     )

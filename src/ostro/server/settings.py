@@ -95,6 +95,11 @@ ALIASES: Mapping[str, Names] = {
     "cors_origins": Names((), ("AIOS_CORS_ORIGINS",)),
     "cors_credentials": Names(("--allow-credentials",), (), ("allow_credentials",)),
     "device": Names((), ("AIOS_DEVICE",)),
+    "hrm_num_heads": Names(("--num-heads",), (), ("num_heads",)),
+    "hrm_h_cycles": Names(("--h-cycles",), (), ("h_cycles",)),
+    "hrm_l_cycles": Names(("--l-cycles",), (), ("l_cycles",)),
+    "hrm_h_layers": Names(("--h-layers",), (), ("h_layers",)),
+    "hrm_l_layers": Names(("--l-layers",), (), ("l_layers",)),
     "tensor_parallel": Names(("--tensor-parallel-size",), (), ("tensor_parallel_size",)),
     "otlp_endpoint": Names(("--otlp-traces-endpoint",), (), ("otlp_traces_endpoint",)),
 }
@@ -304,6 +309,12 @@ class ServeSettings(BaseSettings):
     max_batch_seqs: Positive | None = Field(None, description=meaning_of("max_batch_seqs"))
     prefix_caching: bool = Field(True, description=meaning_of("prefix_caching"))
     hrm_dialect: HrmDialect = Field("auto", description=meaning_of("hrm_dialect"))
+    hrm_config: str | None = Field(None, description=meaning_of("hrm_config"))
+    hrm_num_heads: Positive | None = Field(None, description=meaning_of("hrm_num_heads"))
+    hrm_h_cycles: Positive | None = Field(None, description=meaning_of("hrm_h_cycles"))
+    hrm_l_cycles: Positive | None = Field(None, description=meaning_of("hrm_l_cycles"))
+    hrm_h_layers: Positive | None = Field(None, description=meaning_of("hrm_h_layers"))
+    hrm_l_layers: Positive | None = Field(None, description=meaning_of("hrm_l_layers"))
     hrm_steps: Positive | None = Field(None, description=meaning_of("hrm_steps"))
     hrm_halting: bool = Field(False, description=meaning_of("hrm_halting"))
     threads: Positive | None = Field(None, description=meaning_of("threads"))
@@ -479,6 +490,12 @@ class ServeSettings(BaseSettings):
             max_batch_seqs=self.max_batch_seqs,
             prefix_caching=self.prefix_caching,
             hrm_dialect=self.hrm_dialect,
+            hrm_config=self.hrm_config,
+            hrm_num_heads=self.hrm_num_heads,
+            hrm_h_cycles=self.hrm_h_cycles,
+            hrm_l_cycles=self.hrm_l_cycles,
+            hrm_h_layers=self.hrm_h_layers,
+            hrm_l_layers=self.hrm_l_layers,
             hrm_steps=self.hrm_steps,
             hrm_halting=self.hrm_halting,
             threads=self.threads,

@@ -44,7 +44,7 @@ class PlainEncoder:
         self._twin.normalizer = core.normalizer
         self._twin.pre_tokenizer = core.pre_tokenizer
         self._real_ids = self._adopt(added)
-        self._before, self._after = _frame(core)
+        self._before, self._after = frame(core)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         [twin_ids] = encode_ids(self._twin, [text], add_special=False)
@@ -73,7 +73,7 @@ class PlainEncoder:
         )
 
 
-def _frame(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+def frame(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     """What the core puts before and after a text."""
     encoding = core.encode("a", add_special_tokens=True)
     bare = len(core.encode("a", add_special_tokens=False).ids)

@@ -5,10 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_BERT_SPECIALS = {
+    "unk_token": "[UNK]",
+    "sep_token": (_SEPARATOR := "[SEP]"),
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,9 @@ def read_core(directory: Path) -> tokenizers.Tokenizer:
             return tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise BadCheckpoint(f"{path} is not a valid tokenizer ({error}). Download it again.") from error
-    older = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (directory / name).is_file()]
+    if (directory / "vocab.txt").is_file():
+        return _read_wordpiece(directory)
+    older = [name for name in ("tokenizer.model", "vocab.json") if (directory / name).is_file()]
     if older:
         raise UnsupportedModel(
             f"{directory} has {older[0]} but no tokenizer.json. Make one with transformers: "
@@ -35,10 +45,41 @@ def read_core(directory: Path) -> tokenizers.Tokenizer:
     raise ModelNotFound(f"There is no tokenizer.json in {directory}. Copy it there from the original model.")
 
 
+def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
+    """A vocabulary of BERT's from the time before tokenizer.json: pieces one a line, and a few settings."""
+    path = directory / "vocab.txt"
+    config = {**_json(directory, "special_tokens_map.json"), **_json(directory, "tokenizer_config.json")}
+    special = {name: _piece(config.get(name)) or usual for name, usual in _BERT_SPECIALS.items()}
+    try:
+        core = tokenizers.Tokenizer(models.WordPiece.from_file(str(path), unk_token=special["unk_token"]))
+    except Exception as error:  # the library raises nothing narrower
+        raise BadCheckpoint(f"{path} is not a valid vocabulary ({error}). Download it again.") from error
+    missing = [piece for piece in special.values() if core.token_to_id(piece) is None]
+    if missing:
+        raise UnsupportedModel(
+            f"{path} has no {missing[0]}, so it is no vocabulary of BERT's. Make a tokenizer.json with transformers: "
+            "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
+        )
+    core.add_special_tokens(list(special.values()))
+    core.normalizer = normalizers.BertNormalizer(
+        lowercase=config.get("do_lower_case") is not False,
+        strip_accents=accents if isinstance(accents := config.get("strip_accents"), bool) else None,
+        handle_chinese_chars=config.get("tokenize_chinese_chars") is not False,
+    )
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    start, end = special["cls_token"], special["sep_token"]
+    core.post_processor = processors.BertProcessing((end, core.token_to_id(end)), (start, core.token_to_id(start)))
+    core.decoder = decoders.WordPiece()
+    return core
+
+
 def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
     config = {**_json(directory, "special_tokens_map.json"), **_json(directory, "tokenizer_config.json")}
     generation = {**_json(directory, "config.json"), **_json(directory, "generation_config.json")}
     pieces = {name: piece for name in _SPECIAL_NAMES if (piece := _piece(config.get(name))) is not None}
+    if isinstance(core.model, models.WordPiece) and (end := _piece(config.get("sep_token", _SEPARATOR))) is not None:
+        # BERT's vocabularies have no other end of a text.
+        pieces.setdefault("eos_token", end)
     bos, eos = (core.token_to_id(pieces[name]) if name in pieces else None for name in ("bos_token", "eos_token"))
     ends = set(_ids(generation.get("eos_token_id")))
     return Settings(

@@ -1,13 +1,15 @@
 """What bytes a vocabulary's pieces stand for. Knows the ways vocabularies write bytes as text; knows no ids.
 
 A byte-level vocabulary gives each of the 256 bytes a printable character. A SentencePiece one writes a space as ▁
-and a byte that no piece covers as <0x0A>.
+and a byte that no piece covers as <0x0A>. A WordPiece one, as BERT's, keeps no spaces: a piece begins a word unless it
+is marked with ##.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from tokenizers.decoders import Decoder
@@ -40,6 +42,11 @@ def codec_of(decoder: Decoder | None) -> PieceCodec:
     if all(map(_is_sentencepiece_step, steps)) and "Replace" in kinds:
         to_bytes = _fallback_bytes if "ByteFallback" in kinds else _marked_bytes
         return PieceCodec(to_bytes, _marked_bytes, drops_first_space="Strip" in kinds)
+    if kinds == ["WordPiece"]:
+        prefix, tidy = cast(str, steps[0]["prefix"]), bool(steps[0]["cleanup"])
+        return PieceCodec(
+            partial(_word_bytes, prefix, tidy), partial(_word_bytes, prefix, tidy), drops_first_space=True
+        )
     raise _unsupported(f"the decoder {'+'.join(kinds)}")
 
 
@@ -64,7 +71,8 @@ def _is_sentencepiece_step(step: dict[str, object]) -> bool:
 
 def _unsupported(what: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"The tokenizer has {what}, and Ostro reads byte-level and SentencePiece vocabularies. Use another model."
+        f"The tokenizer has {what}, and Ostro reads byte-level, SentencePiece and WordPiece vocabularies. "
+        "Use another model."
     )
 
 
@@ -89,6 +97,29 @@ def byte_level_bytes(piece: str) -> bytes:
 
 def _marked_bytes(piece: str) -> bytes:
     return piece.replace(_SPACE_MARK, " ").encode()
+
+
+# What BERT's decoder makes of a word's beginning; applied to each piece, as there.
+_TIDIED = {
+    " .": ".",
+    " ?": "?",
+    " !": "!",
+    " ,": ",",
+    " n't": "n't",
+    " 'm": "'m",
+    " do not": " don't",
+    " 's": "'s",
+    " 've": "'ve",
+    " 're": "'re",
+}
+
+
+def _word_bytes(prefix: str, tidy: bool, piece: str) -> bytes:
+    text = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+    if tidy:
+        for before, after in _TIDIED.items():
+            text = text.replace(before, after)
+    return text.encode()
 
 
 def _fallback_bytes(piece: str) -> bytes:

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.text.builtin_templates import BUILTIN_TEMPLATES, CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message
-from ostro.text.guard import PlainEncoder, encode_ids, guarded_texts, render_guarded
+from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts, render_guarded
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 
 
@@ -128,6 +128,11 @@ class Tokenizer:
         if mark not in rendered:
             return self.encode(rendered, add_special=False)
         return self._plain.encode_marked(rendered, mark)
+
+    @cached_property
+    def num_closing(self) -> int:
+        """Special tokens that it puts after a text, as BERT's do."""
+        return len(frame(self._core)[1])
 
     def fewest_tokens(self, text: str) -> int:
         """No fewer than these stand for the text: found without tokenising it. 0 where nothing is sure."""

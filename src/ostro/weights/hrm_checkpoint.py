@@ -5,21 +5,32 @@
     mind/actv1_student.safetensors    or beside brain.json; older ones .pt
 
     all_config.yaml                   upstream; the architecture in `arch`
-    step_1000                         what torch.save wrote
+    checkpoint                        what torch.save wrote, as it is published; step_1000 as the trainer names it
 
-What these files say is read by `hrm_settings`. As with every checkpoint, a pickle is read only if it was named itself.
+What these files say is read by `hrm_settings`. Pickles are read by torch's weights-only reader, which runs nothing.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError
 from ostro.weights.hf_checkpoint import read_pickle, read_safetensors
-from ostro.weights.hrm_settings import BRAIN, Shapes, hrm_config, is_upstream, lower_keys, nearby, read_told
+from ostro.weights.hrm_settings import (
+    BRAIN,
+    HrmSettings,
+    Shapes,
+    Told,
+    hrm_config,
+    is_upstream,
+    lower_keys,
+    nearby,
+    read_told,
+)
 from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling
 from ostro.weights.torch_archive import tensor_shapes
@@ -30,10 +41,15 @@ if TYPE_CHECKING:
 _STARTER, _STARTER_HEAD = "starter_brain.json", "q_head.pt"
 _STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
 _MIND = "mind"
+_TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _PICKLES = (".pt", ".pth", ".bin")
 _STEP = re.compile(r"step_\d+")
+_PUBLISHED = "checkpoint"
+# By vocabulary: one row for each token.
+_TABLES = ("inner.embed_tokens.embedding_weight", "inner.lm_head.weight")
 # What torch.compile and the loss that wraps the model leave in names.
 _WRAPPERS = re.compile(r"^(?:_orig_mod\.|model\.)+")
+_log = logging.getLogger(__name__)
 _BASE_KEYS = ("base_model", "base_model_name_or_path", "model_name_or_path", "hf_model", "model_name", "model")
 
 
@@ -45,16 +61,26 @@ class HrmCheckpoint:
     generation_config: dict[str, object]
     pooling: Pooling | None
     weights: Path
+    shapes: Shapes
+    told: Told
+
+    def with_settings(self, settings: HrmSettings) -> "HrmCheckpoint":
+        """The same weights, with what the operator tells of them trusted before the files."""
+        return replace(self, config=hrm_config(self.shapes, self.told.below(settings)))
 
     @property
     def tokenizer_path(self) -> Path:
         beside = (self.weights.parent, _home(self.weights))
         places = [place for directory in beside for place in (directory, directory / "tokenizer")]
-        found = next((place for place in places if (place / "tokenizer.json").is_file()), None)
+        named = self.told.find("tokenizer_model")
+        if named is not None and isinstance(named[1], str):
+            # AI-OS writes it as seen from its working directory.
+            places += [_home(self.weights) / named[1], Path(named[1])]
+        found = next((place for place in places if any((place / file).is_file() for file in _TOKENIZERS)), None)
         if found is None:
             raise ModelNotFound(
-                f"There is no tokenizer.json with {self.weights}. Give --tokenizer-path the directory of the one that "
-                "the model was trained with.",
+                f"There is no tokenizer.json or vocab.txt with {self.weights}. Give --tokenizer-path the directory of "
+                "the one that the model was trained with.",
                 param="tokenizer",
             )
         return found
@@ -65,8 +91,19 @@ class HrmCheckpoint:
             stored = read_safetensors(self.weights, frozenset(_safetensors_shapes(self.weights)))
         else:
             stored = read_pickle(self.weights, frozenset())
-        for name, tensor in stored:
-            yield _WRAPPERS.sub("", name), tensor
+        rows, wanted = self.shapes.rows(_TABLES[0]), self.config["vocab_size"]
+        assert isinstance(wanted, int)
+        if rows != wanted:
+            _log.warning(
+                "%s says that the vocabulary has %d tokens, and the weights have %d: %s, as AI-OS does",
+                self.told.files,
+                wanted,
+                rows,
+                "the rest is cut off" if rows > wanted else "untrained rows are added",
+            )
+        for stored_name, tensor in stored:
+            name = _WRAPPERS.sub("", stored_name)
+            yield name, _with_rows(tensor, wanted) if name in _TABLES and rows != wanted else tensor
 
 
 def is_hrm(path: Path) -> bool:
@@ -77,29 +114,29 @@ def is_hrm(path: Path) -> bool:
         return False
     if path.name in (_STUDENT, _LEGACY):
         return True
-    if path.suffix == ".safetensors":
-        try:
-            return "inner.H_init" in _stripped(path, _safetensors_shapes(path))
-        except OstroError:
-            return False
-    if path.suffix not in _PICKLES and not _STEP.fullmatch(path.name):
+    if _is_upstream_name(path):
+        return is_upstream(path.parent) or nearby(path.parent, BRAIN) is not None
+    if path.suffix not in (".safetensors", *_PICKLES):
         return False
-    is_brain = nearby(path.parent, BRAIN) is not None and not (path.parent / "config.json").is_file()
-    return is_brain or is_upstream(path.parent)
+    try:
+        return "inner.H_init" in _shapes(path).of
+    except OstroError:
+        return False
 
 
 def open_hrm(path: Path, *, name: str | None = None) -> HrmCheckpoint:
     """Opens a brain, its directory or its weights, or one step of upstream's trainer."""
     weights = _weights_in(path) if path.is_dir() else path
-    stored = _safetensors_shapes(weights) if weights.suffix == ".safetensors" else tensor_shapes(weights)
-    config = hrm_config(Shapes(weights, _stripped(weights, stored)), read_told(weights))
+    shapes, told = _shapes(weights), read_told(weights)
     return HrmCheckpoint(
         path=path,
         name=name or _name(weights, _home(weights)),
-        config=config,
+        config=hrm_config(shapes, told),
         generation_config={},
         pooling=None,
         weights=weights,
+        shapes=shapes,
+        told=told,
     )
 
 
@@ -139,26 +176,29 @@ def _students(directory: Path) -> list[Path]:
     return []
 
 
+def _is_upstream_name(path: Path) -> bool:
+    """Whether upstream's trainer, or whoever publishes its result, names weights so."""
+    return path.name == _PUBLISHED or _STEP.fullmatch(path.name) is not None
+
+
 def _steps(directory: Path) -> list[Path]:
-    steps = [path for path in directory.iterdir() if _STEP.fullmatch(path.name) and path.is_file()]
-    return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")))
+    """Upstream's weights in a directory, the latest last; what is published after all steps."""
+    files = [path for path in directory.iterdir() if _is_upstream_name(path) and path.is_file()]
+    return sorted(files, key=lambda path: int(path.name.removeprefix("step_")) if path.name != _PUBLISHED else 1 << 62)
 
 
 def _weights_in(directory: Path) -> Path:
     files = _students(directory)
-    students = [path for path in files if path.name == _STUDENT]
-    if len(students) == 1:
-        return students[0]
-    if students:
+    students = [path for path in files if path.name == _STUDENT] or files
+    if len(students) > 1:
         names = ", ".join(str(path.relative_to(directory)) for path in students)
         raise ModelNotFound(f"{directory} holds several brains ({names}). Give the path of one.")
-    pickles = files or _steps(directory)
-    if pickles:
+    found = students or _steps(directory)
+    if not found:
         raise ModelNotFound(
-            f"{directory} holds its weights only as pickle ({pickles[-1].name}), which Ostro reads only when you name "
-            f"the file itself: {pickles[-1]}. Better, convert it to safetensors."
+            f"{directory} holds neither {_STUDENT} nor a {_PUBLISHED} or step of upstream's trainer (step_1000)."
         )
-    raise ModelNotFound(f"{directory} holds neither {_STUDENT} nor a step of upstream's trainer (step_1000).")
+    return found[-1]
 
 
 def _home(weights: Path) -> Path:
@@ -170,7 +210,7 @@ def _home(weights: Path) -> Path:
 def _name(weights: Path, home: Path) -> str:
     if _STEP.fullmatch(weights.name):
         return f"{home.name}-{weights.name}"
-    return home.name if weights.name in (_STUDENT, _LEGACY) else weights.stem
+    return home.name if weights.name in (_STUDENT, _LEGACY, _PUBLISHED) else weights.stem
 
 
 def _starter_file(path: Path) -> Path | None:
@@ -186,11 +226,28 @@ def _trusted(base: Path, file: Path) -> Path:
         trouble = f"outside the brain's directory. Move it into {file.parent}"
     elif is_starter(base):
         trouble = "itself a starter. Name a model there"
-    elif base.is_file() and (base.suffix in _PICKLES or _STEP.fullmatch(base.name)):
+    elif base.is_file() and (base.suffix in _PICKLES or _is_upstream_name(base)):
         trouble = "a pickle, which Ostro reads only when you name it yourself. Convert it to safetensors"
     else:
         return base
     raise BadCheckpoint(f"The base model that {file} names, {base}, is {trouble}, or serve the base model by its path.")
+
+
+def _shapes(path: Path) -> Shapes:
+    stored = _safetensors_shapes(path) if path.suffix == ".safetensors" else tensor_shapes(path)
+    return Shapes(path, _stripped(path, stored))
+
+
+def _with_rows(table: "torch.Tensor", rows: int) -> "torch.Tensor":
+    """Cut, or lengthened by rows as they are before training; the same ones at every start."""
+    import torch
+
+    held, width = table.shape
+    if held >= rows:
+        return table[:rows]
+    generator = torch.Generator().manual_seed(0)
+    added = torch.randn(rows - held, width, generator=generator) * width**-0.5
+    return torch.cat([table, added.to(table.dtype)])
 
 
 def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -1,12 +1,13 @@
 """What the files beside an HRM's weights tell of its architecture, and the config that follows with the shapes.
 
-Sizes come from the tensors' shapes; heads and cycles, which shapes do not tell, from the first place that tells them.
-Nothing is guessed: what is missing, or contradicts the shapes, is an error.
+Sizes come from the tensors' shapes; heads and cycles, which shapes do not tell, from the first place that tells them:
+the operator's settings, the file that they name, the files beside the weights. Nothing is guessed: what contradicts the
+shapes is an error here, and what is missing is one where the config is read.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint
@@ -23,9 +24,19 @@ _EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.
 class Told:
     """Tables in order of trust, each with the words that name it; keys in lower case."""
 
-    files: str
+    files: str | None
     tables: tuple[tuple[str, Mapping[str, object]], ...]
     dialect: str | None
+
+    def below(self, settings: "HrmSettings") -> "Told":
+        """With the operator's own settings trusted first."""
+        flags = {key: value for key, value in settings.values.items() if value is not None}
+        above = (("The settings", lower_keys(flags)),) if flags else ()
+        file = None if settings.file is None else read_told_file(settings.file)
+        if file is None:
+            return replace(self, tables=(*above, *self.tables))
+        files = file.files if self.files is None else f"{file.files} or {self.files}"
+        return Told(files, (*above, *file.tables, *self.tables), file.dialect or self.dialect)
 
     def find(self, *keys: str) -> tuple[str, object] | None:
         """The first table's value that is not null, and where it was found."""
@@ -44,33 +55,39 @@ class Told:
             raise BadCheckpoint(f"{where} must be an integer above 0, got {shown(value)}.")
         return value
 
-    def needed(self, *keys: str) -> int:
-        value = self.integer(*keys)
-        if value is None:
-            raise BadCheckpoint(f"{keys[0]!r} is not in {self.files}, and the tensors do not tell it. Add it there.")
-        return value
+
+@dataclass(frozen=True, slots=True)
+class HrmSettings:
+    """What the operator tells of an HRM's architecture: a file, and single values by their names in such files."""
+
+    file: Path | None
+    values: Mapping[str, int | None]
 
 
 def read_told(weights: Path) -> Told:
-    """All that the files near the weights tell. Those of upstream's trainer stand beside them."""
+    """All that the files near the weights tell, if there are any. Those of upstream's trainer stand beside them."""
     brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, METADATA)
     upstream = weights.absolute().parent / UPSTREAM
     if upstream.is_file() and (brain is None or brain.parent != upstream.parent):
-        # The trainer's own settings surround `arch`, which is asked first.
-        outer, *inner = _tables(upstream, _read_yaml(upstream), "arch")
-        return Told(str(upstream), (*inner, outer), "upstream")
+        return read_told_file(upstream)
     tables: list[tuple[str, Mapping[str, object]]] = []
     if brain is not None:
         tables += _tables(brain, read_json_object(brain), "arch", "last_session.config")
     if metadata is not None:
         tables += _tables(metadata, read_json_object(metadata), "arch", "config")
-    if not tables:
-        raise BadCheckpoint(
-            f"There is no {BRAIN}, {METADATA} or {UPSTREAM} with {weights}, and its tensors do not tell the numbers of "
-            f"heads and cycles. Put the brain's {BRAIN} beside it."
-        )
     files = " or ".join(str(path) for path in (brain, metadata) if path is not None)
-    return Told(files, tuple(tables), None if brain is None else "aios")
+    return Told(files or None, tuple(tables), None if brain is None else "aios")
+
+
+def read_told_file(path: Path) -> Told:
+    """What a file tells that the operator names: a brain.json, an all_config.yaml, or one written for the purpose."""
+    if path.suffix == ".json":
+        tables = _tables(path, read_json_object(path), "arch", "last_session.config", "config")
+    else:
+        # As of upstream's trainer, whose own settings surround `arch`.
+        outer, *inner = _tables(path, _read_yaml(path), "arch")
+        tables = [*inner, outer]
+    return Told(str(path), tuple(tables), {BRAIN: "aios", UPSTREAM: "upstream"}.get(path.name))
 
 
 def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[str, Mapping[str, object]]]:
@@ -149,18 +166,18 @@ def hrm_config(shapes: Shapes, told: Told) -> dict[str, object]:
     _agree(told, hidden, "hidden_size")
     _agree(told, h_layers, "H_layers")
     _agree(told, l_layers, "L_layers")
-    _agree_about_vocabulary(told, vocab)
     _agree_about_experts(told, experts)
     config: dict[str, object] = {
         "architectures": [ARCHITECTURE],
         "model_type": MODEL_TYPE,
         "tie_word_embeddings": False,
-        "vocab_size": vocab,
+        "told_by": told.files,
+        "vocab_size": _vocabulary(told, vocab),
         "hidden_size": hidden,
         "intermediate_size": inner if experts else inner // 2,
-        "num_attention_heads": told.needed("num_heads", "num_attention_heads"),
-        "H_cycles": told.needed("H_cycles"),
-        "L_cycles": told.needed("L_cycles"),
+        "num_heads": told.integer("num_heads", "heads", "num_attention_heads"),
+        "H_cycles": told.integer("H_cycles"),
+        "L_cycles": told.integer("L_cycles"),
         "H_layers": h_layers,
         "L_layers": l_layers,
         "num_experts": experts or None,
@@ -185,7 +202,7 @@ def _is_plain(value: object) -> bool:
 def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
     """Kind and number of positions, and the puzzle's share of them."""
     table, puzzles = "inner.embed_pos.embedding_weight", "inner.puzzle_emb.weights"
-    found = told.find("pos_encodings")
+    found = told.find("pos_encodings", "pos_encoding")
     kind = "learned" if table in shapes.of else "rope"
     if found is not None and found[1] != kind:
         has = "a table of positions" if kind == "learned" else "no table of positions"
@@ -204,7 +221,7 @@ def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
         if length is not None and length != rows:
             _agree(told, rows, "seq_len", "max_seq_len", "max_position_embeddings")
         length = rows
-    config["max_position_embeddings"] = length
+    config["seq_len"] = length
     return config
 
 
@@ -218,10 +235,11 @@ def _agree(told: Told, shaped: int, *keys: str) -> None:
         )
 
 
-def _agree_about_vocabulary(told: Told, rows: int) -> None:
-    # A table may have more rows than there are tokens, as training pads it.
-    if (told.integer("vocab_size") or 0) > rows:
+def _vocabulary(told: Told, rows: int) -> int:
+    """As AI-OS has it: its brains' own number counts, and tables are cut or lengthened to it."""
+    if told.dialect != "aios":
         _agree(told, rows, "vocab_size")
+    return told.integer("vocab_size") or rows
 
 
 def _agree_about_experts(told: Told, experts: int) -> None:
