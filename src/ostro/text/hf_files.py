@@ -54,10 +54,11 @@ def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
         core = tokenizers.Tokenizer(models.WordPiece.from_file(str(path), unk_token=special["unk_token"]))
     except Exception as error:  # the library raises nothing narrower
         raise BadCheckpoint(f"{path} is not a valid vocabulary ({error}). Download it again.") from error
-    missing = [piece for piece in special.values() if core.token_to_id(piece) is None]
-    if missing:
+    ids = {name: core.token_to_id(piece) for name, piece in special.items()}
+    missing = next((special[name] for name, token in ids.items() if token is None), None)
+    if missing is not None:
         raise UnsupportedModel(
-            f"{path} has no {missing[0]}, so it is no vocabulary of BERT's. Make a tokenizer.json with transformers: "
+            f"{path} has no {missing}, so it is no vocabulary of BERT's. Make a tokenizer.json with transformers: "
             "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
         )
     core.add_special_tokens(list(special.values()))
@@ -67,8 +68,8 @@ def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
         handle_chinese_chars=config.get("tokenize_chinese_chars") is not False,
     )
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    start, end = special["cls_token"], special["sep_token"]
-    core.post_processor = processors.BertProcessing((end, core.token_to_id(end)), (start, core.token_to_id(start)))
+    start, end = ((special[name], ids[name] or 0) for name in ("cls_token", "sep_token"))
+    core.post_processor = processors.BertProcessing(end, start)
     core.decoder = decoders.WordPiece()
     return core
 
