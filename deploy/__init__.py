@@ -1,1 +1,1 @@
-"""What runs Ostro elsewhere. Only `deploy.ray` is Python."""
+"""What runs Ostro elsewhere. Of it `deploy.ray` is imported; Triton loads its model.py by path."""

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "vllm": "another server",
     "llama-server": "another server",
     "transformers": "another server",
+    "tritonserver": "another server",
     "llm": "another client",
     "lm_eval": "`make test-eval` runs it",
     "uvicorn": "tests/server/test_asgi_app.py runs it",
