@@ -62,6 +62,18 @@ def told(answer: Any) -> dict[str, Any]:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
+def test_an_answer_may_be_read_as_a_dict_is(ask: Asker) -> None:
+    """Clients of other servers give dicts, and code was written for them."""
+    answer = ask.call("chat", "the fox", **GREEDY)
+    assert answer["choices"][0]["message"]["content"] == answer.choices[0].message.content
+    assert answer["usage"]["completion_tokens"] == 12
+    assert "usage" in answer
+    assert "tokens" not in answer
+    assert (answer.get("tokens", 7), answer.get("object")) == (7, "chat.completion")
+    with pytest.raises(KeyError, match="tokens"):
+        answer["tokens"]
+
+
 def test_texts_are_those_of_the_model_in_process(ask: Asker, model: Path) -> None:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     llm = LLM(model)

@@ -87,6 +87,23 @@ def test_request_is_one_line_that_tells_its_course(capsys: pytest.CaptureFixture
     assert "secret" not in json.dumps(line)
 
 
+def test_a_requests_start_is_told_at_debug_level(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(level="debug")
+    _, [record] = ask("/work")
+    ask("/healthz")
+    ask("/work", access_log=False)
+    begun, ended = [line for line in lines(capsys) if line["logger"] == "ostro.access"]
+    told = {name: begun[name] for name in ("message", "request_id", "method", "path", "level")}
+    assert told == {
+        "message": "request begins",
+        "request_id": record.id,
+        "method": "POST",
+        "path": "/work",
+        "level": "debug",
+    }
+    assert ended["message"] == "request"
+
+
 def test_probes_and_switched_off_logs_are_silent_unless_something_fails(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging()
     ask("/healthz")

@@ -273,6 +273,27 @@ def test_limits_of_other_servers_bound_what_they_name(tmp_path: Path) -> None:
     assert report["longest sequence"] == "48 tokens"
 
 
+def test_a_server_of_one_model_answers_to_any_name_where_it_is_told_to(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path / "tiny"))
+    body = {"prompt": "a", "max_tokens": 1, "model": "gpt-3.5-turbo"}
+    with live_server(tmp_path, model) as server, server.client() as client:
+        assert client.post("/v1/completions", json=body).status_code == 404
+    with live_server(tmp_path, model, "--any-model-name", "--no-date-header") as server, server.client() as client:
+        answer = client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["model"]) == (200, "tiny")
+        assert "date" not in answer.headers
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "model": "an odd name"}
+        assert client.post("/v1/chat/completions", json=chat).status_code == 200
+        # Whoever runs the server means what they say.
+        assert client.post("/admin/unload/gpt-3.5-turbo").status_code == 404
+        assert client.get("/v1/models/gpt-3.5-turbo").status_code == 404
+
+
+def test_answers_have_a_date_unless_told_otherwise(tmp_path: Path) -> None:
+    with live_server(tmp_path, ready=False) as server, server.client() as client:
+        assert "date" in client.get("/healthz").headers
+
+
 def test_full_server_answers_429_with_retry_after(tmp_path: Path) -> None:
     args = ("--max-concurrent-requests", "1", "--max-queue-requests", "0")
     with live_server(tmp_path, *args, faults=SLOW) as server, server.client() as client:

@@ -176,6 +176,7 @@ def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
         ("- 1", "must hold settings"),
         ("a: [", "not valid YAML"),
         ("enable_cors: true\ncors_credentials: true", "needs origins by name"),
+        ("models: ./m\nany_model_name: true", "any_model_name is for a server of one model"),
         ("api_key: sch\u00f6n", "plain ASCII"),
     ],
 )

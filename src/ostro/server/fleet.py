@@ -58,6 +58,7 @@ def build_models(settings: ServeSettings) -> Models:
     return Models(
         pool,
         served_names=settings.served_model_name,
+        any_name=settings.any_model_name,
         first=[
             *(spec.name for spec in specs if spec.pinned or spec is specs[0]),
             *(name for name in elsewhere if name in settings.pin or settings.is_pinned(name)),

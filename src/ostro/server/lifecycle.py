@@ -238,6 +238,7 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                date_header=self._settings.date_header,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_LAST_BYTES_SECONDS,

@@ -170,6 +170,8 @@ class RequestLog:
             return
         record = RequestRecord(id=_request_id(scope), method=scope["method"], path=scope["path"])
         scope.setdefault("state", {})["record"] = record
+        if self.access_log and record.path not in self.quiet:
+            self._log.debug("request begins", request_id=record.id, method=record.method, path=record.path)
         header = (b"x-request-id", record.id.encode("ascii"))
 
         async def send_with_id(message: Message) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import ModelSpec
+from ostro.pool.names import resolve
 from ostro.pool.pool import ModelPool, ModelView, PoolState
 from ostro.server.ledger import Ledger, Totals
 from ostro.server.service import ModelService
@@ -40,14 +41,17 @@ class Models:
         pool: ModelPool[ModelService],
         *,
         served_names: Sequence[str] = (),
+        any_name: bool = False,
         first: Sequence[str] = (),
         mentioned: Sequence[str] = (),
     ) -> None:
-        """`served_names` are what clients may call the first model, the first of them in answers. `first` are loaded at
-        the start. `mentioned` are names that settings speak of: if there is no such model, that is told.
+        """`served_names` are what clients may call the first model, the first of them in answers; with `any_name` it
+        answers to any name that is no other's. `first` are loaded at the start. `mentioned` are names that settings
+        speak of: if there is no such model, that is told.
         """
         self.pool = pool
         self.served_names = tuple(served_names)
+        self._any_name = any_name
         self.ledger = Ledger()
         self._first = tuple(first)
         self._mentioned = tuple(mentioned)
@@ -67,9 +71,16 @@ class Models:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Model]:
         """The model, loaded if need be, and kept until the block is left."""
-        async with self.pool.use(await self.find(name)) as (spec, service):
+        async with self.pool.use(await self._meant(name)) as (spec, service):
             self.ledger.note(spec.base or spec.name, service.tally)
             yield Model(self.shown(spec), service, spec.adapter)
+
+    async def _meant(self, name: str) -> str:
+        """As `find`, for a request that is to be answered. Not for operators: a slip must not unload another model."""
+        found, first = await self.find(name), self.pool.catalog.default
+        if self._any_name and first is not None and resolve(found, [s.name for s in self.pool.catalog.specs()]) is None:
+            return first.name
+        return found
 
     async def find(self, name: str) -> str:
         """The pool's name for what a client calls a model; what it does not know itself it leaves to the pool."""

@@ -343,6 +343,13 @@ class ServeSettings(BaseSettings):
             "may have such a name (default: the model's name)"
         ),
     )
+    any_model_name: bool = Field(
+        False,
+        description=(
+            "serve requests whatever model they name, for clients that cannot be told the name; of a server of one "
+            "model, whose own name is in the answers"
+        ),
+    )
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="port to listen on; 0 picks a free one and logs it"
@@ -358,6 +365,8 @@ class ServeSettings(BaseSettings):
     enable_cors: bool = Field(False, description="let web pages of other origins call the server")
     cors_origins: Texts = Field(("*",), description="those origins, such as https://app.example.com; * is any")
     cors_credentials: bool = Field(False, description="let them send credentials; never together with *")
+
+    date_header: bool = Field(True, description="a Date header in every answer")
 
     # who
     api_key: Secrets = Field((), description="keys that clients must send")
@@ -788,6 +797,12 @@ def _check_together(settings: ServeSettings) -> None:
     if settings.enable_cors and settings.cors_credentials and "*" in settings.cors_origins:
         raise BadRequest(
             "cors_credentials needs origins by name: with * any page could act for your users. Set cors_origins."
+        )
+    if settings.any_model_name and settings.has_several:
+        raise BadRequest(
+            "any_model_name is for a server of one model: which of several is meant must be said. Leave it out, or "
+            "give the first model more names with served_model_name.",
+            param="any_model_name",
         )
     if any(not each.get_secret_value().isascii() for each in (*settings.api_key, *settings.admin_key)):
         raise BadRequest("An API key travels in a header, so it must be plain ASCII. Choose another one.")

@@ -31,6 +31,19 @@ class WireModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    # As a dict of the same JSON is read, for code that was written for one: answer["choices"][0]["message"]["content"].
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in type(self).model_fields
+
+    def get(self, name: str, default: object = None) -> Any:
+        return getattr(self, name) if name in self else default
+
 
 class RequestModel(WireModel):
     """An object that clients send. Null means default, whatever the field."""
