@@ -30,12 +30,14 @@ LAYERS = {
     "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
+    # Log records from a child process to its parent.
+    "ostro.relay": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sources": Layer(
         ours=("ostro.sources", "ostro.errors", "ostro.weights.cache"),
         never=("torch",),
         lazily=("google", "google_crc32c", "boto3", "botocore", "requests", "urllib3", "tqdm"),
     ),
-    "ostro.weights": Layer(ours=("ostro.weights", "ostro.sources", "ostro.errors"), lazily=("torch",)),
+    "ostro.weights": Layer(ours=("ostro.weights", "ostro.sources", "ostro.errors", "ostro.relay"), lazily=("torch",)),
     "ostro.text": Layer(
         ours=(
             "ostro.text",
@@ -95,7 +97,7 @@ LAYERS = {
         ours=("ostro.kernels.cpu", "ostro.models", "ostro.weights", "ostro.errors"),
     ),
     # What crosses the process boundary, and the API process's end of it.
-    "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config"), never=("torch", "numpy")),
+    "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config", "ostro.relay"), never=("torch", "numpy")),
     "ostro.engine.handle": Layer(
         ours=(
             "ostro.engine.messages",
@@ -104,6 +106,7 @@ LAYERS = {
             "ostro.engine.tally",
             "ostro.errors",
             "ostro.config",
+            "ostro.relay",
         ),
         never=("torch", "numpy"),
     ),
@@ -117,6 +120,7 @@ LAYERS = {
             "ostro.errors",
             "ostro.sampling_params",
             "ostro.config",
+            "ostro.relay",
         ),
         lazily=("torch",),
     ),
@@ -186,7 +190,15 @@ LAYERS = {
     ),
     # The HTTP side: it answers while a model loads, so it can do without torch.
     "ostro.server": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.text", "ostro.runner.base", "ostro.engine.request", *_VALUES),
+        ours=(
+            "ostro.server",
+            "ostro.pool",
+            "ostro.text",
+            "ostro.runner.base",
+            "ostro.engine.request",
+            "ostro.relay",
+            *_VALUES,
+        ),
         never=("torch",),
     ),
     # They show what the engine tells of itself.
@@ -203,7 +215,8 @@ LAYERS = {
         ours=("ostro.server.tracing.spans", "ostro.server.logging"), never=("torch", "numpy")
     ),
     "ostro.server.lifecycle": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors"), never=("torch",)
+        ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors", "ostro.__version__"),
+        never=("torch",),
     ),
     "ostro.server.settings": Layer(
         ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.errors", "ostro.config", "ostro.sampling_params"),
@@ -216,7 +229,8 @@ LAYERS = {
     "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
     # Files for the pool, by way of a process of their own.
     "ostro.server.supply": Layer(
-        ours=("ostro.pool", "ostro.sources", "ostro.weights", "ostro.errors", "ostro.config"), never=("torch",)
+        ours=("ostro.pool", "ostro.sources", "ostro.weights", "ostro.errors", "ostro.config", "ostro.relay"),
+        never=("torch",),
     ),
     # From settings to a pool of models.
     "ostro.server.fleet": Layer(

@@ -31,6 +31,7 @@ from ostro.engine.messages import (
     frame,
 )
 from ostro.engine.request import Request
+from ostro.relay import Logged
 from ostro.sampling_params import SamplingParams
 
 
@@ -172,9 +173,12 @@ def test_ctrl_c_in_the_terminal_is_not_for_the_engine() -> None:
         assert os.getpgid(running.process.pid) != os.getpgid(0)
 
 
-def test_unknown_fault_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_ends_an_engine_unexpectedly_is_told_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_FAULTS", "fake,crash_affter=3")
     with engine() as running:
+        last_words = running.receive()
+        assert isinstance(last_words, Logged)
+        assert "unknown crash_affter" in last_words.text
+        assert "Traceback" in (last_words.exception or "")
         assert running.receive() is None
         assert running.exit_status() != 0
-    assert "unknown crash_affter" in capfd.readouterr().err

@@ -45,6 +45,7 @@ from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.engine.tally import Tally
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
+from ostro.relay import Logged
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _MOST_DEATHS_LOADING = 3
@@ -378,6 +379,8 @@ class EngineHandle:
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))
+            case Logged():
+                message.write()
             case Located():
                 self._location = message
                 self._located.set()

@@ -11,6 +11,7 @@ import msgspec
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
+from ostro.relay import Logged
 
 # Longer than any real message: a damaged length must not make the reader wait for gigabytes.
 MAX_MESSAGE_BYTES = 1 << 30
@@ -137,7 +138,7 @@ class Refused(Message, frozen=True):
 
 
 ToEngine = Boot | Submit | Abort | Stop
-FromEngine = Located | Ready | LoadFailed | Pulse | Stepped | Refused
+FromEngine = Logged | Located | Ready | LoadFailed | Pulse | Stepped | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

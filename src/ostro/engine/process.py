@@ -45,6 +45,7 @@ from ostro.engine.messages import (
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Counters
 from ostro.errors import BadRequest, OstroError
+from ostro.relay import relay_logs
 from ostro.runner.base import ModelRunner
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
@@ -288,6 +289,7 @@ def die_with_parent() -> None:
 def main() -> int:
     die_with_parent()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    relay_logs(channel.send)
     inbox = Inbox(channel)
     boot = inbox.get()
     assert isinstance(boot, Boot), "the first message is Boot"

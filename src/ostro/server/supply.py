@@ -1,7 +1,6 @@
 """How models' files get here for the pool: looked for in a thread, fetched by a process of its own, and held."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -19,8 +18,9 @@ from ostro.config import EngineConfig
 from ostro.errors import DownloadFailed, ModelNotFound, OstroError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
+from ostro.relay import Logged
 from ostro.sources.store import ModelStore
-from ostro.weights.courier import Brought, Failed, Logged, Order, Word
+from ostro.weights.courier import Brought, Failed, Order, Word
 from ostro.weights.place import find_adapter, find_place
 
 
@@ -111,8 +111,8 @@ async def _outcome(reader: asyncio.StreamReader, name: str) -> Brought:
     """What the courier says in the end; what it logs until then is logged here."""
     while line := await reader.readline():
         match msgspec.json.decode(line, type=Word):
-            case Logged(logger=logger, level=level, text=text):
-                logging.getLogger(logger).log(level, "%s", text)
+            case Logged() as logged:
+                logged.write()
             case Failed(error=kind, message=message):
                 raise _error(kind, message)
             case Brought() as brought:

@@ -8,7 +8,6 @@ socket <── lines of JSON: what is logged on the way, then where the files ar
 When it has told where the files are, it keeps them there until it is ended.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from ostro.errors import ModelNotFound, OstroError
+from ostro.relay import Logged, relay_logs
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import ModelStore
 from ostro.weights.checkpoint import open_checkpoint
@@ -40,12 +40,6 @@ class Order(msgspec.Struct, frozen=True):
     adapters: tuple[tuple[str, str], ...]
 
 
-class Logged(msgspec.Struct, frozen=True, tag=True):
-    logger: str
-    level: int
-    text: str
-
-
 class Brought(msgspec.Struct, frozen=True, tag=True):
     path: str
     name: str
@@ -60,13 +54,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 Word = Logged | Brought | Failed
 
 
-class _Report(logging.Handler):
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(logging.INFO)
-        self._sock = sock
+class _Report:
+    """Our end of the socket."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.send(Logged(record.name, record.levelno, record.getMessage()))
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
 
     def send(self, word: Word) -> None:
         try:
@@ -82,10 +74,7 @@ def main() -> int:
     os.dup2(2, 1)
     threading.Thread(target=_watch, args=[sock], name="watch", daemon=True).start()
     report = _Report(sock)
-    logger = logging.getLogger("ostro")
-    logger.addHandler(report)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    relay_logs(report.send)
     with ExitStack() as held:
         try:
             brought = _bring(order, held)

@@ -1,0 +1,81 @@
+"""Log records of a child process, logged by its parent as its own: so they have the parent's format and level.
+
+Knows logging; the caller knows the wire between the two.
+"""
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+import msgspec
+
+
+class Logged(msgspec.Struct, frozen=True, tag=True):
+    """One log record of a child process."""
+
+    logger: str
+    level: int
+    text: str
+    exception: str | None = None
+    """The traceback that came with it, in Python's form."""
+
+    def write(self) -> None:
+        """Logs it here, where the child's logger would have."""
+        extra = {} if self.exception is None else {"exception": self.exception}
+        logging.getLogger(self.logger).log(self.level, "%s", self.text, extra=extra)
+
+
+class _Relay(logging.Handler):
+    def __init__(self, send: Callable[[Logged], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._format_exception = logging.Formatter().formatException
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            exception = None if not record.exc_info else self._format_exception(record.exc_info)
+            line = Logged(record.name, record.levelno, record.getMessage(), exception)
+        except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be made stops nobody
+            self.handleError(record)
+        else:
+            self._send(line)
+
+
+def log_warnings() -> None:
+    """From now on Python's warnings are log records, one line each."""
+    warnings.showwarning = _log_warning
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    logging.getLogger("py.warnings").warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
+
+
+def relay_logs(send: Callable[[Logged], None]) -> None:
+    """From now on, log records, Python's warnings and uncaught exceptions of this process go to `send`.
+
+    Of our own loggers from INFO on, of libraries' from WARNING on; the parent's level decides what is shown.
+    """
+    root = logging.getLogger()
+    root.handlers = [_Relay(send)]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("ostro").setLevel(logging.INFO)
+    log_warnings()
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(
+        args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+    )
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    logging.getLogger("ostro").error("%s: %s", kind.__name__, error, exc_info=(kind, error, traceback))
