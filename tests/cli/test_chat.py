@@ -2,100 +2,33 @@
 
 import io
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from live_server import LiveServer, live_server
 from model_directory import write_model
+from terminal import CTRL_C, CTRL_D, OSTRO, PATIENCE, Screen, terminal
 
 from ostro import Client
 from ostro.cli import main
 
-OSTRO = (sys.executable, "-m", "ostro")
-# The terminal becomes the process's own, so that Ctrl-C typed there is a signal to it.
-IN_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-)
-PATIENCE = 90.0
 # As many tokens as are asked for, and always the same.
 ENDLESS = ("--temperature", "0", "--ignore-eos")
-CTRL_C, CTRL_D = "\x03", "\x04"
 # What is typed before they are shown may be lost: the terminal changes its mode for them.
 PROMPT, MORE = "\n> ", "\n. "
 
 
-@dataclass
-class Screen:
-    """A terminal with a process in it."""
-
-    process: subprocess.Popen[bytes]
-    keyboard: int
-    shown: str = ""
-    read_up_to: int = field(default=0)
-
-    def type(self, text: str) -> None:
-        os.write(self.keyboard, text.encode())
-
-    def until(self, text: str) -> str:
-        """Waits for text that was not waited for yet; returns what came with it."""
-        deadline = time.monotonic() + PATIENCE
-        while text not in self.shown[self.read_up_to :]:
-            assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
-            self._read()
-        start = self.read_up_to
-        self.read_up_to = self.shown.index(text, start) + len(text)
-        return self.shown[start : self.read_up_to]
-
-    def end(self) -> int:
-        """The exit status of a process that ends by itself."""
-        deadline = time.monotonic() + PATIENCE
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it goes on: {self.shown!r}"
-            self._read()
-        return self.process.wait()
-
-    def _read(self) -> None:
-        if select.select([self.keyboard], [], [], 0.1)[0]:
-            try:
-                self.shown += os.read(self.keyboard, 65536).decode(errors="replace")
-            except OSError:
-                # What Linux says where the other side has been closed.
-                assert self.process.wait(PATIENCE) is not None
-
-
 @contextmanager
-def terminal(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Screen]:
-    keyboard, screen = pty.openpty()
-    command = [sys.executable, "-c", IN_TERMINAL, *OSTRO, "chat", *args]
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=screen,
-            stdout=screen,
-            stderr=screen,
-            start_new_session=True,
-            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **(env or {})},
-        )
-    finally:
-        os.close(screen)
-    try:
-        yield Screen(process, keyboard)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        os.close(keyboard)
+def chat(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Screen]:
+    with terminal("chat", *args, env=env) as screen:
+        yield screen
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +48,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 
 def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
     saved = tmp_path / "said.json"
-    with terminal("--url", server.url, "--max-tokens", "4", "--system", "yes", *ENDLESS) as screen:
+    with chat("--url", server.url, "--max-tokens", "4", "--system", "yes", *ENDLESS) as screen:
         screen.until("/help tells what you can do")
         for prompt, typed in [
             (PROMPT, "the fox\n"),
@@ -149,7 +82,7 @@ def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(server: LiveServer) -> None:
-    with terminal("--url", server.url, "--max-tokens", "200", *ENDLESS) as screen, Client(server.url) as client:
+    with chat("--url", server.url, "--max-tokens", "200", *ENDLESS) as screen, Client(server.url) as client:
         screen.until(PROMPT)
         screen.type("the fox\n")
         screen.until("the fox\r\n")
@@ -167,7 +100,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: LiveServer) -> None
 
 
 def test_commands_and_mistakes(server: LiveServer) -> None:
-    with terminal("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
+    with chat("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
         for typed, answer in [
             ("/help", "/save FILE"),
             ("/system", "The model is told nothing."),
@@ -191,7 +124,7 @@ def test_commands_and_mistakes(server: LiveServer) -> None:
 
 
 def test_a_model_is_served_for_the_conversation_and_no_longer(model: Path) -> None:
-    with terminal(str(model), "--max-tokens", "2", *ENDLESS, env={"OSTRO_FAULTS": "fake"}) as screen:
+    with chat(str(model), "--max-tokens", "2", *ENDLESS, env={"OSTRO_FAULTS": "fake"}) as screen:
         address = screen.until(". /help").split(" at ")[1].split(". /help")[0]
         screen.until(PROMPT)
         screen.type("the fox\n")
@@ -204,7 +137,7 @@ def test_a_model_is_served_for_the_conversation_and_no_longer(model: Path) -> No
 
 
 def test_a_killed_conversation_leaves_no_server(model: Path) -> None:
-    with terminal(str(model), env={"OSTRO_FAULTS": "fake"}) as screen:
+    with chat(str(model), env={"OSTRO_FAULTS": "fake"}) as screen:
         address = screen.until(". /help").split(" at ")[1].split(". /help")[0]
         with Client(address) as client:
             assert client.healthy()

@@ -219,7 +219,7 @@ def test_log_that_nobody_reads_holds_up_no_request_and_not_the_end(tmp_path: Pat
                 assert client.get("/nowhere").status_code == 404
         process.terminate()
         assert process.wait(15) == 0
-        assert b'"listening"' in os.read(reading, 4096)
+        assert b'"starting"' in os.read(reading, 4096)
     finally:
         os.close(reading)
         process.kill()

@@ -129,9 +129,9 @@ def test_clients_own_id_is_kept_if_it_is_sane(given: str, kept: bool, capsys: py
     assert response.headers.get_list("x-request-id") == [response.headers["x-request-id"]]
 
 
-@pytest.mark.parametrize("form", ["json", "pretty"])
+@pytest.mark.parametrize("form", ["json", "text"])
 def test_control_characters_cannot_forge_a_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(form="json" if form == "json" else "pretty")
+    configure_logging(form="json" if form == "json" else "text")
     ask("/a%0a%1b%5b31mforged%e2%80%a8")
     text = written(capsys)
     assert len(text.splitlines()) == 1

@@ -476,7 +476,6 @@ class ModelPool(Generic[S]):
             entry.num_loads += 1
             entry.load_seconds = now - entry.began_at
             entry.ready_at = now
-            _log.info("%s was loaded in %.2f s.", entry.name, entry.load_seconds)
         entry.num_failures = 0
         if idle is None:
             # Larger than thought, and the others are in use. What it takes is known now: it waits in line for that.

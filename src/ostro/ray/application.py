@@ -8,7 +8,6 @@ client ──HTTP──> Serve's proxy ──> Ingress ──calls──> Engine
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Literal
 
 from ray import serve
 from ray.exceptions import RayError
@@ -23,7 +22,7 @@ from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.options import RayOptions, explicit, read_options
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
 from ostro.ray.router import STATS_SECONDS, PrefixRouter
-from ostro.server.logging import configure_logging
+from ostro.server.logging import LogFormat, configure_logging
 from ostro.server.settings import Given, ServeSettings, read_settings
 
 ENGINE, INGRESS = "Engine", "Ingress"
@@ -44,8 +43,8 @@ class Engine:
         context = serve.get_replica_context()
         self._replica = EngineReplica(given, context.replica_id.unique_id)
         settings = self._replica.settings
-        form: Literal["json", "pretty"] = "pretty" if settings.log_format == "pretty" else "json"
-        configure_logging(level=settings.log_level, form=form, config=settings.logging_config)
+        form: LogFormat = "text" if settings.log_format == "text" else "json"
+        configure_logging(level=settings.log_level, form=form, color=settings.color, config=settings.logging_config)
         await self._replica.start()
 
     async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:

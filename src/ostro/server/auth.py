@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest, NotAuthorized
-from ostro.server.error_handlers import error_response
+from ostro.server.error_handlers import refuse
 from ostro.server.logging import RequestRecord
 
 ANONYMOUS = "anonymous"
@@ -169,4 +169,4 @@ async def _refuse(error: NotAuthorized, scope: Scope, receive: Receive, send: Se
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})
         return
-    await error_response(error)(scope, receive, send)
+    await refuse(error, scope, receive, send)

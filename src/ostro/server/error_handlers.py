@@ -23,8 +23,13 @@ def internal_error() -> OstroError:
     return OstroError("The server met an unexpected fault. Its log says more, under this answer's x-request-id.")
 
 
+async def refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) -> None:
+    """For middlewares, whose errors no handler sees."""
+    note_error(scope, error)
+    await error_response(error)(scope, receive, send)
+
+
 def error_response(error: OstroError) -> Response:
-    """Also for middlewares, whose errors no handler sees."""
     headers: dict[str, str] = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
@@ -72,15 +77,20 @@ class FaultBarrier:
             raise
 
 
-def _note(scope: Scope, code: str | None) -> None:
+def note_error(scope: Scope, error: OstroError) -> None:
+    """For the log: what ended the request, and which of its fields was at fault."""
+    _note(scope, error.openai_code or error.openai_type, error.param)
+
+
+def _note(scope: Scope, code: str | None, param: str | None = None) -> None:
     record = scope.get("state", {}).get("record")
     if record is not None:
-        record.error = code
+        record.error, record.param = code, param
 
 
 async def _on_ostro_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OstroError)
-    _note(request.scope, error.openai_code or error.openai_type)
+    note_error(request.scope, error)
     return error_response(error)
 
 

@@ -8,7 +8,6 @@ signals; knows no endpoint.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import resource
@@ -16,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 import structlog
 import uvicorn
@@ -24,6 +24,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
+from ostro import __version__
 from ostro.engine.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
@@ -31,15 +32,16 @@ from ostro.server.app import build_app
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
 from ostro.server.fleet import build_models, fixed_specs
 from ostro.server.limits import Gate, GateLimits
-from ostro.server.logging import RequestLog, RequestRecord, configure_logging
+from ostro.server.logging import LogFormat, PatientHandler, RequestLog, RequestRecord, configure_logging
 from ostro.server.metrics import Metrics, MetricsEndpoint
 from ostro.server.models import Models
+from ostro.server.opening import Address, Opening
 from ostro.server.orphans import reap_orphans
-from ostro.server.playground import browser
 from ostro.server.playground.endpoint import PlaygroundEndpoint, read_assets
 from ostro.server.protocol import BoundedHttp
 from ostro.server.service import ModelService
 from ostro.server.settings import Merged, ServeSettings
+from ostro.server.stderr import stderr_logged
 from ostro.server.supply import sweep_cache
 from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
 
@@ -48,7 +50,8 @@ _BACKLOG = 2048
 _MOST_FILES = 65536
 # Longer than the pools of common clients keep a connection: they must be the ones to close it.
 _KEEP_ALIVE_SECONDS = 75
-_STATE_SECONDS = 0.25
+# Programs that start a server wait for its first lines.
+_FIRST_STATE_SECONDS, _STATE_SECONDS = 0.02, 0.25
 # What answers get to reach their clients once nothing is under way in the engine.
 _LAST_BYTES_SECONDS = 1
 
@@ -79,23 +82,62 @@ def serve(merged: Merged) -> int:
     settings = merged.settings
     keyring = settings.keyring()
     _allow_connections()
-    start_logging(merged)
-    sweep_cache()
-    with (
-        _tracing(settings) as tracer,
-        bind(settings.host, settings.port) as sock,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
-        return runner.run(Server(settings, keyring, sock, tracer).run())
+    with _logging(settings) as log:
+        sweep_cache()
+        with (
+            _tracing(settings) as tracer,
+            bind(settings.host, settings.port) as sock,
+            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        ):
+            say = log.say if _log_format(settings) == "text" and sys.stderr.isatty() else None
+            return runner.run(Server(merged, keyring, sock, tracer, say=say).run())
+
+
+@contextlib.contextmanager
+def _logging(settings: ServeSettings) -> Iterator[PatientHandler]:
+    """When it is left, all lines are written. JSON lines have standard error to themselves, unless a logging.yaml says
+    who else writes there.
+    """
+    alone = _log_format(settings) == "json" and settings.logging_config is None
+    log: PatientHandler | None = None
+    try:
+        with stderr_logged() if alone else contextlib.nullcontext(sys.stderr) as stream:
+            log = _configured(settings, stream)
+            yield log
+    finally:
+        if log is not None:
+            log.flush()
 
 
 def start_logging(merged: Merged) -> None:
-    """As the settings want it. Its first lines say what of them was left out."""
-    settings = merged.settings
-    pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
-    configure_logging(level=settings.log_level, form="pretty" if pretty else "json", config=settings.logging_config)
+    """For a server within another program: standard error stays that program's."""
+    _configured(merged.settings, sys.stderr)
+    _tell_start(merged)
+
+
+def _configured(settings: ServeSettings, stream: TextIO) -> PatientHandler:
+    return configure_logging(
+        level=settings.log_level,
+        form=_log_format(settings),
+        color=settings.color,
+        config=settings.logging_config,
+        stream=stream,
+    )
+
+
+def _log_format(settings: ServeSettings) -> LogFormat:
+    if settings.log_format == "auto":
+        return "text" if sys.stderr.isatty() else "json"
+    return settings.log_format
+
+
+def _tell_start(merged: Merged) -> None:
+    """The log's first lines: the settings that are easily overlooked, and what of them was left out."""
+    log = structlog.stdlib.get_logger("ostro.server")
+    outside = merged.from_outside()
+    log.info("starting", version=__version__, **({"settings": outside} if outside else {}))
     for note in merged.notes:
-        structlog.stdlib.get_logger("ostro.server").info(note)
+        log.info(note)
 
 
 @contextlib.contextmanager
@@ -189,9 +231,18 @@ class Server:
     """One run of the server, on a socket that listens already."""
 
     def __init__(
-        self, settings: ServeSettings, keyring: Keyring, sock: socket.socket, tracer: Tracer | None = None
+        self,
+        merged: Merged,
+        keyring: Keyring,
+        sock: socket.socket,
+        tracer: Tracer | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        self._settings = settings
+        """`say` shows text to a person at a terminal; None if there is none."""
+        self._merged = merged
+        self._settings = merged.settings
+        self._say = say
         self._keyring = keyring
         self._sock = sock
         self._tracer = tracer
@@ -203,30 +254,25 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
+        _tell_start(self._merged)
         models = build_models(self._settings)
         gate = Gate(self._settings.gate(), many_models=models.only is None)
         http = self._http(models, gate)
         await models.start()
         serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")
-        host, port = self._sock.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._log.info("listening", url=url, model=models.first_name)
-        if not self._keyring.keys and not ipaddress.ip_address(host).is_loopback:
-            self._log.warning("no API key is set: whoever reaches this address may use the server", url=url)
-        if self._settings.ui:
-            self._offer(browser.page_url(host, port))
+        opening = Opening(
+            models,
+            Address(*self._sock.getsockname()[:2]),
+            has_page=self._settings.ui,
+            has_keys=bool(self._keyring.keys),
+            say=self._say,
+        )
         try:
-            return await self._until_over(models, gate, serving)
+            return await self._until_over(models, gate, opening, serving)
         finally:
             await models.stop()
             http.should_exit = True
             await serving
-
-    def _offer(self, page: str) -> None:
-        """The playground, to whoever has started the server. It can be looked at while the model loads."""
-        self._log.info(f"open {page} in a browser")
-        if browser.is_at_hand(terminal=sys.stdin.isatty() and sys.stderr.isatty()):
-            browser.show(page)
 
     def _http(self, models: Models, gate: Gate) -> HttpServer:
         return HttpServer(
@@ -245,12 +291,14 @@ class Server:
             )
         )
 
-    async def _until_over(self, models: Models, gate: Gate, serving: asyncio.Task[None]) -> int:
+    async def _until_over(self, models: Models, gate: Gate, opening: Opening, serving: asyncio.Task[None]) -> int:
         news = News(models)
         while not self._signalled.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._signalled.wait(), _STATE_SECONDS)
+                pause = _STATE_SECONDS if opening.is_listening else _FIRST_STATE_SECONDS
+                await asyncio.wait_for(self._signalled.wait(), pause)
             news.tell(self._log)
+            opening.tell()
             reap_orphans()
             # A server of many models goes on without one of them.
             if (only := models.only) is not None and only.failure is not None:
@@ -271,6 +319,9 @@ class Server:
         return 0
 
     def _on_signal(self, number: int) -> None:
+        if number == signal.SIGINT and self._say is not None:
+            # The terminal shows ^C where the cursor is: what follows begins a line.
+            self._say("")
         if not self._signalled.is_set():
             self._signalled.set()
             return
@@ -299,7 +350,7 @@ class News:
                 log.error("the engine ended and is started anew", model=view.name, restarts=now)
             became_ready = view.state is PoolState.READY and state is not PoolState.READY
             if became_ready and service is not None and (info := service.info) is not None:
-                log.info("ready", **_facts(self._models.shown(view.spec), info))
+                log.info("ready", **_facts(self._models.shown(view.spec), info), seconds=view.load_seconds)
             is_told = self._models.only is None or not self._ends_with_only
             if view.state is PoolState.FAILED and state is not PoolState.FAILED and is_told:
                 log.error("the model cannot be served", model=view.name, reason=view.failure)

@@ -1,9 +1,10 @@
-"""What the server says of itself: one line a request, and the lines of libraries in the same form. Knows no bodies and
-no keys: what a record has no field for cannot be logged.
+"""The server's log: one line a request, and the lines of libraries in the same format. Knows no bodies and no keys:
+what a record has no field for cannot be logged.
 """
 
 import logging
 import logging.config
+import os
 import queue
 import re
 import sys
@@ -23,9 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ostro.errors import BadRequest
+from ostro.relay import log_warnings
 from ostro.sampling_params import SamplingParams
+from ostro.server.log_text import TextRenderer
 
-LogFormat = Literal["json", "pretty"]
+LogFormat = Literal["json", "text"]
 
 # A client's own id is only a label, and it ends up in logs and headers.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
@@ -66,6 +69,8 @@ class RequestRecord:
     response_id: str | None = None
     error: str | None = None
     """The code of the error that ended it."""
+    param: str | None = None
+    """The field of the request that the error is about."""
     traceparent: str | None = None
     tracestate: str | None = None
     """Whose trace it belongs to, as its headers say; noted only where requests are traced."""
@@ -133,6 +138,7 @@ class RequestRecord:
             "tokens_per_second": _rounded(self.tokens_per_second, 1),
             "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
             "error": self.error,
+            "param": self.param,
             "trace_id": self.trace_id,
             "span_id": self.span_id,
         }
@@ -206,8 +212,18 @@ def _request_id(scope: Scope) -> str:
 # --- all lines ------------------------------------------------------------------------------------------------------
 
 
-def configure_logging(*, level: str = "info", form: LogFormat = "json", config: Path | None = None) -> None:
-    """One form for our lines and those of libraries, on stderr; or what a logging.yaml says (logging's dictConfig)."""
+def configure_logging(
+    *,
+    level: str = "info",
+    form: LogFormat = "json",
+    color: bool = True,
+    config: Path | None = None,
+    stream: TextIO | None = None,
+) -> "PatientHandler":
+    """One format for our lines, those of libraries and Python's warnings, on a stream (default: stderr); or what a
+    logging.yaml says (logging's dictConfig). Without `color`, text has none on a terminal either.
+    """
+    stream = stream or sys.stderr
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -225,18 +241,24 @@ def configure_logging(*, level: str = "info", form: LogFormat = "json", config: 
         cache_logger_on_first_use=False,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *shared],
+        foreign_pre_chain=[
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            *shared,
+            # A child process's traceback: after the escaping, as tracebacks of this process are.
+            structlog.stdlib.ExtraAdder(allow=["exception"]),
+        ],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
-            *_renderers(form),
+            *_renderers(form, color=color and shows_color(stream)),
         ],
     )
-    handler = PatientHandler(sys.stderr)
+    handler = PatientHandler(stream)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    log_warnings()
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         library = logging.getLogger(name)
         library.handlers, library.propagate = [], True
@@ -247,6 +269,12 @@ def configure_logging(*, level: str = "info", form: LogFormat = "json", config: 
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     if config is not None:
         _apply(config)
+    return handler
+
+
+def shows_color(stream: TextIO) -> bool:
+    """Whether it is a terminal whose user wants colour (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class PatientHandler(logging.Handler):
@@ -264,11 +292,17 @@ class PatientHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
-            self._num_dropped += 1
+            self.say(self.format(record))
         except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be made stops nobody
             self.handleError(record)
+
+    def say(self, text: str) -> None:
+        """Writes a text that is no log line after those that came before it."""
+        with self.lock or nullcontext():
+            try:
+                self._lines.put_nowait(text)
+            except queue.Full:
+                self._num_dropped += 1
 
     def flush(self) -> None:
         """Waits for the lines under way, for a while."""
@@ -304,10 +338,10 @@ def _unlocked(stream: TextIO) -> Callable[[str], object]:
     return lambda text: file.write(text.encode(errors="backslashreplace"))
 
 
-def _renderers(form: LogFormat) -> list[Processor]:
+def _renderers(form: LogFormat, *, color: bool) -> list[Processor]:
     if form == "json":
         return [structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer()]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    return [TextRenderer(color=color)]
 
 
 def _apply(path: Path) -> None:
@@ -336,4 +370,4 @@ def escape(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
-__all__ = ["LogFormat", "RequestLog", "RequestRecord", "configure_logging", "escape"]
+__all__ = ["LogFormat", "PatientHandler", "RequestLog", "RequestRecord", "configure_logging", "escape", "shows_color"]

@@ -112,7 +112,9 @@ REPEATABLE = frozenset({"model", "models", "lora"})
 ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
 _CONFIG = PREFIX + "CONFIG"
-_OTHER_ENV = frozenset({_CONFIG, "OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "OSTRO_FAULTS"})
+_CACHE_ENV = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE", "OSTRO_CACHE_LIMIT")
+_OTHER_ENV = frozenset({_CONFIG, *_CACHE_ENV, "OSTRO_FAULTS"})
+_IN_DOTENV, _IN_ENVIRONMENT = " in .env", " in the environment"
 
 # What a setting implies for others that nobody set. Of two that imply the same one, the first wins.
 IMPLIED: Mapping[str, Mapping[str, object]] = {
@@ -412,7 +414,10 @@ class ServeSettings(BaseSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = Field(
         "info", description="debug, info, warning or error, in any case: the least that is logged"
     )
-    log_format: Literal["auto", "json", "pretty"] = Field("auto", description="json, pretty, or pretty on a terminal")
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="json, one object a line; text, for people; auto: text on a terminal, else json"
+    )
+    color: bool = Field(True, description="colour on a terminal, unless NO_COLOR is set in the environment")
     access_log: bool = Field(True, description="one line a request")
     logging_config: Path | None = Field(None, description="a logging.yaml in the form of logging.config.dictConfig")
     otlp_endpoint: Annotated[str, AfterValidator(_http_address)] | None = Field(
@@ -578,6 +583,17 @@ class Merged:
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
     """What of the sources was left out on purpose, a line each, for the log."""
+    dotenv_cache: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a .env that move the cache of models, which is no setting."""
+
+    def from_outside(self) -> dict[str, dict[str, str]]:
+        """What was set by neither a flag nor a config file, by place: easily overlooked. Secrets are masked."""
+        found: dict[str, dict[str, str]] = {".env": dict(self.dotenv_cache), "environment": {}}
+        for name, origin in self.origins.items():
+            for ending, place in ((_IN_DOTENV, ".env"), (_IN_ENVIRONMENT, "environment")):
+                if origin.endswith(ending) and not origin.startswith("implied"):
+                    found[place][name] = _shown(getattr(self.settings, name))
+        return {place: settings for place, settings in found.items() if settings}
 
     def describe(self) -> str:
         """A YAML file of all settings, each with its origin; secrets are masked."""
@@ -597,10 +613,11 @@ def read_settings(
     """Merges `given`, which is the command line's, with the environment, `.env` in the directory, and a YAML file."""
     check_environment(environ)
     file = _from_yaml(config or _named_config(directory))
+    dotenv = DotEnvSettingsSource(ServeSettings, env_file=directory / ".env")
     sources = [
         file.settings,
-        _from_environment(DotEnvSettingsSource(ServeSettings, env_file=directory / ".env"), "in .env"),
-        _from_environment(EnvSettingsSource(ServeSettings), "in the environment"),
+        _from_environment(dotenv, _IN_DOTENV),
+        _from_environment(EnvSettingsSource(ServeSettings), _IN_ENVIRONMENT),
         given,
     ]
     merged = {name: each for source in sources for name, each in source.items()}
@@ -629,7 +646,8 @@ def read_settings(
         # An unset variable in a script must not open the server to everybody.
         if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
-    return Merged(settings, {name: each.origin for name, each in merged.items()}, notes)
+    cache = {name: value for name in _CACHE_ENV if (value := dotenv.env_vars.get(name)) and _in_force(name, value)}
+    return Merged(settings, {name: each.origin for name, each in merged.items()}, notes, cache)
 
 
 def _implied_by_several(
@@ -654,8 +672,13 @@ def _from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]
     for name, info in ServeSettings.model_fields.items():
         value, variable, _ = source.get_field_value(info, name)
         if value is not None:
-            found[name] = Given(value, f"{variable} {place}")
+            found[name] = Given(value, f"{variable}{place}")
     return found
+
+
+def _in_force(variable: str, value: str) -> bool:
+    """Whether a variable of .env is what holds: the environment beats it."""
+    return os.environ.get(variable) == value
 
 
 def check_environment(names: Iterable[str]) -> None:

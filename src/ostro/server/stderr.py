@@ -1,0 +1,46 @@
+"""Standard error as a source of log lines: what libraries, native code and child processes write there."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+_STDERR = 2
+_LAST_LINES_SECONDS = 1.0
+
+_log = logging.getLogger("stderr")
+
+
+@contextmanager
+def stderr_logged() -> Iterator[TextIO]:
+    """Whatever is written to standard error, by this process or one that it starts, is logged line by line instead.
+
+    Yields the real one, for the log itself. Afterwards standard error is what it was.
+    """
+    sys.stderr.flush()
+    real = os.dup(_STDERR)
+    reading, writing = os.pipe()
+    os.dup2(writing, _STDERR)
+    os.close(writing)
+    reader = threading.Thread(target=_log_lines, args=[reading], name="stderr", daemon=True)
+    reader.start()
+    try:
+        # Not closed: the log's last lines are written to it when the program ends.
+        yield open(real, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    finally:
+        with suppress(OSError):
+            sys.stderr.flush()
+        os.dup2(real, _STDERR)
+        # A process that was not ours to end may keep its end of the pipe open.
+        reader.join(_LAST_LINES_SECONDS)
+        logging.getLogger().handlers[0].flush()
+
+
+def _log_lines(reading: int) -> None:
+    with open(reading, encoding="utf-8", errors="backslashreplace") as lines:
+        for line in lines:
+            if text := line.rstrip():
+                _log.warning("%s", text)

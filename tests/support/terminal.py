@@ -1,0 +1,99 @@
+"""A terminal with a process in it, for tests: what is typed there, what is shown, and signals by the keyboard."""
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OSTRO = (sys.executable, "-m", "ostro")
+PATIENCE = 90.0
+CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+# The terminal becomes the process's own, so that Ctrl-C typed there is a signal to it.
+_IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+@dataclass
+class Screen:
+    process: subprocess.Popen[bytes]
+    keyboard: int
+    shown: str = ""
+    read_up_to: int = field(default=0)
+
+    def type(self, text: str) -> None:
+        os.write(self.keyboard, text.encode())
+
+    def until(self, text: str) -> str:
+        """Waits for text that was not waited for yet; returns what came with it."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.shown[self.read_up_to :]:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
+            assert self._read() or self.process.poll() is None, f"no {text!r} in {self.shown!r}, and it has ended"
+        start = self.read_up_to
+        self.read_up_to = self.shown.index(text, start) + len(text)
+        return self.shown[start : self.read_up_to]
+
+    def end(self) -> int:
+        """The exit status of a process that ends by itself."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on: {self.shown!r}"
+            self._read()
+        while self._read():
+            pass
+        return self.process.wait()
+
+    def _read(self) -> bool:
+        """Whether there was anything."""
+        if not select.select([self.keyboard], [], [], 0.1)[0]:
+            return False
+        try:
+            data = os.read(self.keyboard, 65536)
+        except OSError:
+            # What Linux says where the other side has been closed.
+            assert self.process.wait(PATIENCE) is not None
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+@contextmanager
+def terminal(
+    *args: str,
+    command: Sequence[str] = OSTRO,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    columns: int = 80,
+) -> Iterator[Screen]:
+    """`ostro` with these arguments, in a terminal of its own, without colour unless `env` has an empty NO_COLOR."""
+    keyboard, screen = pty.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _IN_TERMINAL, *command, *args],
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            cwd=cwd,
+            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **(env or {})},
+        )
+    finally:
+        os.close(screen)
+    try:
+        yield Screen(process, keyboard)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(keyboard)
