@@ -181,9 +181,10 @@ def test_model_that_cannot_be_loaded_ends_the_server_with_one_clear_line(tmp_pat
 
 def test_real_model_is_served_under_its_name(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
-    args = (str(model), "--served-model-name", "mine,alias")
+    args = (str(model), "--served-model-name", "mine,alias", "--served-model-name", "third")
     with live_server(tmp_path, *args, faults="") as server, server.client() as client:
-        assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["mine", "alias", "third"]
+        assert [client.get(f"/v1/models/{name}").json()["id"] for name in ("alias", "default")] == ["alias", "mine"]
         body = {"prompt": "the", "max_tokens": 4, "model": "alias", "ignore_eos": True}
         answer = client.post("/v1/completions", json=body)
     assert answer.json()["usage"]["completion_tokens"] == 4

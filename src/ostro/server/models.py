@@ -138,10 +138,14 @@ class Models:
 
     def shown(self, spec: ModelSpec) -> str:
         """What answers call a model."""
+        return self.names(spec)[0]
+
+    def names(self, spec: ModelSpec) -> tuple[str, ...]:
+        """All that clients may call a model, and are told of."""
         first = self.pool.catalog.default
         if first is None or spec.name != first.name or not self.served_names:
-            return spec.name
-        return self.served_names[0]
+            return (spec.name,)
+        return self.served_names
 
     @property
     def only(self) -> ModelView[ModelService] | None:

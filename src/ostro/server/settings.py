@@ -108,7 +108,7 @@ ALIASES: Mapping[str, Names] = {
 REFUSED: Mapping[str, str] = {
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
-REPEATABLE = frozenset({"model", "models", "lora"})
+REPEATABLE = frozenset({"model", "models", "lora", "served_model_name"})
 ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
 _CONFIG = PREFIX + "CONFIG"
@@ -164,7 +164,9 @@ def _only(values: set[object], reason: str) -> AfterValidator:
 
 
 def _listed(value: object) -> object:
-    """Texts may be separated by commas."""
+    """Texts may be separated by commas, each of several too."""
+    if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
+        value = ",".join(value)
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -341,8 +343,8 @@ class ServeSettings(BaseSettings):
     served_model_name: Texts = Field(
         (),
         description=(
-            "what clients may call the first model; the first of them is used in answers, and no other model "
-            "may have such a name (default: the model's name)"
+            "what clients may call the first model, separated by commas or given several times; the first of them is "
+            "used in answers, and no other model may have such a name (default: the model's name)"
         ),
     )
     any_model_name: bool = Field(

@@ -21,21 +21,24 @@ def router(api: Api) -> APIRouter:
         """What is served here: loaded, loading, and what would be loaded if it were asked for."""
         catalog = api.models.pool.catalog
         await catalog.refresh_if_old(wait_seconds=_LOOK_SECONDS if catalog.specs() else _FIRST_LOOK_SECONDS)
-        return json_response(ModelList(data=[_card(api, view) for view in api.models.views()]))
+        cards = [_card(api, view, name) for view in api.models.views() for name in api.models.names(view.spec)]
+        return json_response(ModelList(data=cards))
 
     # An id may have slashes.
     @routes.get("/v1/models/{id:path}", **described(ModelCard, not_found=True))
     async def retrieve_model(id: str) -> Response:
         """One model of the list."""
-        return json_response(_card(api, await api.models.view(id)))
+        view = await api.models.view(id)
+        names = api.models.names(view.spec)
+        return json_response(_card(api, view, id if id in names else names[0]))
 
     return routes
 
 
-def _card(api: Api, view: ModelView[ModelService]) -> ModelCard:
+def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
     info = None if view.service is None else view.service.info
     return ModelCard(
-        id=api.models.shown(view.spec),
+        id=name,
         created=api.started,
         owned_by="ostro",
         permission=[],
