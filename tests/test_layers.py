@@ -30,14 +30,17 @@ LAYERS = {
     "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.extras": Layer(ours=(), never=("torch", "numpy")),
     # Log records from a child process to its parent.
     "ostro.relay": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sources": Layer(
-        ours=("ostro.sources", "ostro.errors", "ostro.weights.cache"),
+        ours=("ostro.sources", "ostro.errors", "ostro.extras", "ostro.weights.cache"),
         never=("torch",),
         lazily=("google", "google_crc32c", "boto3", "botocore", "requests", "urllib3", "tqdm"),
     ),
-    "ostro.weights": Layer(ours=("ostro.weights", "ostro.sources", "ostro.errors", "ostro.relay"), lazily=("torch",)),
+    "ostro.weights": Layer(
+        ours=("ostro.weights", "ostro.sources", "ostro.errors", "ostro.extras", "ostro.relay"), lazily=("torch",)
+    ),
     "ostro.text": Layer(
         ours=(
             "ostro.text",
@@ -143,7 +146,7 @@ LAYERS = {
         ours=("ostro.pool", "ostro.engine.handle", "ostro.engine.messages", "ostro.errors", "ostro.config"),
         never=("torch", "numpy"),
     ),
-    "ostro.evaluation": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "numpy")),
+    "ostro.evaluation": Layer(ours=("ostro.llm", "ostro.extras", *_VALUES), never=("torch", "numpy")),
     "ostro.outputs": Layer(ours=("ostro.runner.base", "ostro.errors"), never=("torch", "numpy")),
     "ostro.frontend": Layer(
         ours=(
@@ -209,7 +212,8 @@ LAYERS = {
     ),
     # Requests as spans. One module of it needs opentelemetry, and is imported only where requests are traced.
     "ostro.server.tracing": Layer(
-        ours=("ostro.server.tracing", "ostro.server.logging", "ostro.errors"), never=("torch", "numpy", "opentelemetry")
+        ours=("ostro.server.tracing", "ostro.server.logging", "ostro.errors", "ostro.extras"),
+        never=("torch", "numpy", "opentelemetry"),
     ),
     "ostro.server.tracing.tracer": Layer(
         ours=("ostro.server.tracing.spans", "ostro.server.logging"), never=("torch", "numpy")
@@ -281,7 +285,7 @@ LAYERS = {
     ),
     # On a cluster: the server's parts, asked by calls. Ray is an extra, and only two modules know it.
     "ostro.ray": Layer(ours=("ostro.ray", "ostro.server", "ostro.pool", "ostro.errors"), never=("torch", "ray")),
-    "ostro.ray.application": Layer(ours=("ostro.ray", "ostro.server"), never=("torch",)),
+    "ostro.ray.application": Layer(ours=("ostro.ray", "ostro.server", "ostro.extras"), never=("torch",)),
     "ostro.ray.router": Layer(ours=("ostro.ray",), never=("torch",)),
     "ostro.ray.data": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "ray")),
     # The server's parts under an ASGI server of somebody else's.

@@ -12,15 +12,19 @@ Needs the extra `eval`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
-from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
 from ostro.errors import BadRequest
+from ostro.extras import needs
 from ostro.llm import LLM
 from ostro.outputs import Score
 from ostro.sampling_params import SamplingParams
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as error:
+    raise ImportError(needs("ostro.evaluation", "eval")) from error
 
 _MAX_TOKENS = 256
 

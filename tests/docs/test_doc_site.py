@@ -12,7 +12,7 @@ from doc_pages import ROOT
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'ostro[docs]'")
+    pytest.importorskip("material", reason="mkdocs-material is not installed: pip install -e '.[docs]'")
     directory = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray_cluster import until
 
-pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'ostro[ray]'")
+pytest.importorskip("ray.serve", reason="Ray is not installed: make test-ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 

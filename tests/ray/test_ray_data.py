@@ -61,7 +61,7 @@ def test_batch_without_the_column_says_which_it_has(model: str) -> None:
 
 @pytest.mark.slow
 def test_ray_data_maps_a_dataset(model: str, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="Ray Data is not installed: pip install 'ostro[ray-data]'")
+    pytest.importorskip("pyarrow", reason="Ray Data is not installed: make test-ray")
     pytest.importorskip("ray.data")
     env = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(

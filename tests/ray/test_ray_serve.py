@@ -18,7 +18,7 @@ import pytest
 from ray_cluster import RayCluster, ray_cluster, until
 from sse_events import events_of
 
-pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'ostro[ray]'")
+pytest.importorskip("ray.serve", reason="Ray is not installed: make test-ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEP_SECONDS = 0.3

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from checkout import ROOT
 from live_server import LiveServer, live_server
 from opentelemetry.semconv._incubating.attributes import (
     error_attributes,
@@ -390,7 +391,7 @@ def test_setting_without_the_packages_is_refused_with_what_to_install(
         command, env=without_opentelemetry, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 1
-    assert "pip install 'ostro[otel]'" in ran.stderr
+    assert f"Run: pip install -e '{ROOT}[otel]'" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

@@ -9,13 +9,19 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 
-from ray import serve
-from ray.exceptions import RayError
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp, Message
+
+from ostro.extras import needs
+
+try:
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+    from ray.serve.exceptions import RayServeException
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.schema import LoggingConfig
+except ImportError as error:
+    raise ImportError(needs("ostro.ray", "ray")) from error
 
 from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ostro.errors import DownloadFailed, ModelNotFound, Unsupported
+from ostro.extras import needs
 from ostro.sources.base import (
     CONNECT_SECONDS,
     PASSING_STATUSES,
@@ -77,7 +78,7 @@ def _client() -> "Client":
         from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
         from google.cloud import storage  # type: ignore[import-untyped]
     except ImportError as error:
-        raise Unsupported("Models at gs:// need a library. Run: pip install 'ostro[gcs]'", param="model") from error
+        raise Unsupported(needs("A model at gs://", "gcs"), param="model") from error
     try:
         return storage.Client(project=None)
     except (GoogleAuthError, ValueError, OSError) as error:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ostro.errors import DownloadFailed, ModelNotFound, Unsupported
+from ostro.extras import needs
 from ostro.sources.base import (
     CONNECT_SECONDS,
     PASSING_STATUSES,
@@ -109,7 +110,7 @@ def _client() -> Any:
         from botocore.config import Config  # type: ignore[import-untyped]
         from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
     except ImportError as error:
-        raise Unsupported("Models at s3:// need a library. Run: pip install 'ostro[s3]'", param="model") from error
+        raise Unsupported(needs("A model at s3://", "s3"), param="model") from error
     try:
         session = boto3.session.Session()
         anonymous = {} if session.get_credentials() else {"signature_version": UNSIGNED}

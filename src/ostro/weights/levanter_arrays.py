@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
+from ostro.extras import needs
 from ostro.weights.json_file import read_json_object
 
 if TYPE_CHECKING:
@@ -123,9 +124,7 @@ def _tensorstore() -> Any:
     try:
         import tensorstore
     except ImportError as error:
-        raise Unsupported(
-            "Levanter's checkpoints need a library. Run: pip install 'ostro[levanter]'", param="model"
-        ) from error
+        raise Unsupported(needs("A checkpoint of Levanter's", "levanter"), param="model") from error
     return tensorstore
 
 

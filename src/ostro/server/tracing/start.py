@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest
+from ostro.extras import needs
 from ostro.server.logging import RequestRecord
 
 _TRACES_PATH = "/v1/traces"
@@ -76,10 +77,7 @@ def _tracer(url: str, environ: Mapping[str, str]) -> Tracer:
     try:
         from ostro.server.tracing.tracer import OtlpTracer
     except ModuleNotFoundError as error:
-        raise BadRequest(
-            f"Tracing needs OpenTelemetry, and {error.name} is not installed. Try: pip install 'ostro[otel]'.",
-            param="otlp_endpoint",
-        ) from error
+        raise BadRequest(needs("Tracing", "otel"), param="otlp_endpoint") from error
     try:
         return OtlpTracer(url)
     except ValueError as error:

@@ -1,0 +1,49 @@
+"""Which command installs an extra: one that works from a clone and one that works from a wheel."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+SAY = "from ostro.extras import install_command; print(install_command('ray'))"
+
+
+def said(package: Path, cwd: Path) -> str:
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(package)!r}); {SAY}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd).stdout.strip()
+
+
+def test_in_a_clone_it_names_the_clone(tmp_path: Path) -> None:
+    assert said(ROOT / "src", ROOT) == "pip install -e '.[ray]'"
+    assert said(ROOT / "src", tmp_path) == f"pip install -e '{ROOT}[ray]'"
+
+
+def test_from_a_wheel_it_names_the_package(tmp_path: Path) -> None:
+    package = tmp_path / "lib" / "python3" / "site-packages" / "ostro"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copy(ROOT / "src" / "ostro" / "extras.py", package)
+    assert said(package.parent, tmp_path) == "pip install 'ostro[ray]'"
+
+
+def test_every_extra_that_an_error_names_exists() -> None:
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    named = {extra for text in sources for extra in re.findall(r'needs\("[^"]+", "([\w-]+)"\)', text)}
+    assert {"eval", "gcs", "levanter", "otel", "ray", "s3"} <= named <= EXTRAS.keys()
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"), [("ostro.evaluation", "lm_eval", "eval"), ("ostro.ray.application", "ray", "ray")]
+)
+def test_a_module_whose_libraries_are_missing_says_what_to_install(module: str, library: str, extra: str) -> None:
+    script = f"import sys; sys.modules[{library!r}] = None; import {module}"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    name = module.removesuffix(".application")
+    message = f"{name} needs libraries that are not installed. Run: pip install -e '.[{extra}]'"
+    assert ran.stderr.splitlines()[-1] == f"ImportError: {message}"
