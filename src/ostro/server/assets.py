@@ -1,0 +1,54 @@
+"""Files of the server's own pages: read once, sent with headers that let a page do no more than it must."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+# Not the system's table: on some machines a script is plain text there, and browsers refuse that.
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    # Kept, but asked for each time: a new version's scripts must not meet an old one's page.
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    content: bytes
+    media_type: str
+    etag: str
+
+    def response(self, headers: Headers, *, policy: str) -> Response:
+        """The file, or a 304 to a request that has it already. `policy` is the Content-Security-Policy."""
+        shared = {**_HEADERS, "content-security-policy": policy, "etag": self.etag}
+        if _matches(headers.get("if-none-match", ""), self.etag):
+            return Response(status_code=304, headers=shared)
+        return Response(self.content, headers=shared, media_type=self.media_type)
+
+
+def read_folder(directory: Path) -> dict[str, Asset]:
+    """All files in it and below, by their paths relative to it."""
+    files = (path for path in sorted(directory.rglob("*")) if path.suffix in _MEDIA_TYPES)
+    return {path.relative_to(directory).as_posix(): make_asset(path.read_bytes(), path.suffix) for path in files}
+
+
+def make_asset(content: bytes, suffix: str) -> Asset:
+    return Asset(content, _MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _matches(given: str, etag: str) -> bool:
+    known = {each.strip().removeprefix("W/") for each in given.split(",")}
+    return etag in known or known == {"*"}
