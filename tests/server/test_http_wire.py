@@ -1,7 +1,9 @@
 """What goes over the wire, byte for byte, as clients of OpenAI's expect it."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import pytest
 from live_server import LiveServer, live_server
 from sse_events import Chunk, streamed
 
+from ostro.server.api_docs import pages
 from ostro.server.schemas import ChatCompletionChunk, CompletionChunk
 
 HELLO = [{"role": "user", "content": "Say hello."}]
@@ -257,7 +260,27 @@ def test_the_root_says_where_the_api_is_and_how_to_have_the_page(client: httpx.C
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
 def test_documentation_is_a_page(client: httpx.Client, path: str) -> None:
     response = client.get(path)
-    assert (response.status_code, "text/html" in response.headers["content-type"]) == (200, True)
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    files = re.findall(r'(?:src|href)="(docs/[^"]+)"', response.text)
+    assert len(files) >= 3
+    for file in files:
+        assert client.get(f"/{file}").status_code == 200, file
+        etag = client.get(f"/{file}").headers["etag"]
+        assert client.get(f"/{file}", headers={"if-none-match": etag}).status_code == 304
+
+
+@pytest.mark.parametrize("path", ["/docs/nothing.js", "/docs/../pages.py", "/docs/%2e%2e/pages.py", "/docs/"])
+def test_documentation_has_no_other_files(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_no_page_of_the_documentation_asks_for_a_foreign_picture() -> None:
+    """Redoc fetches its maker's logo, wherever the page is."""
+    scripts = {name: asset.content for name, asset in pages.assets().items() if name.endswith(".js")}
+    vendored = (Path(pages.__file__).parent / "static/vendor/redoc.standalone.js").read_bytes()
+    assert pages.FOREIGN_LOGO in vendored
+    assert not any(pages.FOREIGN_LOGO in text for text in scripts.values())
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/nowhere", "/v1/models", "/openapi.json"])

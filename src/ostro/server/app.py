@@ -9,6 +9,7 @@ from starlette.types import Lifespan
 
 from ostro.server import error_handlers
 from ostro.server.api import Api, HttpOptions
+from ostro.server.api_docs import pages
 from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, RequestRecord
@@ -39,6 +40,9 @@ def build_app(
         # A redirect would send clients to whatever host their request named.
         redirect_slashes=False,
         lifespan=lifespan,
+        # FastAPI's own pages fetch their scripts from elsewhere; ours do not.
+        docs_url=None,
+        redoc_url=None,
         # FastAPI's own, which would tell every request a second time, and the words of those it cannot parse.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         middleware=[
@@ -57,6 +61,7 @@ def build_app(
         admin.router(api),
         health.router(api, version),
         root.router(),
+        pages.router(),
     ):
         app.include_router(router)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]

@@ -1,0 +1,3 @@
+"use strict";
+
+Redoc.init("openapi.json", {}, document.getElementById("api"));

@@ -1,0 +1,61 @@
+"""/docs and /redoc in a real browser: they show the API, ask nobody else for anything, and the console stays silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from browser_fixtures import PATIENCE_MS, Complaints
+from live_server import LiveServer, live_server
+
+from ostro import __version__
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with live_server(tmp_path_factory.mktemp("docs")) as live:
+        yield live
+
+
+@pytest.fixture
+def page(chromium: Browser, complaints: Complaints, server: LiveServer) -> Iterator[Page]:
+    context = chromium.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    complaints.watch(page, server.url)
+    yield page
+    context.close()
+
+
+def test_swagger_shows_every_endpoint_and_tries_one(page: Page, server: LiveServer) -> None:
+    page.goto(f"{server.url}/docs")
+    with server.client() as client:
+        paths = client.get("/openapi.json").json()["paths"]
+    page.locator(".opblock").first.wait_for()
+    shown = page.locator(".opblock-summary-path").all_inner_texts()
+    assert sorted(text.replace("\u200b", "") for text in shown) == sorted(paths)
+    page.locator("#operations-health-get_version_version_get .opblock-summary-control").click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    answer = page.locator(".live-responses-table tbody .response-col_description")
+    assert f'"version": "{__version__}"' in answer.first.inner_text()
+
+
+def test_redoc_shows_the_endpoints_and_finds_one(page: Page, server: LiveServer, complaints: Complaints) -> None:
+    # What it searches in is a worker that it makes itself.
+    complaints.expected.append(f"asks for blob:{server.url}/")
+    page.goto(f"{server.url}/redoc")
+    page.get_by_role("heading", name="Create Chat Completion").wait_for()
+    page.get_by_placeholder("Search...").press_sequentially("embedding")
+    page.locator("[data-role='search:results'] [role='menuitem']").first.wait_for()
+    assert "Embedding" in page.locator("[data-role='search:results']").inner_text()
+
+
+def test_the_root_leads_to_them(page: Page, server: LiveServer) -> None:
+    page.goto(server.url)
+    page.get_by_role("link", name="its documentation").click()
+    page.locator(".opblock").first.wait_for()
