@@ -228,7 +228,7 @@ LAYERS = {
     ),
     # Levanter's YAML, which the reader of its checkpoints knows how to load.
     "ostro.server.levanter_training": Layer(
-        ours=("ostro.weights.levanter_yaml", "ostro.errors"), never=("torch", "numpy")
+        ours=("ostro.config", "ostro.weights.levanter_yaml", "ostro.errors"), never=("torch", "numpy")
     ),
     "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
     # Files for the pool, by way of a process of their own.

@@ -37,6 +37,11 @@ _MOST = {
     "threads": 1024,
 }
 
+_DTYPES: Mapping[str, DType] = {
+    **dict.fromkeys(("float32", "fp32", "f32", "float", "full"), "float32"),
+    **dict.fromkeys(("float16", "fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+}
 _CHOICES = {
     "device": Device,
     "dtype": DType,
@@ -267,6 +272,14 @@ def read_size(text: str) -> int:
         return int(float(number[:-1] if unit > 1 else number) * unit)
     except OverflowError:
         raise ValueError(f"{text!r} is no size") from None
+
+
+def read_dtype(text: str) -> DType | None:
+    """What to compute in, by any usual name of a dtype, or by a policy of JAX's jmp such as `p=f32,c=bf16`; None if it
+    names none.
+    """
+    parts = dict(part.strip().rpartition("=")[::2] for part in text.split(","))
+    return _DTYPES.get(parts.get("c", parts.get("compute", parts.get("", ""))).lower())
 
 
 class _Suits(NamedTuple):

@@ -1,6 +1,7 @@
 from collections.abc import Hashable
 
 import pytest
+import torch
 
 from ostro.runner.gpu.graphs import StepGraphs, ladder
 
@@ -37,11 +38,19 @@ def test_batches_beyond_the_largest_captured_one_run_directly_and_smaller_ones_f
 
 @pytest.mark.gpu
 def test_a_limit_on_graphs_is_kept() -> None:
-    ran: list[int] = []
-    graphs = StepGraphs(lambda size, kind: ran.append(size), idle=lambda: None, most=64, captured=20)
+    calls: list[int] = []
+    total = torch.zeros(1, device="cuda")
+
+    def step(size: int, kind: Hashable) -> None:
+        calls.append(size)
+        total.add_(1)
+
+    graphs = StepGraphs(step, idle=lambda: None, most=64, captured=20)
     captured, direct = graphs.get(20, None), graphs.get(24, None)
-    ran.clear()
+    calls.clear()
+    total.zero_()
     captured()
-    assert ran == []
+    assert calls == []
     direct()
-    assert ran == [24]
+    assert calls == [24]
+    assert total.item() == 2

@@ -139,6 +139,7 @@ def test_weights_without_a_brain_say_which_flags_to_give(files: tuple[Path, Path
     [
         (("--hrm-dialect", "upstream", "--hrm-steps", "1", "--hrm-halting"), "hrm_halting saves nothing"),
         (("--quantize", "int8"), "does not take quantize"),
+        (("--max-running-tokens", "512"), "does not take max_running_tokens"),
         (("--max-seq-len", "4096"), "max_seq_len is 4096"),
     ],
 )

@@ -14,20 +14,9 @@ from pathlib import Path
 
 import yaml
 
+from ostro.config import read_dtype
 from ostro.errors import BadRequest
 from ostro.weights.levanter_yaml import LevanterLoader
-
-# As jmp, Levanter's library for mixed precision, spells them.
-_DTYPES = {
-    "float32": "float32",
-    "f32": "float32",
-    "full": "float32",
-    "float16": "float16",
-    "f16": "float16",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +73,15 @@ def _section(content: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _compute_dtype(policy: object, path: Path) -> str | None:
-    """Of jmp's policies, "bfloat16" or "p=f32,c=bfloat16,o=f32"."""
     if policy is None:
         return None
-    parts = dict(part.strip().rpartition("=")[::2] for part in str(policy).split(","))
-    compute = parts.get("c", parts.get("compute", parts.get("")))
-    if compute not in _DTYPES:
+    dtype = read_dtype(str(policy))
+    if dtype is None:
         raise BadRequest(
             f"{path}: trainer.mp = {policy!r} names no precision to compute in. Write it as p=f32,c=bfloat16.",
             param="dtype",
         )
-    return _DTYPES[compute]
+    return dtype
 
 
 def _hub_reference(value: object) -> object:

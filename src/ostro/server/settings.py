@@ -33,6 +33,7 @@ from ostro.config import (
     KVDType,
     Quantization,
     meaning_of,
+    read_dtype,
     read_size,
 )
 from ostro.errors import BadRequest
@@ -130,15 +131,6 @@ IMPLIED: Mapping[str, Mapping[str, object]] = {
     "cors_origins": {"enable_cors": True},
     "cors_credentials": {"enable_cors": True},
 }
-_DTYPES = {
-    "f32": "float32",
-    "fp32": "float32",
-    "float": "float32",
-    "f16": "float16",
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-}
 # What switches a setting off, as text or as YAML has it.
 _OFF = ("", "0", "false", "no", "off", "[]", "()")
 # Of the memory that is free at the start, for the engines of several models; of a budget, for one's keys and values.
@@ -174,13 +166,8 @@ def _lowered(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-def _compute_dtype(value: object) -> object:
-    """Also short names, and a policy of JAX's libraries: of `p=f32,c=bf16` what it computes in."""
-    if not isinstance(value, str):
-        return value
-    parts = dict(part.partition("=")[::2] for part in value.split(",")) if "=" in value else {"c": value}
-    name = parts.get("c", parts.get("compute", value)).strip()
-    return _DTYPES.get(name.lower(), name)
+def _dtype(value: object) -> object:
+    return read_dtype(value) or value if isinstance(value, str) else value
 
 
 def _one_or_more(value: object) -> object:
@@ -323,7 +310,7 @@ class ServeSettings(BaseSettings):
     hrm_halting: bool = Field(False, description=meaning_of("hrm_halting"))
     threads: Positive | None = Field(None, description=meaning_of("threads"))
     device: Device = Field("auto", description=meaning_of("device"))
-    dtype: Annotated[DType, BeforeValidator(_compute_dtype)] = Field("auto", description=meaning_of("dtype"))
+    dtype: Annotated[DType, BeforeValidator(_dtype)] = Field("auto", description=meaning_of("dtype"))
     quantize: Quantization = Field("none", description=meaning_of("quantize"))
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
     cpu_backend: CpuBackend = Field("auto", description=meaning_of("cpu_backend"))
