@@ -12,6 +12,7 @@ from ostro.errors import (
     ModelNotFound,
     OstroError,
     SequenceFailed,
+    without_places,
 )
 
 
@@ -54,10 +55,29 @@ def test_message_is_one_line(cls: type[OstroError]) -> None:
 
 def test_what_may_name_files_of_the_server_is_not_for_clients() -> None:
     """Paths of the machine went out with the reason why a model could not be loaded."""
-    private = {cls for cls in ALL if made(cls).public != made(cls).message}
-    assert private == {ModelNotFound, DownloadFailed, DiskFull, *tree(ModelError)}
-    assert all(made(cls).http_status >= 500 for cls in private)
-    assert len({made(cls).public for cls in private}) == len(private)
+    silent = {cls for cls in ALL if made(cls).public != made(cls).message}
+    assert silent == {DownloadFailed, DiskFull}
+    models: list[type[OstroError]] = [ModelNotFound, *tree(ModelError)]
+    for cls in models:
+        assert cls("/srv/models/tiny holds no weights.").public == "tiny holds no weights."
+    assert all(made(cls).http_status >= 500 for cls in (*silent, *models))
+
+
+@pytest.mark.parametrize(
+    ("message", "public"),
+    [
+        ("Cannot read /srv/models/tiny/config.json: it is gone.", "Cannot read config.json: it is gone."),
+        (
+            "There is no tokenizer.json in /srv/my models/a b/tiny. Copy it.",
+            "There is no tokenizer.json in tiny. Copy it.",
+        ),
+        ("Nothing at gs://bucket/models/acme/tiny. Check.", "Nothing at tiny. Check."),
+        ("('~/models/tiny/'), or ./here/it.gguf", "('tiny/'), or it.gguf"),
+        ("a.bin of org/name and/or 3/4 https://user:secret@host/simple/", "a.bin of org/name and/or 3/4 simple/"),
+    ],
+)
+def test_places_are_cut_down_to_their_last_part(message: str, public: str) -> None:
+    assert without_places(message) == public
 
 
 def test_parameter_at_fault_is_named() -> None:

@@ -24,9 +24,25 @@
         ├── Unreachable               502  nothing listens there, or the connection broke
         └── BadAnswer                 502  it answered in a way that makes no sense
 
-A message is one line: what is wrong, then what to do about it. One that is for whoever runs the server, as it may name
-files and places there, is not for clients: they get the class's `general` words.
+A message is one line: what is wrong, then what to do about it. Where it may name places on the server, clients are
+told less: why a model cannot be served with files by their bare names, and of a source or a disk that fails only the
+class's `general` words.
 """
+
+import re
+
+# A path or an address, over spaces too as long as slashes follow.
+_PLACE = re.compile(r"(?<![\w/])(?:\w+://|[~.]{0,2}/)[^\s'\"]*(?: [^\s'\"/]+/[^\s'\"]*)*")
+
+
+def without_places(message: str) -> str:
+    """The message with each path and address cut down to its last part: what a file is called, not where it lies."""
+
+    def last_part(match: re.Match[str]) -> str:
+        place = match[0].rstrip("/.,;:)")
+        return place.rpartition("/")[2] + match[0][len(place) :]
+
+    return _PLACE.sub(last_part, message)
 
 
 class OstroError(Exception):
@@ -83,17 +99,23 @@ class NotAuthorized(OstroError):
 class ModelNotFound(OstroError):
     http_status = 503
     openai_code = "model_error"
-    general: str | None = "The model's files are missing or incomplete. The server's log says which."
 
     def __init__(self, message: str, *, param: str | None = "model") -> None:
         super().__init__(message, param=param)
+
+    @property
+    def public(self) -> str:
+        return without_places(self.message)
 
 
 class UnknownModel(ModelNotFound):
     http_status = 404
     openai_type = "invalid_request_error"
     openai_code = "model_not_found"
-    general = None
+
+    @property
+    def public(self) -> str:
+        return self.message
 
 
 class BodyTimeout(OstroError):
@@ -116,15 +138,18 @@ class WrongContentType(OstroError):
 
 class ModelError(OstroError):
     openai_code = "model_error"
-    general = "The model cannot be served. The server's log says why."
+
+    @property
+    def public(self) -> str:
+        return without_places(self.message)
 
 
 class BadCheckpoint(ModelError):
-    general = "The model's files are damaged or malformed. The server's log says which."
+    pass
 
 
 class UnsupportedModel(ModelError):
-    general = "The model is of a kind that cannot be served here. The server's log says why."
+    pass
 
 
 class TryLater(OstroError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from live_server import LiveServer, live_server
-from model_directory import write_model
+from model_directory import pickle_weights, write_model
 from object_stores import BUCKET, CREDENTIALS, ObjectStore, running_store
 
 
@@ -24,19 +24,27 @@ def test_models_of_a_bucket_are_served_and_need_no_network_the_second_time(schem
         store = stores.enter_context(running_store("gs" if scheme == "gs" else "s3"))
         for seed, name in enumerate(("one", "org/two")):
             put(store, name, write_model(tmp_path / name, seed=seed))
+        put(store, "pickled", pickle_weights(write_model(tmp_path / "pickled", seed=0), num_files=2))
+        store.put_model("models/weightless", {"config.json": (tmp_path / "one" / "config.json").read_bytes()})
         bucket = {"GCS_BUCKET": BUCKET} if scheme == "gs" else {"OSTRO_MODELS": f"s3://{BUCKET}/models/"}
         environment = {**store.environment(store.url), **bucket, "OSTRO_CACHE": str(tmp_path / "cache")}
         with live_server(tmp_path, "--threads", "1", faults="", env=environment) as live, live.client() as client:
             listed = client.get("/v1/models").json()["data"]
-            assert {card["id"]: card["state"] for card in listed} == {"one": "available", "org/two": "available"}
+            names = ("one", "org/two", "pickled")
+            assert {card["id"]: card["state"] for card in listed} == dict.fromkeys((*names, "weightless"), "available")
             texts = {}
-            for name in ("one", "org/two"):
+            for name in names:
                 body = {"model": name, "prompt": "the dog", "max_tokens": 4, "temperature": 0}
                 answer = client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, answer.text
                 texts[name] = answer.json()["choices"][0]["text"]
                 # Its own name, not that of a directory in the cache.
                 assert client.get(f"/v1/models/{name}").json()["root"] == name
+            assert texts["pickled"] == texts["one"]
+            never = client.post("/v1/completions", json={**body, "model": "weightless"})
+            assert never.status_code == 503
+            assert "lacks weights (model.safetensors, a GGUF file or pytorch_model.bin)" in never.text
+            assert BUCKET not in never.text
             assert client.post("/admin/unload/one").json()["state"] == "available"
             # The bucket is gone, and what was fetched from it is still here.
             stores.close()

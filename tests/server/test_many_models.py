@@ -104,7 +104,7 @@ def test_a_broken_model_is_reported_and_the_others_go_on(server: LiveServer, mod
     with server.client(authorization="Bearer boss") as client:
         first, second = complete(client, "broken"), complete(client, "broken")
         assert first.status_code == second.status_code == 500
-        assert first.json()["error"]["message"].startswith("The model's files are damaged or malformed.")
+        assert first.json()["error"]["message"].startswith("model.safetensors is damaged or not a safetensors file")
         [told] = [each for each in client.get("/admin/stats").json()["models"] if each["id"] == "broken"]
         assert (told["state"], told["loads"]) == ("failed", 0)
         assert str(models / "broken" / "model.safetensors") in told["failure"]
@@ -112,17 +112,25 @@ def test_a_broken_model_is_reported_and_the_others_go_on(server: LiveServer, mod
 
 
 def test_a_listed_model_that_cannot_be_loaded_is_no_fault_of_the_client(tmp_path: Path) -> None:
-    """It was called unknown, and the answer named the files of the server."""
+    """It was called unknown, and the answer named the files of the server; then it did not say what was wrong."""
     root = tmp_path / "models"
     write_model(root / "weightless")
     (root / "weightless" / "model.safetensors").unlink()
     write_model(root / "wordless")
     (root / "wordless" / "tokenizer.json").unlink()
     write_model(root / "long")
+    write_model(root / "odd")
+    odd = json.loads((root / "odd" / "config.json").read_text()) | {"architectures": ["OddForCausalLM"]}
+    (root / "odd" / "config.json").write_text(json.dumps(odd))
+    write_model(root / "unsafe")
+    (root / "unsafe" / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Path("/srv/it")}, root / "unsafe" / "pytorch_model.bin")
     config = tmp_path / "ostro.yaml"
     config.write_text("model_settings: {long: {max_seq_len: 9999}}")
     reasons = {
-        "weightless": (503, "holds neither model.safetensors"),
+        "weightless": (503, "weightless holds no weights that Ostro reads: model.safetensors, pytorch_model.bin"),
+        "odd": (500, "OddForCausalLM"),
+        "unsafe": (500, "pytorch_model.bin holds more than tensors, or is damaged, and is not loaded for safety"),
         "wordless": (503, "There is no tokenizer.json"),
         "long": (500, "max_seq_len is 9999"),
     }
@@ -131,7 +139,7 @@ def test_a_listed_model_that_cannot_be_loaded_is_no_fault_of_the_client(tmp_path
         for name, (status, reason) in reasons.items():
             answer = complete(client, name)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, "model_error"), answer.text
-            assert "The server's log says" in answer.json()["error"]["message"]
+            assert reason in answer.json()["error"]["message"]
             assert str(tmp_path) not in answer.text
             [told] = [each for each in client.get("/admin/stats").json()["models"] if each["id"] == name]
             assert reason in told["failure"]

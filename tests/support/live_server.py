@@ -23,7 +23,7 @@ class LiveServer:
     log: Path
 
     def client(self, **headers: str) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120.0, trust_env=False)
 
     @property
     def log_text(self) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import tokenizers
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -41,6 +41,25 @@ def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: in
     _write(directory / "config.json", config)
     save_file(_weights(core.get_vocab_size(), seed), directory / "model.safetensors")
     return directory
+
+
+def pickle_weights(directory: Path, num_files: int = 1) -> Path:
+    """The model with its weights as transformers wrote them before it had safetensors."""
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    write_pickles(directory, weights, num_files)
+    return directory
+
+
+def write_pickles(directory: Path, weights: Mapping[str, torch.Tensor], num_files: int) -> None:
+    if num_files == 1:
+        torch.save(dict(weights), directory / "pytorch_model.bin")
+        return
+    files = [f"pytorch_model-{number:05}-of-{num_files:05}.bin" for number in range(1, num_files + 1)]
+    places = {name: files[number % num_files] for number, name in enumerate(weights)}
+    for file in files:
+        torch.save({name: weights[name] for name, place in places.items() if place == file}, directory / file)
+    _write(directory / "pytorch_model.bin.index.json", {"weight_map": places})
 
 
 def make_embedding_model(directory: Path, mode: Literal["mean", "cls", "lasttoken"] = "mean") -> Path:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_directory import write_pickles
 from safetensors.torch import save_file
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
@@ -160,7 +161,7 @@ def test_a_config_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_directory_without_weights_says_what_is_missing(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", LLAMA)
-    with pytest.raises(ModelNotFound, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+    with pytest.raises(ModelNotFound, match=r"holds no weights that Ostro reads: model\.safetensors,"):
         open_checkpoint(tmp_path)
 
 
@@ -191,10 +192,35 @@ def test_a_pickle_from_before_archives_opens(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], WEIGHTS[name]) for name in WEIGHTS)
 
 
-def test_a_directory_of_pickles_asks_for_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_a_directory_of_pickles_opens(tmp_path: Path, num_files: int) -> None:
+    """It asked for the file to be named, and of several files none could be."""
     write_json(tmp_path / "config.json", LLAMA)
-    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelNotFound, match=r"only when you name the file itself: .*pytorch_model\.bin"):
+    write_pickles(tmp_path, WEIGHTS, num_files)
+    tensors = loaded(tmp_path)
+    assert tensors.keys() == WEIGHTS.keys()
+    assert all(torch.equal(tensors[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+def test_safetensors_win_over_pickles(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", LLAMA)
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_text("no pickle at all")
+    assert loaded(tmp_path).keys() == WEIGHTS.keys()
+
+
+def test_a_pickle_that_the_index_names_and_is_missing_is_told(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", LLAMA)
+    write_pickles(tmp_path, WEIGHTS, 2)
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(ModelNotFound, match=r"names pytorch_model-00002-of-00002\.bin, which is missing"):
+        open_checkpoint(tmp_path)
+
+
+def test_another_pickle_in_a_directory_must_be_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", LLAMA)
+    torch.save(WEIGHTS, tmp_path / "brain.pt")
+    with pytest.raises(ModelNotFound, match=r"only when you name the file itself: .*brain\.pt"):
         open_checkpoint(tmp_path)
 
 

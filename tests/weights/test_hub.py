@@ -91,6 +91,18 @@ def test_a_hub_model_is_fetched_without_pickles_or_code_and_opens(hub: Hub, tmp_
     assert sorted(hub.served) == files
 
 
+def test_pickles_of_the_hub_are_fetched_only_where_there_is_nothing_better(tmp_path: Path) -> None:
+    pickles = {"pytorch_model-00001-of-00001.bin": b"a pickle", "training_args.bin": b"another"}
+    index = json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}).encode()
+    files = {"config.json": FILES["config.json"], "pytorch_model.bin.index.json": index, **pickles}
+    with running_hub({REPO: files}) as hub:
+        _, found, _ = json.loads(open_from(hub, tmp_path))
+        assert found == sorted(files.keys() - {"training_args.bin"})
+        assert sorted(hub.served) == found
+        assert json.loads(open_from(hub, tmp_path, HF_HUB_OFFLINE="1"))[1] == found
+        assert open_from(hub, tmp_path, program=PLAN).endswith(" True")
+
+
 def test_a_revision_can_be_named_and_a_cached_model_opens_offline(hub: Hub, tmp_path: Path) -> None:
     online = open_from(hub, tmp_path, f"{REPO}@v1")
     served = len(hub.served)

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf_factory import write_gguf
+from model_directory import write_pickles
 from safetensors.numpy import save_file
 
 from ostro.errors import BadCheckpoint, DownloadFailed, ModelNotFound
+from ostro.sources.files import INDEX
 from ostro.weights.gguf_header import read_gguf_header
-from ostro.weights.hf_checkpoint import INDEX, open_directory
+from ostro.weights.hf_checkpoint import open_directory
 from ostro.weights.outline import hollow_copy
 
 
@@ -84,6 +87,19 @@ def test_safetensors_come_before_gguf_and_gguf_needs_no_config(tmp_path: Path) -
     save_file({"model.norm.weight": np.zeros(4, np.uint8)}, tmp_path / "model.safetensors")
     with hollow_copy(Elsewhere(tmp_path)) as directory:
         assert {path.name for path in directory.iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_of_pickles_nothing_is_read_but_their_size(tmp_path: Path, num_files: int) -> None:
+    write_config(tmp_path)
+    write_pickles(tmp_path, {f"model.{number}.weight": torch.zeros(1 << 16) for number in range(2)}, num_files)
+    files = Elsewhere(tmp_path)
+    with hollow_copy(files) as directory:
+        found = open_directory(directory, "m").files
+        assert {path.name: path.stat().st_size for path in found} == {
+            name: size for name, size in files.sizes.items() if name.endswith(".bin")
+        }
+    assert not any(files.num_bytes[path.name] for path in found)
 
 
 def test_one_of_several_models_must_be_named(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class _Fetch:
         lacking = missing(wanted.keys(), {name: (self.partial.files / name).read_bytes() for name in indexes})
         if lacking:
             names = ", ".join(lacking[:_MOST_NAMED]) + (" and more" if len(lacking) > _MOST_NAMED else "")
-            raise DownloadFailed(
+            raise ModelNotFound(
                 f"{self.model} is not complete in the store yet: it lacks {names}. Load it once all is uploaded."
             )
 

@@ -1,32 +1,58 @@
 """Which objects at a model's address are its files, and whether all of them are there. Knows names, and the index of
 weights that were split; knows no stores.
+
+Weights are read in one format, and only that is fetched: safetensors before GGUF, and GGUF before pickles.
 """
 
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
 
 from ostro.sources.levanter import levanter_files
 
-# No pickles, no code, and of the directories only those that are read: an adapter, and an embedding model's modules.
-_WANTED = re.compile(r"(?:(?:adapter|\d+_\w+)/)?(?!\.)[^/]+\.(?:json|safetensors|jinja)|tokenizer\.model|[^/]+\.gguf")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+WeightFormat = Literal["safetensors", "gguf", "pickle"]
+
+# No code, and of the directories only those that are read: an adapter, and an embedding model's modules.
+_WANTED = re.compile(
+    r"(?:(?:adapter|\d+_\w+)/)?(?!\.)[^/]+\.(?:json|safetensors|jinja)|tokenizer\.model|[^/]+\.gguf"
+    r"|pytorch_model(?:-\d{5}-of-\d{5})?\.bin"
+)
+_FORMATS: dict[WeightFormat, re.Pattern[str]] = {
+    "safetensors": re.compile(r"(?!adapter_)[^/]+\.safetensors|model\.safetensors\.index\.json"),
+    "gguf": re.compile(r"[^/]+\.gguf"),
+    "pickle": re.compile(r"pytorch_model(?:-\d{5}-of-\d{5})?\.bin|pytorch_model\.bin\.index\.json"),
+}
 _UNWANTED = re.compile(r"consolidated.*\.safetensors")
 _CONFIGS = ("config.json", "adapter_config.json")
 # What a model without config.json has instead: one of Levanter's is a database, or a directory for each array.
 _ITS_OWN_CONFIG = (".gguf", "manifest.ocdbt", "/.zarray", "/zarr.json")
-_WEIGHTS = (".safetensors", *_ITS_OWN_CONFIG)
-_INDEX = "model.safetensors.index.json"
-_SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.(?P<suffix>gguf|safetensors)")
+_WEIGHTS = (".safetensors", ".bin", *_ITS_OWN_CONFIG)
+_NO_WEIGHTS = f"weights ({SINGLE}, a GGUF file or {PICKLE})"
+_SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.(?P<suffix>gguf|safetensors|bin)")
+# What the files of a split model need beside them, unless there is one that is whole.
+_WHOLE_AND_INDEX = {"safetensors": (SINGLE, INDEX), "bin": (PICKLE, PICKLE_INDEX)}
 
 
 def model_files(names: Collection[str]) -> list[str]:
     """Those of a directory that are the model's."""
-    wanted = levanter_files(names)
-    if wanted is None:
-        wanted = [name for name in names if _WANTED.fullmatch(name) and not _UNWANTED.fullmatch(name)]
-    if "config.json" in wanted and any(name.endswith(".safetensors") for name in wanted):
-        wanted = [name for name in wanted if not name.endswith(".gguf")]
-    return wanted
+    if (wanted := levanter_files(names)) is not None:
+        return wanted
+    wanted = [name for name in names if _WANTED.fullmatch(name) and not _UNWANTED.fullmatch(name)]
+    read = weight_format(wanted)
+    others = [pattern for form, pattern in _FORMATS.items() if form != read]
+    return [name for name in wanted if not any(pattern.fullmatch(name) for pattern in others)]
+
+
+def weight_format(names: Collection[str]) -> WeightFormat | None:
+    """The format that the weights of a directory are read in; None if it has none that is read."""
+    for form, pattern in _FORMATS.items():
+        # Of safetensors and pickles the config says what they are; an adapter has another one.
+        if (form == "gguf" or "config.json" in names) and any(pattern.fullmatch(name) for name in names):
+            return form
+    return None
 
 
 def gguf_prefix(file: str) -> str:
@@ -46,21 +72,25 @@ def is_model(names: Collection[str]) -> bool:
 
 def is_index(name: str) -> bool:
     """Whether the file tells which others there must be."""
-    return name.rpartition("/")[2] == _INDEX
+    return name.rpartition("/")[2] in (INDEX, PICKLE_INDEX)
 
 
 def missing(names: Collection[str], indexes: Mapping[str, bytes]) -> list[str]:
     """What the model lacks; `indexes` has the content of every index among its files."""
     if not any(name.endswith(_WEIGHTS) and not name.startswith("adapter/") for name in names):
-        return ["weights (*.safetensors or *.gguf; pickles are never fetched)"]
+        return [_NO_WEIGHTS]
     needed = [file for name, content in indexes.items() for file in _indexed(name, content)]
     for name in names:
         directory, _, file = name.rpartition("/")
         split = _SPLIT.fullmatch(file)
-        if split and split["suffix"] == "gguf":
+        if split is None:
+            continue
+        if split["suffix"] == "gguf":
             needed += [f"{directory}/{part}".lstrip("/") for part in _parts(split)]
-        elif split and f"{directory}/model.safetensors".lstrip("/") not in names:
-            needed.append(f"{directory}/{_INDEX}".lstrip("/"))
+            continue
+        whole, index = _WHOLE_AND_INDEX[split["suffix"]]
+        if f"{directory}/{whole}".lstrip("/") not in names:
+            needed.append(f"{directory}/{index}".lstrip("/"))
     return sorted(set(needed).difference(names))
 
 
@@ -75,5 +105,5 @@ def _indexed(name: str, content: bytes) -> Iterator[str]:
         files = set(json.loads(content)["weight_map"].values())
     except (ValueError, TypeError, KeyError, AttributeError):
         return
-    directory = name[: -len(_INDEX)]
+    directory = name[: name.rfind("/") + 1]
     yield from (f"{directory}{file}" for file in files if isinstance(file, str))

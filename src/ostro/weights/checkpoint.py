@@ -2,10 +2,10 @@
 
 reference (see references.py)      source          format
 (none), pypi:…                     pypi            GGUF
-DIRECTORY                          local           safetensors, or the one GGUF in it; Levanter's; HRM's
+DIRECTORY                          local           safetensors, the one GGUF in it, or pickles; Levanter's; HRM's
 FILE.safetensors .gguf .pt …       local           by suffix
-gs://BUCKET/PATH s3://BUCKET/PATH  object store    safetensors, or the one GGUF there
-ORG/NAME[@REVISION][:FILE.gguf]    hub             safetensors, or GGUF
+gs://BUCKET/PATH s3://BUCKET/PATH  object store    safetensors, the one GGUF there, or pickles
+ORG/NAME[@REVISION][:FILE.gguf]    hub             safetensors, GGUF, or pickles
 ALIAS                              hub or pypi     as it is there
 """
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ostro.errors import DownloadFailed, ModelError, ModelNotFound
+from ostro.sources.files import INDEX, SINGLE
 from ostro.weights import aliases, hub, pypi
 from ostro.weights.aliases import Alias
 from ostro.weights.gguf_checkpoint import is_first_file, open_gguf
-from ostro.weights.hf_checkpoint import INDEX, SINGLE, open_directory, open_file
+from ostro.weights.hf_checkpoint import open_directory, open_file
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
 from ostro.weights.hub import HubModel
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter

@@ -1,7 +1,7 @@
-"""A model in Hugging Face's layout, as a Checkpoint: config.json and safetensors, or one named pickle of tensors.
+"""A model in Hugging Face's layout, as a Checkpoint: config.json and safetensors, or pickles of tensors.
 
-Owns the shape of the config and the canonical tensor names. Nothing is ever unpickled unless the operator named that
-very file, and then only tensors are.
+Owns the shape of the config and the canonical tensor names. Of a pickle only tensors are read: one that names anything
+else is refused, and nothing in it runs.
 """
 
 import re
@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
 from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling, read_pooling
 
 if TYPE_CHECKING:
     import torch
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
@@ -46,15 +45,20 @@ class HfCheckpoint:
 
 
 def open_directory(directory: Path, name: str) -> HfCheckpoint:
-    """Opens a directory that holds config.json and safetensors."""
-    config = _read_config(directory)
+    """Opens a directory that holds config.json and safetensors, or else pytorch_model.bin."""
+    return _checkpoint(directory, directory, name, _read_config(directory), _weight_files(directory))
+
+
+def _weight_files(directory: Path) -> dict[Path, frozenset[str]]:
     if (directory / INDEX).is_file():
-        files = _indexed_files(directory)
-    elif (directory / SINGLE).is_file():
-        files = {directory / SINGLE: _safetensors_names(directory / SINGLE)}
-    else:
-        raise _no_weights(directory)
-    return _checkpoint(directory, directory, name, config, files)
+        return _indexed_files(directory / INDEX)
+    if (directory / SINGLE).is_file():
+        return {directory / SINGLE: _safetensors_names(directory / SINGLE)}
+    if (directory / PICKLE_INDEX).is_file():
+        return _indexed_files(directory / PICKLE_INDEX)
+    if (directory / PICKLE).is_file():
+        return {directory / PICKLE: frozenset()}
+    raise _no_weights(directory)
 
 
 def open_file(path: Path, name: str) -> HfCheckpoint:
@@ -79,10 +83,13 @@ def _no_weights(directory: Path) -> ModelNotFound:
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
         return ModelNotFound(
-            f"{directory} holds its weights only as pickle ({pickles[0]}), which Ostro reads only when you name the "
-            f"file itself: {directory / pickles[0]}. Better, convert it to safetensors."
+            f"{directory} holds no {SINGLE} and no {PICKLE}, but {pickles[0]}, which Ostro reads only when you name "
+            f"the file itself: {directory / pickles[0]}. Better, convert it to safetensors."
         )
-    return ModelNotFound(f"{directory} holds neither {SINGLE} nor {INDEX}. Download the model's weights into it.")
+    return ModelNotFound(
+        f"{directory} holds no weights that Ostro reads: {SINGLE}, {PICKLE}, the index of either ({INDEX}, "
+        f"{PICKLE_INDEX}), or a GGUF file. Put them there."
+    )
 
 
 # --- config ---------------------------------------------------------------------------------------------------------
@@ -162,21 +169,23 @@ def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _indexed_files(directory: Path) -> dict[Path, frozenset[str]]:
-    index = directory / INDEX
+def _indexed_files(index: Path) -> dict[Path, frozenset[str]]:
+    directory = index.parent
+    suffix = ".safetensors" if index.name == INDEX else ".bin"
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadCheckpoint(f"{index} has no weight_map. Download it again.")
     wanted: dict[str, set[str]] = {}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise BadCheckpoint(f"{index} places {name!r} in {file!r}, which is no safetensors file beside it.")
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(suffix):
+            raise BadCheckpoint(f"{index} places {name!r} in {file!r}, which is no *{suffix} file beside it.")
         wanted.setdefault(file, set()).add(name)
     files = {directory / file: frozenset(names) for file, names in sorted(wanted.items())}
     for path, names in files.items():
         if not path.is_file():
             raise ModelNotFound(f"{index} names {path.name}, which is missing from {directory}. Download it too.")
-        if missing := names - _safetensors_names(path):
+        # A pickle tells its names only once it is read, and then whatever is missing is noticed.
+        if suffix == ".safetensors" and (missing := names - _safetensors_names(path)):
             raise BadCheckpoint(f"{path} lacks the tensor {min(missing)!r} that {INDEX} promises. Download it again.")
     return files
 

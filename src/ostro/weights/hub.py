@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound, OstroError
-from ostro.sources.files import gguf_files
+from ostro.sources.files import gguf_files, weight_format
 from ostro.weights.gguf_checkpoint import is_first_file
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ _ID = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANSWER_SECONDS = 10.0
-# No pickles, no code, and of the weights only what is read.
+# No code, and of the weights only what is read: pickles only where there is nothing better.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 _NOT_FILES = ["original/*", "onnx/*", "openvino/*", "consolidated*.safetensors"]
 # Of a repository that holds one model at many precisions, the one that most tools take.
 _USUAL_QUANTISATION = "Q4_K_M"
@@ -82,8 +83,9 @@ def fetch(model: HubModel, *, progress: bool) -> Path:
             raise
         except (_transport_error(HfHubHTTPError), OSError) as error:
             return _fetched_last(model, error)
-        ggufs = _gguf_files(model, [file.rfilename for file in info.siblings or ()])
-        snapshot = _snapshot(model, [glob.escape(name) for name in ggufs] or _FILES)
+        names = [file.rfilename for file in info.siblings or ()]
+        ggufs = _gguf_files(model, names)
+        snapshot = _snapshot(model, [glob.escape(name) for name in ggufs] or _patterns(names))
         return snapshot / ggufs[0] if ggufs else snapshot
 
 
@@ -120,7 +122,7 @@ class HubFiles:
         self._commit = info.sha
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         wanted = _gguf_files(model, sizes) or filter_repo_objects(
-            sizes, allow_patterns=_FILES, ignore_patterns=_NOT_FILES
+            sizes, allow_patterns=_patterns(sizes), ignore_patterns=_NOT_FILES
         )
         # By their bare names: a GGUF file may lie in a directory of its quantisation.
         self._paths = {name.rpartition("/")[2] if name.endswith(".gguf") else name: name for name in wanted}
@@ -144,7 +146,7 @@ def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
     """The files of the GGUF model that is meant, of several the first one first; none for one in safetensors."""
     firsts = [name for name in names if name.endswith(".gguf") and is_first_file(Path(name))]
     if model.file is None:
-        if not firsts or any(name.endswith(".safetensors") for name in names):
+        if not firsts or weight_format(names) in ("safetensors", "pickle"):
             return []
         usual = [name for name in firsts if _is_quantisation(name, _USUAL_QUANTISATION)]
         chosen = firsts if len(firsts) == 1 else usual
@@ -164,6 +166,11 @@ def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
     beside = [name for name in names if name.rpartition("/")[0] == directory]
     bare = gguf_files([name.rpartition("/")[2] for name in beside], chosen[0].rpartition("/")[2])
     return [f"{directory}/{name}".lstrip("/") for name in sorted(bare)]
+
+
+def _patterns(names: Collection[str]) -> list[str]:
+    """Of the files of a model that is a directory."""
+    return [*_FILES, *_PICKLES] if weight_format(names) == "pickle" else _FILES
 
 
 def _is_quantisation(file: str, name: str) -> bool:
@@ -208,7 +215,7 @@ def _snapshot_here(model: HubModel) -> Path:
         raise LocalEntryNotFoundError(error.message) from error
     if ggufs:
         return snapshot / ggufs[0]
-    return _snapshot(model, _FILES, local_files_only=True)
+    return _snapshot(model, _patterns(names), local_files_only=True)
 
 
 def _fetched_last(model: HubModel, reason: Exception) -> Path:

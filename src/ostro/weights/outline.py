@@ -17,9 +17,9 @@ from typing import Protocol
 
 from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
 from ostro.sources.base import ObjectChanged, Reference, Transient, is_plain_path, open_source, patiently
+from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
 from ostro.weights.gguf_checkpoint import is_first_file
 from ostro.weights.gguf_header import read_gguf_header
-from ostro.weights.hf_checkpoint import INDEX, SINGLE
 from ostro.weights.json_file import MAX_BYTES
 
 _CONFIG = "config.json"
@@ -91,7 +91,7 @@ def hollow_copy(files: RemoteFiles) -> Iterator[Path]:
 
 
 def _fill(directory: Path, files: RemoteFiles) -> None:
-    for name in files.sizes.keys() & {_CONFIG, INDEX}:
+    for name in files.sizes.keys() & {_CONFIG, INDEX, PICKLE_INDEX}:
         (directory / name).write_bytes(_read_small(files, name))
     weights = _weight_files(directory, files.sizes)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as threads:
@@ -116,7 +116,9 @@ def _weight_files(directory: Path, sizes: Mapping[str, int]) -> list[str]:
     if sum(is_first_file(Path(name)) for name in models) > 1:
         names = ", ".join(sorted(models))
         raise ModelNotFound(f"There are several models ({names}). Give the address of one.")
-    return models
+    if not models and PICKLE_INDEX in sizes:
+        return sorted(_indexed(directory / PICKLE_INDEX) & sizes.keys())
+    return models or [name for name in (PICKLE,) if name in sizes]
 
 
 def _indexed(index: Path) -> set[str]:
@@ -134,6 +136,9 @@ def _copy_header(files: RemoteFiles, name: str, path: Path) -> None:
     size = min(files.sizes[name], _MOST_BYTES)
     with path.open("w+b") as file:
         file.truncate(files.sizes[name])
+        if path.suffix == ".bin":
+            # A pickle has no header: it is planned by its size.
+            return
         fetched, wanted = 0, _FIRST_BYTES
         while fetched < min(wanted, size):
             data = files.read(name, fetched, min(wanted, size))
