@@ -11,6 +11,7 @@ from docs_reference.markup import code, codes, table
 from ostro.config import EngineConfig, meaning_of
 from ostro.server.settings import (
     ALIASES,
+    GROUPS,
     IMPLIED,
     ONLY_IN_FILES,
     PREFIX,
@@ -23,15 +24,6 @@ from ostro.server.settings import (
     Texts,
 )
 
-# The first setting of each group, in the order of the class.
-GROUPS = {
-    "model": "Models",
-    "tokenizer": "Engine",
-    "served_model_name": "Network",
-    "api_key": "Access",
-    "max_concurrent_requests": "Limits",
-    "log_level": "Logging",
-}
 # Where more is told.
 SEE = {
     "checkpoint_path": "levanter.md",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ostro.cli.dotenv import read_cache_variables
+from ostro.cli.parser import CommandParser, describe
 from ostro.errors import OstroError
 
 COMMANDS = {
@@ -24,10 +25,17 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage."""
+    """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage.
+
+    Without a command it prints the help, which is no failure: so do pip, docker and gh.
+    """
     try:
         words = _translated(sys.argv[1:] if argv is None else argv)
-        args = _parser(words).parse_args(words)
+        parser = _parser(words)
+        args = parser.parse_args(words)
+        if not words:
+            parser.print_help()
+            return 0
         read_cache_variables()
         status: int = args.run(args)
         sys.stdout.flush()
@@ -55,13 +63,21 @@ def _translated(words: Sequence[str]) -> list[str]:
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     from ostro import __version__
 
-    parser = argparse.ArgumentParser(prog="ostro", description="Serves language models.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"ostro {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser = CommandParser(prog="ostro", description="Serves language models.")
+    describe(
+        parser,
+        {
+            "ostro serve": "the embedded model, at http://127.0.0.1:8000",
+            "ostro serve Qwen/Qwen3-0.6B --ui": "one of the Hugging Face Hub, with a page to try it",
+            "ostro chat": "talk with it in this terminal",
+            "ostro models available": "models that have a short name",
+        },
+        "ostro COMMAND --help says more of each.",
+    )
+    parser.add_argument("--version", action="version", version=f"ostro {__version__}", help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=bool(argv))
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the command that is called needs its arguments.
         if name == next((word for word in argv if not word.startswith("-")), None):
             module = import_module(f"ostro.cli.{name}")

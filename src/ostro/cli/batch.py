@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
+from ostro.cli.parser import describe
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError, UnknownModel
 from ostro.frontend import Prompt
@@ -41,9 +42,11 @@ from ostro.server.schemas import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("requests", type=Path, metavar="FILE", help="requests, one a line; - reads standard input")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results here instead of to stdout")
-    parser.epilog = (
+    describe(
+        parser,
+        {"ostro batch requests.jsonl --output results.jsonl": "run a file"},
         "Each line is {custom_id, method: POST, url, body}; url is /v1/chat/completions, /v1/completions or "
-        "/v1/embeddings. The exit status is 0 if every line succeeded and 1 if any failed: its result says why."
+        "/v1/embeddings. The exit status is 0 if every line succeeded and 1 if any failed: its result says why.",
     )
     add_engine_options(parser)
 

@@ -22,6 +22,7 @@ from ostro.bench.table import table
 from ostro.bench.wire import Target
 from ostro.bench.workload import Item, Messages, Span, Workload
 from ostro.cli.files import read_lines, written_whole
+from ostro.cli.parser import describe
 from ostro.client.keys import check_key, key_in_environment
 from ostro.errors import BadRequest
 from ostro.report.wording import duration, rate
@@ -30,12 +31,20 @@ _INPUT, _OUTPUT, _REQUESTS = 128, 128, 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
+    describe(
+        parser,
+        {
+            "ostro bench": "one client, the server at localhost:8000",
+            "ostro bench --concurrency 1,8,32 --requests 200": "a run for each number of clients",
+            "ostro bench --rate 2,4 --duration 60 --plot r.html": "at given rates, with a report",
+        },
         "The exit status is 0; 1 if the server cannot be asked or no request succeeded; 2 for options that are wrong; "
-        "130 if it was interrupted, after it has shown what there is."
+        "130 if it was interrupted, after it has shown what there is.",
     )
     group = parser.add_argument_group("server")
-    group.add_argument("--url", default="http://localhost:8000", help="with or without /v1 (%(default)s)")
+    group.add_argument(
+        "--url", default="http://localhost:8000", metavar="URL", help="with or without /v1 (%(default)s)"
+    )
     group.add_argument("--model", default="", metavar="NAME", help="default: the first that the server lists")
     group.add_argument("--api-key", metavar="KEY", help="default: OSTRO_API_KEY in the environment")
     group.add_argument("--header", action="append", default=[], metavar="NAME: VALUE", help="sent too; repeatable")

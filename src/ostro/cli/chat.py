@@ -9,6 +9,7 @@ from typing import cast
 from ostro.cli.conversation import Conversation, Terminal
 from ostro.cli.options import add_sampling_options
 from ostro.cli.own_server import own_server
+from ostro.cli.parser import describe
 from ostro.client.client import Client
 from ostro.client.options import ChatOptions
 from ostro.errors import BadRequest, Unreachable
@@ -30,6 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: OSTRO_API_KEY)")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     add_sampling_options(parser)
+    describe(
+        parser,
+        {
+            "ostro chat": "with the server at 127.0.0.1:8000, or one of its own",
+            "ostro chat qwen2.5-coder-0.5b": "with this model",
+            "ostro chat < question.txt": "one answer, and nothing else",
+        },
+        "What is not set here is the model's own: temperature, top_p and how long an answer may be.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

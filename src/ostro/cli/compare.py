@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from ostro.cli.files import read_lines, written_whole
+from ostro.cli.parser import describe
 from ostro.compare.answers import Prompt
 from ostro.compare.report import report
 from ostro.compare.run import Comparison, Progress, compare
@@ -23,11 +24,16 @@ from ostro.sampling_params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
+    describe(
+        parser,
+        {
+            "ostro compare --a http://127.0.0.1:8000 --b http://other:8001/v1 --prompts p.txt": "two servers",
+            "ostro compare --a offline:default --b offline:default?quantize=int8 --prompts p.txt": "two precisions",
+        },
         "A side is http://… (OpenAI's API), tgi+http://… (Text Generation Inference), ostro+http://… (our /generate) "
         "or offline:MODEL, a model in this process (a path, a short name, a Hub id or `default`; settings as in "
         "offline:default?quantize=int8). The exit status is 0; 1 if a side never answered or --fail-under is not met; "
-        "2 for options that are wrong."
+        "2 for options that are wrong.",
     )
     for side in "ab":
         group = parser.add_argument_group(f"side {side.upper()}")

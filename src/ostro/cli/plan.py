@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, replace
 
 from ostro.cli.options import add_size_options, memory_size, size_config
+from ostro.cli.parser import describe
 from ostro.planning import Plan, plan
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -25,6 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-config", metavar="FILE", help="a YAML file, for Levanter's checkpoints")
     parser.add_argument("--json", action="store_true", help="all figures, in bytes")
     add_size_options(parser.add_argument_group("engine", "As for serve and generate."))
+    describe(
+        parser,
+        {
+            "ostro plan ./my-model": "on this machine",
+            "ostro plan Qwen/Qwen3-0.6B --memory 16G --device cuda": "on a GPU of 16 GB",
+        },
+        "The exit status is 0 if the model fits and 1 if it does not.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
+from ostro.cli.parser import describe
 from ostro.errors import BadRequest
 from ostro.llm import LLM
 
@@ -27,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="for an HRM: a continuation in one pass, which is no likelihood",
     )
-    parser.epilog = (
+    describe(
+        parser,
+        {"ostro score --input pairs.jsonl --output scores.jsonl": "score a file"},
         "Each line is {prompt, continuation}, two texts or two lists of token ids, and becomes a line "
-        "{logprob, is_greedy, num_tokens} with whatever else it holds, such as an id."
+        "{logprob, is_greedy, num_tokens} with whatever else it holds, such as an id.",
     )
     add_engine_options(parser)
 

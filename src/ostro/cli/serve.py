@@ -4,20 +4,46 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ostro.cli.draccus import Flags, translated
+from ostro.cli.parser import describe
 from ostro.errors import BadRequest
 from ostro.server.settings import (
     ALIASES,
+    GROUPS,
     ONLY_IN_FILES,
     REFUSED,
     REPEATABLE,
+    Bytes,
     Given,
     Names,
     ServeSettings,
     read_settings,
 )
+
+# What a flag takes, where its type does not say.
+_METAVARS = {
+    "model": "[NAME=]REF",
+    "checkpoint_path": "DIR",
+    "levanter_config": "FILE",
+    "models": "PLACE",
+    "lora": "NAME=DIR",
+    "pin": "NAME,…",
+    "gcs_bucket": "BUCKET",
+    "gcs_model_prefix": "PREFIX",
+    "tokenizer": "REF",
+    "chat_template": "NAME",
+    "hrm_config": "FILE",
+    "served_model_name": "NAME,…",
+    "host": "ADDRESS",
+    "port": "PORT",
+    "cors_origins": "ORIGIN,…",
+    "api_key": "KEY,…",
+    "admin_key": "KEY,…",
+    "otlp_endpoint": "URL",
+}
 
 
 class _Once(argparse.Action):
@@ -98,11 +124,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--print-config", action="store_true", help="print the settings, their origins and what will run, and exit"
     )
     parser.add_argument("--dry-run", action="store_true", help="load and warm up, report memory and limits, and exit")
-    group = parser.add_argument_group("settings", "Also as OSTRO_… variables and as keys of the config file.")
-    for name, field in ServeSettings.model_fields.items():
-        if name in ONLY_IN_FILES:
-            continue
-        _add_setting(group, name, field.annotation is bool, f"{field.description}{_default(field.default)}")
+    _add_settings(parser)
+    describe(
+        parser,
+        {
+            "ostro serve": "the embedded model",
+            "ostro serve Qwen/Qwen3-0.6B --port 9000 --ui": "one of the Hugging Face Hub, with a page to try it",
+            "ostro serve ./model.gguf --host 0.0.0.0 --api-key KEY": "a file, for other machines",
+            "ostro serve --models ./models --memory-budget 12G": "every model of a directory, when it is asked for",
+            "ostro serve --config ostro.yaml --print-config": "what the settings are, and where each comes from",
+        },
+        "Every setting --some-name is also OSTRO_SOME_NAME in the environment or a .env file, and some_name in the "
+        "config file. The command line wins over the environment, that over .env, and that over the file. More on each "
+        "is in docs/configuration.md.",
+    )
     for name in REFUSED:
         parser.add_argument(_flag(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
 
@@ -131,14 +166,41 @@ def _given(args: argparse.Namespace, name: str) -> Given | None:
     return value
 
 
-def _add_setting(group: argparse._ArgumentGroup, name: str, is_switch: bool, text: str) -> None:
-    flags = _flags(name, is_switch=is_switch)
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    hints = get_type_hints(ServeSettings, include_extras=True)
+    group: argparse._ArgumentGroup | None = None
+    for name, field in ServeSettings.model_fields.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name].lower().replace("hrm", "HRM"))
+        assert group is not None, "the first setting begins a group"
+        if name not in ONLY_IN_FILES:
+            text = str(field.description)
+            text += "" if "(default: " in text else _default(field.default, hints[name])
+            _add_setting(group, name, bool if field.annotation is bool else hints[name], text)
+
+
+def _add_setting(group: argparse._ArgumentGroup, name: str, hint: object, text: str) -> None:
+    flags = _flags(name, is_switch=hint is bool)
     text = text.replace("%", "%%")
-    if is_switch:
+    if hint is bool:
         group.add_argument(*flags, dest=name, nargs=0, action=_Switch, help=text)
     else:
         action = _Many if name in REPEATABLE else _Once
-        group.add_argument(*flags, dest=name, action=action, metavar="X", help=text)
+        metavar = _METAVARS.get(name) or ("SECONDS" if name.endswith("_timeout") else _metavar(hint))
+        group.add_argument(*flags, dest=name, action=action, metavar=metavar, help=text)
+
+
+def _metavar(hint: object) -> str:
+    """What a type is written as."""
+    if hint == Bytes:
+        return "SIZE"
+    if get_origin(hint) is Literal:
+        return "|".join(get_args(hint))
+    if get_origin(hint) is Annotated:
+        return _metavar(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return _metavar(next(each for each in get_args(hint) if each is not NoneType))
+    return {int: "N", float: "X", Path: "FILE"}.get(hint, "TEXT")  # type: ignore[call-overload, no-any-return]
 
 
 def _flags(name: str, *, is_switch: bool) -> list[str]:
@@ -151,12 +213,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _default(value: object) -> str:
+def _default(value: object, hint: object) -> str:
     match value:
         case None | ():
             return ""
         case bool():
             return f" (default: {'on' if value else 'off'})"
+        case int() if hint == Bytes:
+            return f" (default: {value >> 20}M)"
+        case float():
+            return f" (default: {value:g})"
         case tuple():
             return f" (default: {','.join(str(each) for each in value)})"
         case _:

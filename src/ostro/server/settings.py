@@ -109,6 +109,17 @@ ALIASES: Mapping[str, Names] = {
 REFUSED: Mapping[str, str] = {
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
+# The first setting of each group, in the order of the class: for the help and the docs.
+GROUPS: Mapping[str, str] = {
+    "model": "Models",
+    "tokenizer": "Engine",
+    "hrm_dialect": "HRM models",
+    "threads": "Device and precision",
+    "served_model_name": "Network",
+    "api_key": "Access",
+    "max_concurrent_requests": "Limits",
+    "log_level": "Logging",
+}
 REPEATABLE = frozenset({"model", "models", "lora", "served_model_name"})
 ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.

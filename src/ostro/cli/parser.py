@@ -1,0 +1,130 @@
+"""The parser of all commands: help that can be read, and mistakes that are put right. Knows argparse, no command."""
+
+import argparse
+import difflib
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_HELP_COLUMN = 30
+# Of a command and what it does, on a terminal of the usual width.
+_EXAMPLE_WIDTH = 74
+_NO = "--no-"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Abbreviates nothing, and says what a mistyped option or value may have meant to be."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """No unknown ones: a command's parser knows best what was meant, and argparse would leave them to the first."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return known, unknown
+
+    def format_usage(self) -> str:
+        self.usage = self.usage or self._short_usage()
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        self.usage = self.usage or self._short_usage()
+        return super().format_help()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(each) for each in action.choices]
+            told = f"{value!r} is none of {', '.join(choices)}{did_you_mean(str(value), choices, '. ')}"
+            raise argparse.ArgumentError(action, told)
+
+    def _meant(self, unknown: Iterable[str]) -> str:
+        flags = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        given = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        return next(filter(None, (did_you_mean(flag, flags, ". ") for flag in given)), "")
+
+    def _short_usage(self) -> str:
+        """What must be given, and that there are options: their list is the help's."""
+        actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        options = [action for action in actions if action.option_strings]
+        needed = [f"{each.option_strings[0]} {each.metavar}" for each in options if each.required]
+        places = [_place(each) for each in actions if not each.option_strings]
+        optional = [] if self._subparsers is not None else ["[options]"]
+        return " ".join([self.prog, *needed, *places, *optional]).replace("%", "%%")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """One name an option; others that mean the same stand behind its meaning. Indented lines of an epilog stay as they
+    are: they are examples.
+    """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_HELP_COLUMN)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        [*short, name] = _shown_flags(action)
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
+        return ", ".join([*short, name]) + value
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        others = _other_flags(action)
+        return f"{text} (also {', '.join(others)})" if others else text
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        # An option's name stays in one piece.
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = [
+            each if each.startswith("  ") or "\n  " in each else textwrap.fill(" ".join(each.split()), width)
+            for each in text.split("\n\n")
+        ]
+        return textwrap.indent("\n\n".join(paragraphs), indent)
+
+
+def describe(parser: argparse.ArgumentParser, examples: Mapping[str, str], note: str = "") -> None:
+    """Ends a command's help: with commands as they may be typed, each with what it does, and a note."""
+    width = max(len(command) for command in examples)
+    fits = width + max(len(text) for text in examples.values()) <= _EXAMPLE_WIDTH
+    between = "  # " if fits else "\n      "
+    lines = [f"  {command:<{width if fits else 0}}{between}{text}" for command, text in examples.items()]
+    parser.epilog = "\n".join(["examples:", *lines]) + (f"\n\n{note}" if note else "")
+
+
+def did_you_mean(given: str, known: Iterable[str], before: str = "") -> str:
+    """A question, if something that is known is close; else nothing."""
+    close = difflib.get_close_matches(given, list(known), 1)
+    return f"{before}Did you mean {close[0]}?" if close else ""
+
+
+def _shown_flags(action: argparse.Action) -> list[str]:
+    """Short ones, and the first long one; of a switch together with its opposite."""
+    long = [flag for flag in action.option_strings if flag.startswith("--")]
+    short = [flag for flag in action.option_strings if not flag.startswith("--")]
+    name = long[0]
+    return [*short, f"--[no-]{name[2:]}" if _NO + name[2:] in long else name]
+
+
+def _other_flags(action: argparse.Action) -> list[str]:
+    long = [flag for flag in action.option_strings if flag.startswith("--")]
+    return [flag for flag in long[1:] if not (flag.startswith(_NO) and f"--{flag[5:]}" in long)]
+
+
+def _place(action: argparse.Action) -> str:
+    name = str(action.metavar or action.dest)
+    match action.nargs:
+        case "?":
+            return f"[{name}]"
+        case "*":
+            return f"[{name} ...]"
+        case "+":
+            return f"{name} ..."
+    if isinstance(action, argparse._SubParsersAction):
+        return f"{name} ..."
+    return name
