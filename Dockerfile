@@ -3,6 +3,8 @@
 #   build ──> (build-cuda: Triton's helper, compiled ahead)     compilers and caches stay behind
 #     │               │
 #   cpu             cuda                                        both on `runtime`: Python, one user, no compiler
+#
+# `hrm-serve` is `cpu` by the name that AI-OS's scripts build.
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006
@@ -20,7 +22,7 @@ RUN apt-get update \
 RUN python -m venv /opt/venv
 
 # What changes seldom comes first: the dependencies are a layer of their own.
-ARG EXTRAS=gcs,s3,otel
+ARG EXTRAS=gcs,levanter,otel,s3
 ARG TORCH_INDEX_URL=""
 COPY pyproject.toml constraints.txt ./
 COPY deploy/docker/requirements.py deploy/docker/
@@ -40,6 +42,9 @@ COPY src src
 RUN --mount=type=cache,target=/var/cache/pip \
     pip install --no-deps . \
     && ls /opt/venv/lib/python3*/site-packages/ostro/kernels/cpu/libostro_native.so
+# Settings of the images are a file, not variables: a variable would win over a user's .env file.
+COPY deploy/docker/defaults.yaml /opt/venv/etc/ostro.yaml
+COPY deploy/docker/healthcheck.py /opt/venv/bin/healthcheck.py
 
 FROM build AS build-cuda
 COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
@@ -60,16 +65,14 @@ RUN groupadd --gid 10001 ostro \
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache \
-    OSTRO_CACHE=/cache \
-    HF_HOME=/cache/huggingface \
-    OSTRO_HOST=0.0.0.0 \
-    PORT=8000
+    XDG_CACHE_HOME=/cache \
+    HF_HOME=/cache/huggingface
 WORKDIR /srv
 VOLUME ["/cache"]
-EXPOSE 8000
+EXPOSE 8000 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
+    CMD ["python", "/opt/venv/bin/healthcheck.py", "/healthz"]
 ENTRYPOINT ["ostro"]
 CMD ["serve"]
 
@@ -83,6 +86,10 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     CC=/opt/triton/cc
 COPY --from=build-cuda /opt/triton /opt/triton
 COPY --from=build-cuda /opt/venv /opt/venv
+USER 10001:10001
+
+FROM runtime AS hrm-serve
+COPY --from=build /opt/venv /opt/venv
 USER 10001:10001
 
 FROM runtime AS cpu

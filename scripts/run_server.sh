@@ -5,6 +5,9 @@
 #   scripts/run_server.sh --port 9000 ./my-model
 #   AIOS_MODEL_PATH=./brain AIOS_DEVICE=cpu scripts/run_server.sh
 #
+# What the arguments, variables and `.env` ask for beyond the package itself is installed too: a bucket's client for
+# GCS_BUCKET, gs://… and s3://…, TensorStore for a checkpoint of Levanter's, OpenTelemetry for a collector of traces.
+#
 # OSTRO_VENV    where the virtual environment is (default: .venv of the checkout)
 # PYTHON        the Python that makes it, 3.11 or later (default: python3)
 set -eu
@@ -32,6 +35,39 @@ if ! is_current "$venv/.installed" && ! is_current "$venv/.installed-server"; th
         echo "run_server.sh: the native CPU core was not built: models run on torch. It needs a C++20 compiler." >&2
     fi
     touch "$venv/.installed-server"
+fi
+
+# Every setting that was given, a line each: arguments, variables, the .env file, and a config file.
+given() {
+    env
+    [ ! -f .env ] || cat .env
+    config=${OSTRO_CONFIG:-}
+    for word in "$@"; do
+        [ "${before:-}" != --config ] || config=$word
+        before=$word
+        printf '%s\n' "$word"
+    done
+    [ ! -f "$config" ] || cat "$config"
+}
+
+settings=$(given "$@" | grep -v '^[[:space:]]*#' || true)
+extras=
+while IFS='|' read -r extra pattern; do
+    if printf '%s\n' "$settings" | grep -Eq -e "$pattern"; then extras=${extras:+$extras,}$extra; fi
+done <<'END'
+gcs|^(export +)?(OSTRO_)?GCS_BUCKET=.|^--gcs-bucket|^gcs[_-]bucket:|gs://
+levanter|^(export +)?OSTRO_CHECKPOINT_PATH=.|^--checkpoint-path|^checkpoint[_-]path:
+otel|^(export +)?OSTRO_OTLP_ENDPOINT=.|^--otlp-|^otlp[_-]
+s3|s3://
+END
+
+mark=$venv/.installed-extras
+if [ -n "$extras" ] && ! { is_current "$mark" && [ "$(cat "$mark")" = "$extras" ]; }; then
+    # What is there already takes pip a moment and no network.
+    (cd "$root" && "$venv/bin/python" deploy/docker/requirements.py --extras "$extras") >"$mark.txt"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -r "$mark.txt"
+    rm "$mark.txt"
+    printf '%s\n' "$extras" >"$mark"
 fi
 
 # `exec`: signals reach the server itself.

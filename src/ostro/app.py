@@ -50,8 +50,7 @@ def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
     logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
     log = structlog.stdlib.get_logger("ostro.server")
     for name in _NOT_OURS:
-        origin = merged.origins.get(name, "implied by default")
-        if not origin.startswith("implied by"):
+        if (origin := merged.chosen(name)) is not None:
             log.warning(f"{name} is the ASGI server's to choose, and is not taken from {origin}.")
     sweep_cache()
     models = build_models(chosen)

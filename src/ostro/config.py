@@ -242,7 +242,8 @@ class EngineConfig:
             ("pages_per_seq", None),
         ):
             if getattr(self, name) != idle:
-                raise BadRequest(f"An HRM does not take {name}. Leave it out.", param=name)
+                cure = "Leave it out." if idle == () else f"Set it to {idle}."
+                raise BadRequest(f"An HRM does not take {name}. {cure}", param=name)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +20,12 @@ def cpu_limit(cgroup: Path = _CGROUP) -> int | None:
     """How many CPUs' time the container may use, rounded up; None if there is no limit. torch counts CPUs, not time."""
     words = next(iter(_lines(cgroup / "cpu.max")), "max").split()
     return None if words[0] == "max" else max(1, -(-int(words[0]) // int(words[1])))
+
+
+def in_container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this runs in a container of Docker's, Podman's, Kubernetes's or Cloud Run's, as those tell it."""
+    marked = any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
+    return marked or not environ.keys().isdisjoint({"KUBERNETES_SERVICE_HOST", "K_SERVICE"})
 
 
 def device_here(name: str) -> str:

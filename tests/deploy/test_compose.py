@@ -14,6 +14,7 @@ from checkout import ENGINE_STOP_SECONDS, ROOT, known_variables
 from dockerfile import read_dockerfile
 
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS
+from ostro.server.settings import ALIASES
 
 COMPOSE, GPU = (
     yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("compose.yaml", "compose.gpu.yaml")
@@ -67,7 +68,27 @@ def test_ports_are_published_on_this_machine_alone() -> None:
     assert len(published) == 3
     assert all(port.startswith("127.0.0.1:") for port in published)
     [port] = SERVER["ports"]
-    assert port.endswith(":" + read_dockerfile(ROOT / "Dockerfile").environment("cpu")["PORT"])
+    assert port.endswith(":" + SERVER["environment"]["OSTRO_PORT"])
+
+
+def test_the_port_of_a_dotenv_file_is_the_one_that_is_published() -> None:
+    """Within the container it is always the same one: the file is one for servers outside, too."""
+    [port] = SERVER["ports"]
+    assert port.partition(":")[2] == "${OSTRO_PUBLISHED_PORT:-${OSTRO_PORT:-${PORT:-8000}}}:8000"
+    assert {name: value for name, value in SERVER["environment"].items() if value} == {
+        "OSTRO_DRAIN_TIMEOUT": "20",
+        "OSTRO_HOST": "0.0.0.0",
+        "OSTRO_PORT": "8000",
+        "OSTRO_CACHE": "/cache/ostro",
+    }
+
+
+def test_what_users_of_other_servers_set_reaches_the_server() -> None:
+    passed = {name for name, value in SERVER["environment"].items() if value is None}
+    theirs = {name for names in ALIASES.values() for name in names.env} - {"PORT"}
+    assert theirs <= passed
+    # All else by the file itself.
+    assert SERVER["env_file"] == [{"path": ".env", "required": False}]
 
 
 def test_variables_are_known() -> None:
@@ -80,18 +101,16 @@ def test_requests_under_way_have_time_to_end() -> None:
 
 
 def test_health_is_readiness() -> None:
-    program = SERVER["healthcheck"]["test"][-1]
-    asked = re.search(r"'GET', '([^']+)'", program)
-    assert asked is not None
-    assert asked[1] == "/readyz"
-    assert asked[1] in OPEN_PATHS
-    compile(program, "healthcheck", "exec")
+    *command, path = SERVER["healthcheck"]["test"]
+    assert path == "/readyz"
+    assert path in OPEN_PATHS
+    assert command == ["CMD", *read_dockerfile(ROOT / "Dockerfile").last("cpu", "HEALTHCHECK").words[:-1]]
 
 
 def test_it_writes_to_its_volumes_alone() -> None:
     assert SERVER["read_only"] is True
     assert SERVER["tmpfs"] == ["/tmp"]
-    assert SERVER["volumes"] == ["cache:/cache"]
+    assert SERVER["volumes"] == ["cache:/cache", "${OSTRO_MODELS_DIR:-./models}:/models:ro"]
     assert SERVER["cap_drop"] == ["ALL"]
 
 
@@ -99,6 +118,9 @@ def test_mounted_files_and_volumes_exist() -> None:
     for service in COMPOSE["services"].values():
         for mount in service.get("volumes", []):
             source, _, _ = mount.partition(":")
+            if source.startswith("${"):
+                # The user's own; Docker makes it where it is missing.
+                continue
             if source.startswith("./"):
                 assert (ROOT / source).exists(), source
             else:
@@ -120,7 +142,7 @@ def test_prometheus_asks_the_server_as_its_own_configuration_does() -> None:
     assert ours == standard
     assert job["job_name"] == its["job_name"]
     [targets] = [each["targets"] for each in job["static_configs"]]
-    assert targets == ["ostro:" + read_dockerfile(ROOT / "Dockerfile").environment("cpu")["PORT"]]
+    assert targets == ["ostro:" + SERVER["environment"]["OSTRO_PORT"]]
     assert job.get("metrics_path", "/metrics") == METRICS_PATH
     # With an admin key alone, metrics ask for a key too.
     assert job["authorization"] == {"credentials": "${OSTRO_API_KEY:-${OSTRO_ADMIN_KEY:-none}}"}

@@ -173,6 +173,8 @@ def test_it_serves_reaps_what_it_inherits_and_drains(tmp_path: Path) -> None:
         assert _status(container.main)["NSpid"].split()[-1] == "1"
         assert _status(container.main)["Uid"].split()[0] == str(USER)
         assert client.post("/v1/completions", json={"prompt": "the dog", "max_tokens": 4}).status_code == 200
+        check = [sys.executable, str(ROOT / "deploy/docker/healthcheck.py"), "/readyz", str(container.main)]
+        assert subprocess.run(check, check=False).returncode == 0
         # Its engine, and nothing else: the sleep of the script has ended, and somebody has waited for it.
         _until(lambda: len(_children(container.main)) == 1, lambda: str(_names(container.main)))
         assert _names(container.main) != ["sleep"]

@@ -11,14 +11,23 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from checkout import ROOT, known_variables
+from checkout import ROOT, known_variables, setting_variables
 from dockerfile import read_dockerfile
 
+from ostro.server import settings
 from ostro.server.auth import OPEN_PATHS
+from ostro.server.settings import IMPLIED, ServeSettings
 
 DOCKERFILE = read_dockerfile(ROOT / "Dockerfile")
-TARGETS = ["cpu", "cuda"]
+TARGETS = ["cpu", "cuda", "hrm-serve"]
 SCRIPTS = ROOT / "deploy" / "docker"
+# What lies beside the package in its environment: by its place in an image, the file here.
+DEFAULT_FILES = {
+    target: source
+    for each in DOCKERFILE.stages["build"].all("COPY")
+    for source, target in [each.value.split()[-2:]]
+    if target.startswith("/opt/venv/")
+}
 
 
 def test_hadolint_has_no_complaint() -> None:
@@ -59,19 +68,42 @@ class TestImage:
     def test_all_that_is_written_goes_to_the_volume(self, target: str) -> None:
         environment = DOCKERFILE.environment(target)
         assert DOCKERFILE.last(target, "VOLUME").words == ["/cache"]
-        places = [name for name in ("OSTRO_CACHE", "HF_HOME", "HOME", "TRITON_CACHE_DIR") if name in environment]
+        places = [name for name in ("XDG_CACHE_HOME", "HF_HOME", "HOME", "TRITON_CACHE_DIR") if name in environment]
         assert all(environment[name].startswith("/cache") for name in places)
-        assert {"OSTRO_CACHE", "HF_HOME", "HOME"} <= set(places)
+        assert {"XDG_CACHE_HOME", "HF_HOME", "HOME"} <= set(places)
 
-    def test_the_port_is_the_one_that_is_exposed(self, target: str) -> None:
-        assert DOCKERFILE.environment(target)["PORT"] == DOCKERFILE.last(target, "EXPOSE").value
+    def test_its_variables_are_no_settings_which_would_win_over_a_users_dotenv_file(self, target: str) -> None:
+        assert set(DOCKERFILE.environment(target)) & setting_variables() == set()
 
-    def test_its_health_check_asks_an_open_path_and_follows_the_port(self, target: str) -> None:
-        program = DOCKERFILE.last(target, "HEALTHCHECK").words[-1]
-        asked = re.search(r"'GET', '([^']+)'", program)
-        assert asked is not None
-        assert asked[1] in OPEN_PATHS
-        assert "os.environ['PORT']" in program
+    def test_the_ports_that_it_listens_on_by_default_are_exposed(self, target: str) -> None:
+        ports = {ServeSettings.model_fields["port"].default, IMPLIED["gcs_bucket"]["port"]}
+        assert set(map(int, DOCKERFILE.last(target, "EXPOSE").value.split())) == ports
+
+    def test_its_health_check_asks_an_open_path(self, target: str) -> None:
+        _, program, path = DOCKERFILE.last(target, "HEALTHCHECK").words
+        assert program in DEFAULT_FILES
+        assert path in OPEN_PATHS
+
+
+def test_the_target_that_ai_os_scripts_name_is_the_cpu_image() -> None:
+    assert DOCKERFILE.instructions("hrm-serve") == DOCKERFILE.instructions("cpu")
+
+
+def test_the_images_settings_are_the_lowest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As variables they won over a .env file that was mounted into the container."""
+    for name in setting_variables():
+        monkeypatch.delenv(name, raising=False)
+    [shipped] = [source for target, source in DEFAULT_FILES.items() if target == "/opt/venv/etc/ostro.yaml"]
+    monkeypatch.setattr(settings, "INSTALLED_DEFAULTS", ROOT / shipped)
+    alone = settings.read_settings({}, directory=tmp_path)
+    assert alone.settings.host == "0.0.0.0"
+    assert alone.chosen("host") is None
+    (tmp_path / ".env").write_text("OSTRO_HOST=127.0.0.2\n")
+    assert settings.read_settings({}, directory=tmp_path).settings.host == "127.0.0.2"
+    (tmp_path / ".env").unlink()
+    (tmp_path / "ostro.yaml").write_text("host: 127.0.0.3\n")
+    read = settings.read_settings({}, config=tmp_path / "ostro.yaml", directory=tmp_path)
+    assert read.settings.host == "127.0.0.3"
 
 
 def test_both_stages_of_a_copied_environment_have_the_same_python() -> None:

@@ -79,11 +79,12 @@ class Rehearsal:
                 [program, *command[1:]], cwd=self.directory, env=self.environment, stdout=sink, stderr=sink
             )
 
-    def is_healthy(self, target: str) -> bool:
-        command = self.dockerfile.last(target, "HEALTHCHECK").words
+    def is_healthy(self, target: str, pid: int) -> bool:
+        """By the image's check; in a container the server would be process 1."""
+        command = [self.here(word) for word in self.dockerfile.last(target, "HEALTHCHECK").words]
         program = shutil.which(command[0], path=self.environment["PATH"])
         assert program is not None
-        return subprocess.run([program, *command[1:]], env=self.environment, check=False).returncode == 0
+        return subprocess.run([program, *command[1:], str(pid)], env=self.environment, check=False).returncode == 0
 
     def here(self, text: str) -> str:
         """With paths of the image as paths under the scratch directory."""
@@ -150,14 +151,14 @@ def test_the_steps_make_a_server_that_answers(tmp_path: Path) -> None:
     print(f"\nbuilt in {time.monotonic() - began:.0f} s")
     # Fetched by the server itself where it was never fetched before.
     if (fetched := cache_root() / "pypi").is_dir():
-        shutil.copytree(fetched, tmp_path / "image" / "cache" / "pypi")
+        shutil.copytree(fetched, tmp_path / "image" / "cache" / "ostro" / "pypi")
     log = tmp_path / "log"
     # The port may be taken in the meantime: then the log says so.
     port = _free_port()
     process = rehearsal.start("cpu", log, PORT=str(port), OSTRO_HOST="127.0.0.1")
     try:
         deadline = time.monotonic() + 300
-        while not rehearsal.is_healthy("cpu"):
+        while not rehearsal.is_healthy("cpu", process.pid):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
         print(f"healthy after {time.monotonic() - began:.0f} s")
@@ -172,7 +173,7 @@ def test_the_steps_make_a_server_that_answers(tmp_path: Path) -> None:
         assert "Paris" in answer["choices"][0]["message"]["content"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
-        assert not rehearsal.is_healthy("cpu")
+        assert not rehearsal.is_healthy("cpu", process.pid)
     finally:
         if process.poll() is None:
             process.kill()

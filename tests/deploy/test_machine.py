@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostro.machine import _free_in_container, cpu_limit
+from ostro.machine import _free_in_container, cpu_limit, in_container
 from ostro.server.orphans import reap_orphans
 
 
@@ -21,6 +21,15 @@ def _cgroup(directory: Path, **files: str) -> Path:
 )
 def test_threads_are_as_many_as_cpus_are_granted(tmp_path: Path, text: str, limit: int | None) -> None:
     assert cpu_limit(_cgroup(tmp_path, cpu_max=text)) == limit
+
+
+@pytest.mark.parametrize("mark", [".dockerenv", "run/.containerenv"])
+def test_a_container_is_known_by_its_engines_mark_or_its_platforms_variable(tmp_path: Path, mark: str) -> None:
+    assert not in_container(tmp_path, {"HOME": "/"})
+    assert in_container(tmp_path, {"K_SERVICE": "ostro"})
+    (tmp_path / mark).parent.mkdir(exist_ok=True)
+    (tmp_path / mark).touch()
+    assert in_container(tmp_path, {})
 
 
 def test_without_a_container_there_is_no_limit(tmp_path: Path) -> None:

@@ -75,6 +75,56 @@ def test_a_signal_reaches_the_server_itself(tmp_path: Path, environment: dict[st
             process.wait()
 
 
+@pytest.fixture
+def noting(environment: dict[str, str], tmp_path: Path) -> Path:
+    """The file in which pip's stand-in in that environment notes what it is to install. No server is started there."""
+    (Path(environment["OSTRO_VENV"]) / "bin" / "ostro").write_text("#!/bin/sh\n")
+    noted = tmp_path / "installed"
+    noted.write_text("")
+    python = Path(environment["OSTRO_VENV"]) / "bin" / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$1" != -m ]; then exec "{sys.executable}" "$@"; fi\n'
+        f'for word in "$@"; do last=$word; done\ncat "$last" >>"{noted}"\n'
+    )
+    python.chmod(0o755)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "dotenv", "installed"),
+    [
+        ((), {"GCS_BUCKET": "b"}, "", {"google-cloud-storage"}),
+        ((), {}, "# OSTRO_MODELS=s3://no\nexport GCS_BUCKET=b\n", {"google-cloud-storage"}),
+        (("--models", "s3://b/models"), {}, "", {"boto3"}),
+        (("--otlp-endpoint", "http://localhost:4318"), {}, "", {"opentelemetry-sdk"}),
+        ((), {"OSTRO_CHECKPOINT_PATH": "runs/x"}, "", {"tensorstore"}),
+        (("--checkpoint-path", "gs://b/runs/x"), {}, "", {"tensorstore", "google-cloud-storage"}),
+        (("--config", "my.yaml"), {}, "", {"tensorstore"}),
+        (("--port", "1"), {"GCS_BUCKET": ""}, "", set()),
+    ],
+)
+def test_what_the_settings_need_is_installed_once(
+    tmp_path: Path,
+    environment: dict[str, str],
+    noting: Path,
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    dotenv: str,
+    installed: set[str],
+) -> None:
+    (tmp_path / ".env").write_text(dotenv)
+    (tmp_path / "my.yaml").write_text("checkpoint_path: runs/x\n")
+    environment |= variables
+    result = _run(*arguments, cwd=tmp_path, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    known = {"google-cloud-storage", "boto3", "opentelemetry-sdk", "tensorstore"}
+    names = {re.split("[>;]", line)[0] for line in noting.read_text().splitlines()}
+    assert names & known == installed
+    noting.write_text("")
+    assert _run(*arguments, cwd=tmp_path, env=environment).returncode == 0
+    assert noting.read_text() == ""
+
+
 def test_an_old_python_is_refused_before_anything_is_made(tmp_path: Path, environment: dict[str, str]) -> None:
     venv = tmp_path / "none"
     result = _run(cwd=tmp_path, env=environment | {"OSTRO_VENV": str(venv), "PYTHON": "false"})

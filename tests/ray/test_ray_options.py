@@ -26,7 +26,7 @@ def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pyt
         ({"replicas": "3", "max_replicas": "2"}, "max_replicas must not be lower than replicas"),
         ({"replicas": "2", "target_requests": "4"}, "without it target_requests would do nothing"),
         ({"routing": "luck"}, "routing"),
-        ({"seed": "1"}, "cannot be honoured"),
+        ({"trust_remote_code": "true"}, "cannot be honoured"),
         ({"kv_memory": "much"}, "kv_memory"),
     ],
 )

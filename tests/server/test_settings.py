@@ -370,6 +370,32 @@ def test_a_bucket_implies_the_defaults_of_its_design_and_a_small_machine_comes_f
     assert merged.origins["max_models"] == "implied by LOCAL_DEV in the environment"
 
 
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_a_small_machine_that_is_told_its_device_keeps_its_weights_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """8 bits were implied all the same, and refused: they are for CPUs."""
+    monkeypatch.setenv("LOCAL_DEV", "true")
+    settings = read(tmp_path, device=device).settings
+    assert (settings.device, settings.quantize, settings.max_batch_seqs) == (device, "none", 8)
+    assert settings.engine().quantize == "none"
+    small = read(tmp_path).settings
+    assert (small.device, small.quantize, small.max_models) == ("cpu", "int8", 1)
+
+
+def test_a_bucket_is_served_to_the_outside_in_a_container_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GCS_BUCKET", "b")
+    monkeypatch.setattr("ostro.server.settings.in_container", lambda: True)
+    merged = read(tmp_path)
+    assert merged.settings.host == "0.0.0.0"
+    assert merged.origins["host"] == "implied by GCS_BUCKET in the environment"
+    assert read(tmp_path, host="127.0.0.1").settings.host == "127.0.0.1"
+    monkeypatch.setattr("ostro.server.settings.in_container", lambda: False)
+    assert read(tmp_path).settings.host == "127.0.0.1"
+
+
 def test_several_models_have_a_budget_by_default_and_one_has_none(tmp_path: Path) -> None:
     """Without one, no model went until the machine was full."""
     assert read(tmp_path, yaml_text="model: ./a").settings.memory_budget is None

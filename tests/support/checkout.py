@@ -10,7 +10,7 @@ from ostro.server.settings import ALIASES, PREFIX, ServeSettings
 ROOT = Path(__file__).parents[2]
 
 # Read elsewhere than in the server's settings.
-_OTHER = {"OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "LOCAL_MODEL_CACHE", "HF_HOME", "HF_TOKEN", "HOME", "PATH"}
+_OTHER = {"HF_HOME", "HF_TOKEN", "HOME", "PATH"}
 _OTHER |= {
     "TRITON_CACHE_DIR",
     "CC",
@@ -18,13 +18,19 @@ _OTHER |= {
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "PYTHONDONTWRITEBYTECODE",
+    "XDG_CACHE_HOME",
 }
+
+
+def setting_variables() -> set[str]:
+    """Those that hold what a user sets: the server's settings, and where models are kept."""
+    own = {PREFIX + name.upper() for name in (*ServeSettings.model_fields, "config", "cache", "cache_limit")}
+    return own | {name for names in ALIASES.values() for name in names.env} | {"LOCAL_MODEL_CACHE"}
 
 
 def known_variables() -> set[str]:
     """Every environment variable that the server, or a library below it, reads."""
-    own = {PREFIX + name.upper() for name in ServeSettings.model_fields}
-    return own | {name for names in ALIASES.values() for name in names.env} | _OTHER
+    return setting_variables() | _OTHER
 
 
 class _NoModels:

@@ -39,7 +39,12 @@ def live_server(
     command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", *args]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            command, stderr=sink, stdout=sink, env={**os.environ, "OSTRO_FAULTS": faults, **(env or {})}, cwd=directory
+            command,
+            stderr=sink,
+            stdout=sink,
+            # In a container a bucket's models are served on all addresses, and tests may run in one.
+            env={**os.environ, "OSTRO_FAULTS": faults, "OSTRO_HOST": "127.0.0.1", **(env or {})},
+            cwd=directory,
         )
     try:
         server = LiveServer(_url(process, log), process, log)

@@ -113,8 +113,8 @@ def build(args: Mapping[str, object]) -> serve.Application:
     """For `serve run deploy.ray:build NAME=VALUE …`: names of the server's settings and of RayOptions."""
     options, merged = read_options(args)
     for name in ("host", "port"):
-        if name in merged.origins:
-            _log.warning("%s is Serve's to choose, and is not taken from %s.", name, merged.origins[name])
+        if (origin := merged.chosen(name)) is not None:
+            _log.warning("%s is Serve's to choose, and is not taken from %s.", name, origin)
     given = explicit(merged)
     given.setdefault("threads", Given(max(1, int(options.cpus)), "cpus"))
     settings = merged.settings

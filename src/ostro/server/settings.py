@@ -1,4 +1,4 @@
-"""The server's settings and where each came from: command line > environment > .env > YAML > defaults.
+"""The server's settings and where each came from: command line > environment > .env > YAML > installation > defaults.
 
 Knows names and values; starts nothing. A name that this build does not know is an error with a suggestion; a value that
 it cannot honour is an error with the reason. Names of other servers that mean the same are in one table, ALIASES.
@@ -7,6 +7,7 @@ it cannot honour is an error with the reason. Names of other servers that mean t
 import difflib
 import json
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -37,12 +38,13 @@ from ostro.config import (
     read_size,
 )
 from ostro.errors import BadRequest
-from ostro.machine import device_here, free_memory, gpu_memory
+from ostro.machine import device_here, free_memory, gpu_memory, in_container
 from ostro.pool.pool import PoolLimits
 from ostro.sampling_params import MAX_SEED
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
 from ostro.server.body import BodyLimits
+from ostro.server.env_file import as_in_dotenv
 from ostro.server.limits import GateLimits
 
 PREFIX = "OSTRO_"
@@ -127,6 +129,9 @@ _CONFIG = PREFIX + "CONFIG"
 _CACHE_ENV = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE", "OSTRO_CACHE_LIMIT")
 _OTHER_ENV = frozenset({_CONFIG, *_CACHE_ENV, "OSTRO_FAULTS"})
 _IN_DOTENV, _IN_ENVIRONMENT = " in .env", " in the environment"
+
+INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
+"""A YAML file of settings that comes with an installation, as our images have one. Whatever anybody says wins."""
 
 # What a setting implies for others that nobody set. Of two that imply the same one, the first wins.
 IMPLIED: Mapping[str, Mapping[str, object]] = {
@@ -290,7 +295,7 @@ class ServeSettings(BaseSettings):
         None,
         description=(
             "a bucket whose models are served on demand, as --models gs://BUCKET/PREFIX would, on a GPU one at a time "
-            "unless kv_memory or gpu_memory_budget is set"
+            "unless kv_memory or gpu_memory_budget is set; in a container it implies host 0.0.0.0, too"
         ),
     )
     gcs_model_prefix: str = Field("models/", description="where in that bucket they are")
@@ -595,6 +600,12 @@ class Merged:
                     found[place][name] = _shown(getattr(self.settings, name))
         return {place: settings for place, settings in found.items() if settings}
 
+    def chosen(self, name: str) -> str | None:
+        """Where somebody has set it; None if it is implied or a default."""
+        origin = self.origins.get(name)
+        is_default = origin is None or origin.startswith("implied by") or origin.endswith(f" in {INSTALLED_DEFAULTS}")
+        return None if is_default else origin
+
     def describe(self) -> str:
         """A YAML file of all settings, each with its origin; secrets are masked."""
         lines = [f"{name}: {_shown(getattr(self.settings, name))}" for name in ServeSettings.model_fields]
@@ -615,6 +626,7 @@ def read_settings(
     file = _from_yaml(config or _named_config(directory))
     dotenv = DotEnvSettingsSource(ServeSettings, env_file=directory / ".env")
     sources = [
+        _from_yaml(INSTALLED_DEFAULTS if INSTALLED_DEFAULTS.is_file() else None).settings,
         file.settings,
         _from_environment(dotenv, _IN_DOTENV),
         _from_environment(EnvSettingsSource(ServeSettings), _IN_ENVIRONMENT),
@@ -626,7 +638,8 @@ def read_settings(
     for cause, implied in IMPLIED.items():
         if cause in merged and str(merged[cause].value).lower() not in _OFF:
             origin = f"implied by {merged[cause].origin}"
-            merged = {name: Given(value, origin) for name, value in implied.items()} | merged
+            fitting = _fitting(cause, implied, merged)
+            merged = {name: Given(value, origin) for name, value in fitting.items()} | merged
     if "checkpoint_path" in merged and "model" in merged:
         raise BadRequest(
             f"checkpoint_path ({merged['checkpoint_path'].origin}) and model ({merged['model'].origin}) exclude each "
@@ -648,6 +661,18 @@ def read_settings(
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
     cache = {name: value for name in _CACHE_ENV if (value := dotenv.env_vars.get(name)) and _in_force(name, value)}
     return Merged(settings, {name: each.origin for name, each in merged.items()}, notes, cache)
+
+
+def _fitting(cause: str, implied: Mapping[str, object], merged: Mapping[str, Given]) -> dict[str, object]:
+    """What a setting implies here: some of it depends on the place and on what else was said."""
+    fitting = dict(implied)
+    if cause == "gcs_bucket" and in_container():
+        # A container is reached from outside or not at all.
+        fitting["host"] = "0.0.0.0"
+    if cause == "local_dev" and "device" in merged and merged["device"].value != "cpu":
+        # 8 bits are for CPUs.
+        del fitting["quantize"]
+    return fitting
 
 
 def _implied_by_several(
@@ -672,7 +697,9 @@ def _from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]
     for name, info in ServeSettings.model_fields.items():
         value, variable, _ = source.get_field_value(info, name)
         if value is not None:
-            found[name] = Given(value, f"{variable}{place}")
+            # A .env file was read as one; what the environment holds may have come from one that was not.
+            is_raw = isinstance(value, str) and not isinstance(source, DotEnvSettingsSource)
+            found[name] = Given(as_in_dotenv(variable, value) if is_raw else value, f"{variable}{place}")
     return found
 
 
@@ -694,7 +721,7 @@ def check_environment(names: Iterable[str]) -> None:
 def _named_config(directory: Path) -> Path | None:
     """The YAML file that OSTRO_CONFIG names, in the environment or in `.env`: for servers without a command line."""
     dotenv = DotEnvSettingsSource(BaseSettings, env_file=directory / ".env", case_sensitive=True)
-    named = os.environ.get(_CONFIG) or dotenv.env_vars.get(_CONFIG)
+    named = as_in_dotenv(_CONFIG, os.environ.get(_CONFIG, "")) or dotenv.env_vars.get(_CONFIG)
     return Path(named) if named else None
 
 
