@@ -10,7 +10,7 @@ import pytest
 from browser_fixtures import Visit
 from live_server import LiveServer
 from page_checks import is_wider_than_the_screen, nameless, too_faint
-from playground_page import answers, fixed_answer, say, until, wait_until_over
+from playground_page import answers, fixed_answer, say, until, wait_for_answer, wait_until_over
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -47,7 +47,7 @@ def answered(page: Page, text: str) -> None:
     """In single characters, as a slow model would."""
     fixed_answer(page, *text)
     say(page, "Go on.")
-    page.wait_for_selector(".turns .actions")
+    wait_for_answer(page)
 
 
 def test_markdown_is_shown_as_what_it_means(playground: LiveServer, visit: Visit) -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser_fixtures import Complaints, Visit
@@ -30,6 +30,7 @@ from playground_page import (
     until,
     until_idle,
     until_true,
+    wait_for_answer,
     wait_until_over,
 )
 
@@ -59,7 +60,7 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
         assert body is not None
         assert (body["model"], body["messages"], body["stream"]) == ("alpha", said, True)
         wait_until_over(page, "chat")
-        page.wait_for_selector(".turns .actions")
+        wait_for_answer(page)
         expected = post(playground, "/v1/chat/completions", {**body, "stream": False, "stream_options": None})
         text = expected["choices"][0]["message"]["content"]
         assert len(answers(page)) == number
@@ -73,28 +74,6 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
     assert page.locator("#model-fact").inner_text() == "256 tokens"
 
 
-def test_answer_can_be_made_again_and_a_message_edited(playground: LiveServer, visit: Visit) -> None:
-    page = visit(playground)
-    set_parameter(page, "Max tokens", 4)
-    set_parameter(page, "Temperature", 0)
-    say(page, "the quick")
-    page.get_by_role("button", name="Regenerate").wait_for()
-    before = answers(page)
-    with page.expect_request("**/v1/chat/completions") as sent:
-        page.get_by_role("button", name="Regenerate").click()
-    assert sent.value.post_data_json is not None
-    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "the quick"}]
-    page.get_by_role("button", name="Edit").click()
-    assert page.get_by_label("Message").input_value() == "the quick"
-    assert answers(page) == []
-    say(page, "the quick")
-    page.get_by_role("button", name="Regenerate").wait_for()
-    assert answers(page) == before
-    page.get_by_role("button", name="Clear").click()
-    assert answers(page) == []
-    assert page.get_by_role("heading", name="Say something.").is_visible()
-
-
 def test_enter_sends_and_shift_enter_starts_a_new_line(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     fixed_answer(page, "Yes.")
@@ -106,14 +85,14 @@ def test_enter_sends_and_shift_enter_starts_a_new_line(playground: LiveServer, v
         page.keyboard.press("Enter")
     assert sent.value.post_data_json is not None
     assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "the quick\nbrown fox"}]
-    page.wait_for_selector(".turns .actions")
+    wait_for_answer(page)
     page.keyboard.type("and")
     assert page.get_by_label("Message").input_value() == "and", "the next message is typed at once"
     page.get_by_role("button", name="Send").click()
     wait_until_over(page, "chat")
     page.keyboard.type("so on")
     assert page.get_by_label("Message").input_value() == "so on"
-    assert page.locator(".turns .user").all_inner_texts() == ["You\nthe quick\nbrown fox", "You\nand"]
+    assert page.locator(".turns .user .said").all_inner_texts() == ["the quick\nbrown fox", "and"]
 
 
 def test_enter_that_ends_a_composition_sends_nothing(playground: LiveServer, visit: Visit) -> None:
@@ -127,7 +106,7 @@ def test_enter_that_ends_a_composition_sends_nothing(playground: LiveServer, vis
     session.send("Input.insertText", {"text": "你"})
     assert page.get_by_label("Message").input_value() == "你"
     page.keyboard.press("Enter")
-    page.wait_for_selector(".turns .actions")
+    wait_for_answer(page)
     assert page.locator(".turns .user .said").inner_text() == "你"
 
 
@@ -141,7 +120,7 @@ def test_on_a_touch_screen_enter_starts_a_new_line(playground: LiveServer, visit
     page.keyboard.press("Enter")
     page.keyboard.type("two")
     page.get_by_role("button", name="Send").tap()
-    page.wait_for_selector(".turns .actions")
+    wait_for_answer(page)
     assert page.locator(".turns .user .said").inner_text() == "one\ntwo"
 
 
@@ -414,6 +393,75 @@ def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visi
     page.keyboard.press("Escape")
 
 
+def test_sliders_show_the_models_own_defaults_and_send_only_what_was_touched(
+    playground: LiveServer, visit: Visit
+) -> None:
+    page = visit(playground)
+    fixed_answer(page, "Yes.")
+    with_defaults(page, {"org/beta": {"temperature": 0.25, "top_k": 7, "max_tokens": 33}})
+    page.reload()
+    sliders = {name: page.get_by_role("spinbutton", name=name) for name in ("Temperature", "Top k", "Max tokens")}
+
+    def shown() -> list[str]:
+        return [each.input_value() for each in sliders.values()]
+
+    def sent(text: str) -> dict[str, Any]:
+        with page.expect_request("**/v1/chat/completions") as request:
+            say(page, text)
+        wait_for_answer(page)
+        body: dict[str, Any] = json.loads(request.value.post_data or "")
+        return {name: body[name] for name in sorted(body) if name not in ("messages", "stream", "stream_options")}
+
+    picker = page.get_by_label("Model", exact=True)
+    picker.select_option("org/beta")
+    load(page)
+    assert shown() == ["0.25", "7", "33"], "what generation_config.json says"
+    assert sent("the quick") == {"model": "org/beta"}
+    set_parameter(page, "Temperature", 0.5)
+    assert sent("brown fox") == {"model": "org/beta", "temperature": 0.5}
+    page.reload()
+    until(lambda: shown() == ["0.5", "7", "33"], "what was touched stays, the rest is the model's")
+    picker.select_option("alpha")
+    load(page)
+    assert shown() == ["0.5", "0", ""], "this model has no defaults of its own"
+    assert sliders["Max tokens"].get_attribute("placeholder") == "no limit"
+    # An empty field is not touched any more.
+    set_parameter(page, "Temperature", "")
+    assert shown() == ["1", "0", ""]
+    assert sent("jumps") == {"model": "alpha"}
+    picker.select_option("org/beta")
+    assert shown() == ["0.25", "7", "33"]
+
+
+def with_defaults(page: Page, own: dict[str, dict[str, float]]) -> None:
+    def add(route: Route) -> None:
+        answer = route.fetch()
+        models = answer.json()
+        for card in models["data"]:
+            card["sampling_defaults"] = own.get(card["id"], {}) if card["state"] == "ready" else None
+        route.fulfill(response=answer, json=models)
+
+    page.route("**/v1/models", add)
+
+
+def load(page: Page) -> None:
+    """Unless it is loaded already."""
+    page.wait_for_selector("#model-load:not([hidden]), #model-menu:not([hidden])")
+    if page.locator("#model-load").is_visible():
+        page.locator("#model-load").click()
+    page.wait_for_selector("#model-dot[data-state=ready]")
+
+
+def test_why_an_answer_ended_early_is_told(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    for finish, told in (("repetition", "the answer was repeating itself"), ("length", "max tokens reached")):
+        fixed_answer(page, "la ", "la ", "la", finish=finish)
+        say(page, "Sing!")
+        wait_for_answer(page)
+        assert f"stopped: {told}" in page.locator("#chat .facts").inner_text()
+        page.unroute_all()
+
+
 # --- the same request elsewhere -------------------------------------------------------------------------------------
 
 
@@ -499,7 +547,7 @@ def fill_all_modes(page: Page) -> None:
     set_parameter(page, "Temperature", 0)
     set_parameter(page, "Max tokens", 40)
     say(page, "the quick brown fox " * 4)
-    page.wait_for_selector(".turns .actions")
+    wait_for_answer(page)
     page.get_by_role("tab", name="Complete").click()
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
     page.keyboard.press("Control+Enter")

@@ -39,6 +39,12 @@ def wait_until_over(page: Page, mode: str) -> None:
     page.wait_for_selector(f"#{mode} .composer:not(.busy)")
 
 
+def wait_for_answer(page: Page) -> None:
+    """Until the last one is whole."""
+    page.wait_for_selector(".turns > .assistant:last-child:not(.coming) .actions")
+    wait_until_over(page, "chat")
+
+
 def answers(page: Page) -> list[str]:
     return page.locator(".turns .assistant .prose").all_inner_texts()
 
@@ -78,12 +84,15 @@ def post(server: LiveServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return given
 
 
-def streamed(*deltas: str, done: bool = True) -> str:
-    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in deltas]
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
+def streamed(*deltas: str, done: bool = True, finish: str | None = None) -> str:
+    choices: list[dict[str, Any]] = [{"delta": {"content": text}, "finish_reason": None} for text in deltas]
+    if finish:
+        choices.append({"delta": {}, "finish_reason": finish})
+    events = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices]
+    return "".join(f"data: {event}\n\n" for event in [*events, *(["[DONE]"] if done else [])])
 
 
-def fixed_answer(page: Page, *deltas: str) -> None:
+def fixed_answer(page: Page, *deltas: str, finish: str | None = None) -> None:
     """Every chat request gets it."""
-    body = streamed(*deltas)
+    body = streamed(*deltas, finish=finish)
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))

@@ -1,11 +1,14 @@
-// A conversation: each message sends all that was said before it.
+// The chat: each message sends all that was said before it on its branch of the conversation.
 
-import { Answer, partsOf } from "./answer.js";
-import { copied } from "./clipboard.js";
-import { announce, byId, following, hasKeyboard, make, oncePerFrame } from "./dom.js";
+import { conversationOf, forget, keep, onChangeElsewhere, readArchive } from "./archive.js";
+import { Conversation } from "./conversation.js";
+import { announce, byId, following, hasKeyboard, oncePerFrame } from "./dom.js";
+import { buildHistory, remove, showHistory } from "./history.js";
 import { currentModel } from "./models.js";
 import { requestParameters, systemPrompt } from "./params.js";
 import { Runner } from "./run.js";
+import { openConversation, rememberOpen } from "./store.js";
+import { TurnView } from "./turn.js";
 
 export function chatMode(panel) {
   const runner = new Runner(panel.querySelector(".composer"));
@@ -13,113 +16,197 @@ export function chatMode(panel) {
   const log = byId("chat-log");
   const list = byId("chat-turns");
   const opening = panel.querySelector(".opening");
-  // Each {role, content, node}.
-  let turns = [];
+  let conversation = new Conversation();
+  // {conversation, turn} of the answer that is coming; it goes on while another conversation is looked at.
+  let coming = null;
+  let views = [];
 
-  const messages = (said) => {
+  // --- what is asked -------------------------------------------------------------------------------------------------
+
+  function requestOf(turns) {
     const system = systemPrompt();
-    return [...(system ? [{ role: "system", content: system }] : []), ...said.map(({ role, content }) => ({ role, content }))];
-  };
-
-  const requestOf = (said) => ({
-    path: "/v1/chat/completions",
-    body: {
-      model: currentModel(),
-      messages: messages(said),
-      ...requestParameters("chat"),
-      stream: true,
-      stream_options: { include_usage: true },
-    },
-  });
+    const messages = turns.map(({ role, content }) => ({ role, content }));
+    return {
+      path: "/v1/chat/completions",
+      body: {
+        model: currentModel(),
+        messages: system ? [{ role: "system", content: system }, ...messages] : messages,
+        ...requestParameters("chat"),
+        stream: true,
+        stream_options: { include_usage: true },
+      },
+    };
+  }
 
   /** What is written now, sent; or else what was sent last. */
   function draft() {
-    if (input.value.trim()) return requestOf([...turns, { role: "user", content: input.value }]);
-    const last = turns.findLastIndex((turn) => turn.role === "user");
-    return last < 0 ? null : requestOf(turns.slice(0, last + 1));
+    const { path } = conversation;
+    if (input.value.trim()) return requestOf([...path, { role: "user", content: input.value }]);
+    const last = path.findLastIndex((turn) => turn.role === "user");
+    return last < 0 ? null : requestOf(path.slice(0, last + 1));
   }
 
   async function send() {
     const text = input.value;
     if (runner.busy || !text.trim()) return;
     input.value = "";
-    turns.push(shown("user", text));
-    await answer();
+    const within = conversation;
+    const asked = within.add(within.path.at(-1), { role: "user", content: text });
+    if ((await answer(asked)) || within !== conversation) return;
+    // Nothing came of it: the message goes back to where it was written.
+    within.remove(asked);
+    if (within.turns.length) keep(within);
+    else forget(within);
+    showHistory();
+    show();
+    input.value = [text, input.value].filter(Boolean).join("\n");
+    if (hasKeyboard()) input.focus();
   }
 
-  async function answer() {
-    opening.hidden = true;
-    dropActions();
-    const request = requestOf(turns);
-    const prose = new Answer();
-    const turn = shown("assistant", "", prose.node);
-    turns.push(turn);
+  /** Asks for an answer to a turn; says whether any of it came. */
+  async function answer(asked) {
+    const within = conversation;
+    const before = within.shown[asked.id];
+    const request = requestOf(within.pathTo(asked));
+    const turn = within.add(asked, { role: "assistant", content: "", model: request.body.model });
+    coming = { conversation: within, turn };
+    store(within);
+    show();
     log.scrollTop = log.scrollHeight;
-    const draw = oncePerFrame(() => following(log, () => prose.update(turn.content)));
-    turn.node.classList.add("coming");
+    const draw = oncePerFrame(() => following(log, () => coming?.turn === turn && viewOf(turn)?.grow()));
     const outcome = await runner.stream(request, (event) => {
       const text = event.choices[0]?.delta.content ?? "";
       turn.content += text;
       if (text) draw();
       return Boolean(text);
     });
-    if (!turns.includes(turn)) {
-      runner.facts.textContent = "";
-      return;
+    coming = null;
+    const came = Boolean(turn.content) || outcome === "done";
+    if (!came) {
+      within.remove(turn);
+      if (before) within.shown[asked.id] = before;
     }
-    turn.node.classList.remove("coming");
-    following(log, () => prose.finish(turn.content));
-    if (turn.content || outcome === "done") {
-      following(log, () => turn.node.append(actions()));
-      announce(outcome === "done" ? `Answer: ${turn.content}` : "The answer was broken off.");
-    } else {
-      takeBack();
+    // It may have been deleted meanwhile.
+    if (conversationOf(within.id) === within) store(within);
+    following(log, show);
+    if (came) announce(outcome === "done" ? `Answer: ${turn.content}` : "The answer was broken off.");
+    return came;
+  }
+
+  // --- what can be done about a turn ---------------------------------------------------------------------------------
+
+  const acts = {
+    complain: (sentence) => runner.complain(sentence),
+
+    regenerate(turn) {
+      if (runner.busy) return;
+      focusLog();
+      const asked = turn.role === "user" ? turn : conversation.pathTo(turn).at(-2);
+      if (asked) answer(asked);
+      else runner.complain("There is no message that this would answer.");
+    },
+
+    edit(turn, text) {
+      if (runner.busy) return;
+      if (text === turn.content) {
+        if (turn.role === "user") acts.regenerate(turn);
+        return;
+      }
+      const { role, model } = turn;
+      const edited = conversation.add(conversation.pathTo(turn).at(-2), { role, content: text, ...(model && { model }) });
+      focusLog();
+      if (edited.role === "user") answer(edited);
+      else store(conversation);
+      show();
+    },
+
+    step(turn, by) {
+      const versions = conversation.versionsOf(turn);
+      const next = versions[versions.indexOf(turn) + by];
+      if (runner.busy || !next) return;
+      conversation.show(next);
+      store(conversation);
+      show();
+      viewOf(next)?.focusStep(by);
+    },
+  };
+
+  // The button that was pressed may be gone.
+  const focusLog = () => log.focus({ preventScroll: true });
+
+  // --- what is shown -------------------------------------------------------------------------------------------------
+
+  const viewOf = (turn) => views.find((view) => view.turn === turn);
+
+  /** Draws the branch that is chosen; what stands already is left alone. */
+  function show() {
+    const { path } = conversation;
+    const same = path.findIndex((turn, index) => views[index]?.turn !== turn);
+    const kept = same < 0 ? path.length : same;
+    for (const stale of views.splice(kept)) stale.node.remove();
+    for (const turn of path.slice(kept)) {
+      const view = new TurnView(turn, acts);
+      views.push(view);
+      list.append(view.node);
+      if (turn !== coming?.turn) view.finish();
+    }
+    for (const view of views) {
+      const versions = conversation.versionsOf(view.turn);
+      view.count(versions.indexOf(view.turn), versions.length);
+      if (view.turn === coming?.turn) view.grow();
+      else if (view.node.classList.contains("coming")) view.finish();
+    }
+    nameModels();
+    lock();
+    opening.hidden = path.length > 0;
+  }
+
+  /** A model is named only where it is another one than before. */
+  function nameModels() {
+    let before = views.find((view) => view.turn.model)?.turn.model;
+    for (const view of views.filter(({ turn }) => turn.model)) {
+      view.model.hidden = view.turn.model === before;
+      before = view.turn.model;
     }
   }
 
-  /** Puts the last message back where it was written, and its answer away. */
-  function takeBack() {
-    while (turns.length && turns.at(-1).role !== "user") turns.pop().node.remove();
-    const asked = turns.pop();
-    asked?.node.remove();
-    input.value = [asked?.content, input.value].filter(Boolean).join("\n");
-    opening.hidden = turns.length > 0;
-    if (turns.length) turns.at(-1).node.append(actions());
-    input.focus();
+  /** One answer at a time. */
+  function lock() {
+    for (const button of list.querySelectorAll(".actions .changes")) button.disabled = runner.busy;
   }
 
-  function regenerate() {
-    if (runner.busy) return;
-    if (turns.at(-1).role === "assistant") turns.pop().node.remove();
-    log.focus({ preventScroll: true });
-    answer();
-  }
-
-  function clear() {
-    turns = [];
-    runner.stop();
+  function open(next) {
+    conversation = next ?? new Conversation();
+    rememberOpen(conversation.id);
+    views = [];
     list.replaceChildren();
-    opening.hidden = false;
     runner.complain("");
-    runner.facts.textContent = "";
-    input.focus();
+    if (!coming) runner.facts.textContent = "";
+    show();
+    log.scrollTop = log.scrollHeight;
+    showHistory();
+    if (hasKeyboard()) input.focus({ preventScroll: true });
   }
 
-  function shown(role, content, body = make("div", { class: "prose said" }, content)) {
-    const node = make("li", { class: role }, make("h3", { class: "unseen" }, role === "user" ? "You" : "Answer"), body);
-    list.append(node);
-    return { role, content, node };
+  // --- what is kept --------------------------------------------------------------------------------------------------
+
+  function store(changed) {
+    const stored = keep(changed);
+    rememberOpen(conversation.id);
+    showHistory();
+    if (!stored) runner.complain("The browser cannot store this conversation: its storage is full or blocked. Export it, or delete others.");
   }
 
-  function actions() {
-    const copy = action("Copy", async () => {
-      if (await copied(partsOf(turns.at(-1).content).said)) announce("Copied.");
-      else runner.complain("The browser does not let this page copy. Mark the text and copy it with the keyboard.");
-    });
-    return make("p", { class: "actions" }, copy, action("Regenerate", regenerate), action("Edit", () => runner.busy || takeBack()));
+  /** Of a conversation that is no more. */
+  function drop(gone) {
+    if (coming?.conversation === gone) runner.stop();
+    if (conversation === gone) open(null);
   }
 
-  const dropActions = () => list.querySelectorAll(".actions").forEach((node) => node.remove());
+  async function clear() {
+    if (conversation.turns.length) await remove(conversation);
+    else open(null);
+  }
 
   for (const example of opening.querySelectorAll("button")) {
     example.addEventListener("click", () => {
@@ -129,11 +216,17 @@ export function chatMode(panel) {
     });
   }
   panel.querySelector("[data-act=clear]").addEventListener("click", clear);
-  return { runner, draft, send };
-}
+  runner.form.addEventListener("busychange", lock);
+  // What has come of an answer outlives the page.
+  addEventListener("pagehide", () => coming && keep(coming.conversation));
 
-function action(label, act) {
-  const button = make("button", { type: "button", class: "quiet" }, label);
-  button.addEventListener("click", act);
-  return button;
+  readArchive();
+  buildHistory({ current: () => conversation, open, forgotten: drop, complain: acts.complain });
+  onChangeElsewhere((id) => {
+    if (id === conversation.id && coming?.conversation !== conversation) open(conversationOf(id) ?? conversation);
+    showHistory();
+  });
+  const last = conversationOf(openConversation());
+  if (last) open(last);
+  return { runner, draft, send };
 }

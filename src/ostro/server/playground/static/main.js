@@ -5,10 +5,11 @@ import { buildCode, openCode } from "./code.js";
 import { completeMode } from "./complete.js";
 import { byId, hasKeyboard } from "./dom.js";
 import { buildKey } from "./key.js";
+import { isComposing, sends } from "./keys.js";
 import { watchLive } from "./live.js";
 import { buildMenu } from "./menu.js";
 import { buildModels, onModel, refreshModels, refreshRights, refreshSoon } from "./models.js";
-import { buildParameters, limitTokens, showParametersOf } from "./params.js";
+import { buildParameters, showModel, showParametersOf } from "./params.js";
 import { buildQuestion } from "./question.js";
 import { scoreMode } from "./score.js";
 import { remember, setting } from "./store.js";
@@ -22,6 +23,7 @@ let current = "chat";
 
 function choose(name) {
   current = MODES.includes(name) ? name : "chat";
+  document.body.dataset.mode = current;
   for (const each of MODES) {
     const tab = byId(`tab-${each}`);
     tab.setAttribute("aria-selected", String(each === current));
@@ -70,16 +72,8 @@ function focusInput() {
   if (hasKeyboard()) byId(current).querySelector(".composer textarea").focus({ preventScroll: true });
 }
 
-function sends(event) {
-  if (event.key !== "Enter") return false;
-  if (event.ctrlKey || event.metaKey) return true;
-  return event.target.dataset.enter === "send" && hasKeyboard() && !event.shiftKey && !event.altKey;
-}
-
 document.addEventListener("keydown", (event) => {
-  // Enter also ends the composition of a word in Chinese, say; Safari tells that by the code alone.
-  if (event.isComposing || event.keyCode === 229) return;
-  if (document.querySelector("dialog[open], :popover-open")) return;
+  if (isComposing(event) || document.querySelector("dialog[open], :popover-open")) return;
   if (sends(event)) {
     event.preventDefault();
     modes[current].send();
@@ -109,7 +103,7 @@ buildMenu();
 buildQuestion();
 buildModels({ complain });
 buildKey(connect);
-onModel((card) => limitTokens(card?.max_model_len));
+onModel(showModel);
 byId("send-key").textContent = isMac ? "⌘" : "Ctrl";
 choose(setting("mode", "chat"));
 focusInput();

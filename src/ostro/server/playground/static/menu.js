@@ -26,7 +26,8 @@ function open(button, items) {
   anchor = button;
   menu.setAttribute("aria-label", button.getAttribute("aria-label") ?? button.textContent);
   menu.replaceChildren(...items.map(([label, act]) => itemOf(label, act)));
-  menu.showPopover();
+  // From within the list of conversations, which would close otherwise where it is a popover itself.
+  menu.showPopover({ source: button });
   place(button.getBoundingClientRect());
   menu.firstChild.focus();
 }

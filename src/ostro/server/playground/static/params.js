@@ -1,4 +1,5 @@
-// The parameters: sliders and fields, what they are set to, and what of it goes into a request.
+// The parameters: sliders and fields, what the user set them to, and what of it goes into a request. What was not touched
+// shows the model's own default, and is not sent.
 
 import { byId, make } from "./dom.js";
 import { remember, setting } from "./store.js";
@@ -7,89 +8,110 @@ import { remember, setting } from "./store.js";
 const SLIDER_TOKENS = 2048;
 const MOST_TOKENS = 1_000_000;
 
-// `always` ones are sent whatever they are, since a server may have defaults of its own; others if they differ.
+// `value` holds where neither the user nor the model has a say: it changes nothing.
 const PARAMETERS = [
   { name: "system", label: "System prompt", kind: "text", modes: ["chat"], rows: 3, placeholder: "None" },
-  { name: "max_tokens", label: "Max tokens", min: 1, max: SLIDER_TOKENS, step: 1, value: 256, always: true },
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 0.7, always: true },
+  // A completion's own default would be 16 tokens.
+  { name: "max_tokens", label: "Max tokens", min: 1, max: SLIDER_TOKENS, step: 1, value: null, completing: 256, placeholder: "no limit" },
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 1, from: 0 },
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, value: 1 },
   { name: "top_k", label: "Top k", hint: "0 is all", min: 0, max: 200, step: 1, value: 0 },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, value: 0 },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.5, max: 2, step: 0.05, value: 1 },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, value: 0 },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, value: 0 },
-  { name: "logprobs", label: "Alternatives", hint: "a token", min: 0, max: 20, step: 1, value: 5, modes: ["complete"] },
+  { name: "logprobs", label: "Alternatives", hint: "a token", min: 0, max: 20, step: 1, completing: 5, modes: ["complete"] },
   { name: "seed", label: "Seed", kind: "seed", placeholder: "a fresh one" },
   { name: "stop", label: "Stop at", hint: "one text a line, \\n is a new line", kind: "text", rows: 2, placeholder: "None" },
 ];
 
-const values = {};
+// By name: what the user set; what the model has as its defaults, null while it is not loaded.
+const chosen = {};
 const controls = {};
+let defaults = {};
+let mode = "chat";
 
 export function buildParameters() {
-  const kept = setting("parameters", {});
+  const kept = setting("chosen", {});
   for (const each of PARAMETERS) {
-    values[each.name] = initial(each);
     const control = each.kind ? field(each) : slider(each);
     controls[each.name] = control;
     byId("parameters-list").append(control.row);
-    if (each.name in kept) control.show(accepted(each, kept[each.name]));
+    if (each.name in kept) chosen[each.name] = accepted(each, kept[each.name]);
+    control.show();
   }
   byId("parameters-reset").addEventListener("click", () => {
-    for (const each of PARAMETERS) controls[each.name].show(initial(each));
+    for (const name of Object.keys(chosen)) delete chosen[name];
+    showAll();
     keep();
   });
 }
 
 /** Shows what matters in a mode. */
-export function showParametersOf(mode) {
-  for (const each of PARAMETERS) controls[each.name].row.hidden = !isFor(each, mode);
+export function showParametersOf(current) {
+  mode = current;
+  for (const each of PARAMETERS) controls[each.name].row.hidden = !isFor(each);
   byId("score-note").hidden = mode !== "score";
   byId("parameters-reset").hidden = mode === "score";
+  showAll();
 }
 
-export const systemPrompt = () => values.system.trim();
+export const systemPrompt = () => (chosen.system ?? "").trim();
 
 /** What goes into a request of a mode, by the API's names. */
-export function requestParameters(mode) {
+export function requestParameters(of) {
   const body = {};
   for (const each of PARAMETERS) {
-    if (each.name === "system" || !isFor(each, mode)) continue;
-    const value = values[each.name];
-    if (each.name === "stop") {
-      const texts = value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t"));
-      if (texts.length) body.stop = texts;
-    } else if (each.name === "seed") {
-      if (value !== "") body.seed = Number(value);
-    } else if (each.always || each.modes || value !== each.value) {
-      body[each.name] = value;
-    }
+    if (each.name === "system" || !isFor(each, of)) continue;
+    const value = chosen[each.name] ?? (of === "complete" ? each.completing : undefined);
+    if (value === undefined || value === "") continue;
+    if (each.name === "stop") body.stop = stopsIn(value);
+    else body[each.name] = Number(value);
   }
   return body;
 }
 
-/** No slider should go further than the model can. */
-export function limitTokens(most) {
-  const { range, number, show } = controls.max_tokens;
-  if (number.max === String(most ?? MOST_TOKENS)) return;
-  range.max = Math.min(most ?? SLIDER_TOKENS, SLIDER_TOKENS);
-  number.max = most ?? MOST_TOKENS;
-  show(Math.min(values.max_tokens, most ?? MOST_TOKENS));
+/** Follows the chosen model: its defaults, and no slider goes further than it can. */
+export function showModel(card) {
+  defaults = card?.sampling_defaults === undefined ? {} : card.sampling_defaults;
+  const most = card?.max_model_len;
+  controls.max_tokens.range.max = Math.min(most ?? SLIDER_TOKENS, SLIDER_TOKENS);
+  controls.max_tokens.number.max = most ?? MOST_TOKENS;
+  if (most && chosen.max_tokens > most) chosen.max_tokens = most;
+  // What is being typed is left as it is.
+  for (const each of PARAMETERS) if (!controls[each.name].row.contains(document.activeElement)) controls[each.name].show();
 }
 
-const isFor = (each, mode) => mode !== "score" && (!each.modes || each.modes.includes(mode));
-const initial = (each) => each.value ?? "";
-const keep = () => remember("parameters", { ...values });
+const isFor = (each, of = mode) => of !== "score" && (!each.modes || each.modes.includes(of));
+const keep = () => remember("chosen", { ...chosen });
+const stopsIn = (value) =>
+  value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t"));
 
+function showAll() {
+  for (const each of PARAMETERS) controls[each.name].show();
+}
+
+/** What holds if the user has no say: null where there is no limit, undefined where that is not known yet. */
+function defaultOf(each) {
+  if (mode === "complete" && each.completing !== undefined) return each.completing;
+  return defaults === null ? undefined : (defaults[each.name] ?? each.value);
+}
+
+/** The value that a text or a number stands for, within the parameter's range; undefined for none. */
 function accepted(each, given) {
-  if (each.kind === "text") return String(given);
-  if (each.kind === "seed") return /^-?\d{1,15}$/.test(given) ? String(given) : "";
+  if (each.kind === "text") return String(given) || undefined;
+  if (each.kind === "seed") return /^-?\d{1,15}$/.test(given) ? String(given) : undefined;
   const number = Number(given);
-  if (given === "" || !Number.isFinite(number)) return each.value;
+  if (given === "" || given === null || !Number.isFinite(number)) return undefined;
   // A number field may go beyond its slider where the API may, too.
   const most = each.name === "max_tokens" ? Number(controls.max_tokens.number.max) : each.max;
   const whole = each.step === 1 ? Math.round(number) : number;
   return Math.min(Math.max(whole, each.min), most);
+}
+
+function choose(each, value) {
+  if (value === undefined) delete chosen[each.name];
+  else chosen[each.name] = value;
 }
 
 function slider(each) {
@@ -99,20 +121,23 @@ function slider(each) {
   if (each.name === "max_tokens") number.max = MOST_TOKENS;
   const range = make("input", { type: "range", "aria-labelledby": `${id}-label`, ...bounds });
   const row = make("div", { class: "parameter" }, labelOf(each, id), number, range);
-  const show = (value) => {
-    values[each.name] = value;
-    number.value = value;
-    range.value = value;
+  const show = () => {
+    const own = chosen[each.name];
+    const value = own ?? defaultOf(each);
+    number.value = value ?? "";
+    number.placeholder = value === null ? each.placeholder : "default";
+    range.value = value === null ? range.max : (value ?? each.value ?? each.max);
+    row.classList.toggle("untouched", own === undefined);
+    number.title = own === undefined ? "Not touched: the model's default holds" : "";
     // Coloured from where it does nothing to where it is.
-    const [from, to] = [each.always ? each.min : each.value, Number(range.value)].sort((a, b) => a - b);
+    const [from, to] = [each.from ?? each.value ?? each.min, Number(range.value)].sort((a, b) => a - b);
     range.style.setProperty("--from", placed(range, from));
     range.style.setProperty("--to", placed(range, to));
   };
-  range.addEventListener("input", () => (show(Number(range.value)), keep()));
+  range.addEventListener("input", () => (choose(each, Number(range.value)), show(), keep()));
   // While it is typed in, it is left as it is; but what is sent meanwhile has what stands there.
-  number.addEventListener("input", () => (values[each.name] = accepted(each, number.value)));
-  number.addEventListener("change", () => (show(accepted(each, number.value)), keep()));
-  show(initial(each));
+  number.addEventListener("input", () => choose(each, accepted(each, number.value)));
+  number.addEventListener("change", () => (choose(each, accepted(each, number.value)), show(), keep()));
   return { row, show, range, number };
 }
 
@@ -124,13 +149,9 @@ function field(each) {
       ? make("textarea", { ...shared, rows: each.rows })
       : make("input", { ...shared, type: "text", inputMode: "numeric", pattern: "-?[0-9]{1,15}" });
   const row = make("div", { class: `parameter ${each.kind}` }, labelOf(each, id), input);
-  const show = (value) => {
-    values[each.name] = value;
-    input.value = value;
-  };
-  input.addEventListener("input", () => ((values[each.name] = accepted(each, input.value)), keep()));
-  input.addEventListener("change", () => show(accepted(each, input.value)));
-  show(initial(each));
+  const show = () => (input.value = chosen[each.name] ?? "");
+  input.addEventListener("input", () => (choose(each, accepted(each, input.value)), keep()));
+  input.addEventListener("change", show);
   return { row, show };
 }
 

@@ -48,6 +48,7 @@ export class Runner {
     const outcome = await this.run(async (signal) => {
       for await (const event of streamed(path, body, signal)) {
         if (event.usage) timing.usage = event.usage;
+        timing.ended = event.choices[0]?.finish_reason ?? timing.ended;
         if (!take(event)) continue;
         timing.last = performance.now();
         timing.first ??= timing.last;
@@ -73,7 +74,13 @@ export class Runner {
   }
 }
 
-function factsOf({ begun, first, last, events, usage }, outcome) {
+// Of a finish_reason that a user should know of.
+const ENDS = {
+  length: "stopped: max tokens reached",
+  repetition: "stopped: the answer was repeating itself",
+};
+
+function factsOf({ begun, first, last, events, usage, ended }, outcome) {
   if (first === undefined) return outcome === "stopped" ? ["Stopped"] : [];
   const facts = [`${seconds(first - begun)} to the first token`];
   const made = usage?.completion_tokens ?? events;
@@ -83,6 +90,7 @@ function factsOf({ begun, first, last, events, usage }, outcome) {
     facts.push(`${usage.prompt_tokens} in${cached ? ` (${cached} cached)` : ""}`, `${usage.completion_tokens} out`);
   }
   if (outcome !== "done") facts.push(outcome === "stopped" ? "stopped" : "broken off");
+  else if (ENDS[ended]) facts.push(ENDS[ended]);
   return facts;
 }
 

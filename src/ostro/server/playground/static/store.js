@@ -1,7 +1,9 @@
-// What is remembered: settings in localStorage, the key in sessionStorage, for this tab alone. Both may be forbidden.
+// What is remembered: settings in localStorage; the key, and which conversation is open, in sessionStorage, for this tab
+// alone. Both may be forbidden.
 
 const SETTINGS = "ostro.playground";
 const KEY = "ostro.key";
+const OPEN = "ostro.open";
 
 let settings = read(() => JSON.parse(localStorage.getItem(SETTINGS))) ?? {};
 let key = read(() => sessionStorage.getItem(KEY)) ?? "";
@@ -19,6 +21,10 @@ export function useKey(value) {
   key = value;
   read(() => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)));
 }
+
+export const openConversation = () => read(() => sessionStorage.getItem(OPEN));
+
+export const rememberOpen = (id) => read(() => sessionStorage.setItem(OPEN, id));
 
 function read(access) {
   try {

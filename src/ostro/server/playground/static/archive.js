@@ -1,0 +1,90 @@
+// The conversations that this browser keeps: one entry of localStorage each, so that two tabs do not overwrite each
+// other's. Also their form as a file.
+
+import { Conversation } from "./conversation.js";
+
+const PREFIX = "ostro.conversation.";
+const FORMAT = "ostro.conversations";
+
+// What could not be stored stays here until the page is closed.
+const kept = new Map();
+
+export function readArchive() {
+  kept.clear();
+  for (const key of storedKeys()) read(key);
+}
+
+/** The latest first. */
+export const conversations = () => [...kept.values()].sort((a, b) => (a.updated < b.updated ? 1 : -1));
+
+export const conversationOf = (id) => kept.get(id) ?? null;
+
+/** Whether the browser has stored it; it may be forbidden to, or have no room. */
+export function keep(conversation) {
+  kept.set(conversation.id, conversation);
+  try {
+    localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export function forget({ id }) {
+  kept.delete(id);
+  try {
+    localStorage.removeItem(PREFIX + id);
+  } catch {
+    // It was never stored.
+  }
+}
+
+/** Calls back with the id of a conversation that another tab has changed or deleted. */
+export function onChangeElsewhere(listener) {
+  addEventListener("storage", ({ key, newValue }) => {
+    if (!key?.startsWith(PREFIX)) return;
+    const id = key.slice(PREFIX.length);
+    kept.delete(id);
+    if (newValue !== null) read(key);
+    listener(id);
+  });
+}
+
+/** Conversations as the text of a file. */
+export const exported = (list) => `${JSON.stringify({ format: FORMAT, version: 1, conversations: list }, null, 2)}\n`;
+
+/** The conversations in such a text, under ids of their own: none that is here is overwritten. Throws Error otherwise. */
+export function imported(text) {
+  let file = null;
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("It is not JSON.");
+  }
+  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This page did not export it.");
+  if (file.version !== 1) throw new Error(`It is of version ${file.version}; this page reads version 1.`);
+  return file.conversations.map((each) => new Conversation({ ...Conversation.from(each), id: undefined }));
+}
+
+function storedKeys() {
+  try {
+    return Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+  } catch {
+    return [];
+  }
+}
+
+function read(key) {
+  try {
+    const conversation = Conversation.from(JSON.parse(localStorage.getItem(key)));
+    dropUnanswered(conversation);
+    kept.set(conversation.id, conversation);
+  } catch {
+    // Somebody else's, or broken: it is left as it is.
+  }
+}
+
+/** The page was closed before the first token of an answer came. */
+function dropUnanswered(conversation) {
+  for (const turn of conversation.turns) if (turn.role === "assistant" && !turn.content) conversation.remove(turn);
+}

@@ -1,0 +1,410 @@
+"""Conversations in the playground: kept in the browser, with every version of every turn."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from browser_fixtures import Visit
+from live_server import LiveServer
+from page_checks import is_wider_than_the_screen, nameless, too_faint
+from playground_page import (
+    KEY,
+    answers,
+    fixed_answer,
+    give_key,
+    say,
+    set_parameter,
+    streamed,
+    until,
+    until_idle,
+    until_true,
+    wait_for_answer,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page, Route
+
+# Long enough to be looked at while it comes.
+LONG = 7000
+
+
+def number_answers(page: Page) -> list[list[dict[str, str]]]:
+    """The first request gets "Answer 1.", and so on; the messages of each are returned as they come."""
+    asked: list[list[dict[str, str]]] = []
+
+    def answer(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or "")["messages"])
+        route.fulfill(body=streamed(f"Answer {len(asked)}."), content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", answer)
+    return asked
+
+
+def ask(page: Page, *texts: str) -> None:
+    for text in texts:
+        say(page, text)
+        wait_for_answer(page)
+
+
+def spoken(page: Page) -> list[str]:
+    """All turns that are shown."""
+    return page.locator(".turns .prose").all_inner_texts()
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("#history-list .name").all_inner_texts()
+
+
+def turn(page: Page, index: int) -> Locator:
+    return page.locator(".turns > li").nth(index)
+
+
+def act(page: Page, index: int, name: str) -> None:
+    turn(page, index).get_by_role("button", name=name, exact=True).click()
+
+
+def choose(page: Page, name: str, item: str) -> None:
+    page.get_by_role("button", name=f"Actions for {name}").click()
+    page.get_by_role("menuitem", name=item).click()
+
+
+def agree(page: Page, act: str) -> None:
+    page.get_by_role("dialog").get_by_role("button", name=act).click()
+
+
+def users(*texts: str) -> Callable[[list[dict[str, str]]], bool]:
+    """Whether the messages are these, the user's and the model's in turn."""
+    roles = ("user", "assistant")
+    said = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    return lambda messages: messages == said
+
+
+# --- versions of a turn ---------------------------------------------------------------------------------------------
+
+
+def test_every_turn_can_be_made_again_and_its_versions_stay(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    asked = number_answers(page)
+    ask(page, "one", "two")
+    act(page, 1, "Regenerate")
+    until(lambda: spoken(page) == ["one", "Answer 3."], "what follows belongs to the other version")
+    wait_for_answer(page)
+    assert users("one")(asked[2])
+    assert turn(page, 1).get_by_role("img", name="Version 2 of 2").is_visible()
+    ask(page, "three")
+    assert users("one", "Answer 3.", "three")(asked[3])
+    act(page, 1, "Previous version")
+    assert spoken(page) == ["one", "Answer 1.", "two", "Answer 2."]
+    turn(page, 1).get_by_role("button", name="Previous version").press("Enter")
+    assert turn(page, 1).get_by_role("img", name="Version 1 of 2").is_visible(), "there is none before the first"
+    # The message can be answered again, too; and the focus stays on the button that was pressed.
+    act(page, 2, "Regenerate")
+    wait_for_answer(page)
+    assert spoken(page) == ["one", "Answer 1.", "two", "Answer 5."]
+    turn(page, 3).get_by_role("button", name="Previous version").press("Enter")
+    assert spoken(page)[-1] == "Answer 2."
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Previous version"
+    act(page, 1, "Next version")
+    assert spoken(page) == ["one", "Answer 3.", "three", "Answer 4."]
+    page.reload()
+    until(lambda: spoken(page) == ["one", "Answer 3.", "three", "Answer 4."], "the version that is shown is kept")
+
+
+def test_messages_and_answers_can_be_edited(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    asked = number_answers(page)
+    ask(page, "one", "two")
+    act(page, 2, "Edit")
+    editor = page.get_by_label("Edit the message")
+    assert editor.input_value() == "two"
+    page.keyboard.type(" or")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("three")
+    page.keyboard.press("Enter")
+    wait_for_answer(page)
+    assert spoken(page) == ["one", "Answer 1.", "two or\nthree", "Answer 3."]
+    assert users("one", "Answer 1.", "two or\nthree")(asked[2])
+    assert turn(page, 2).get_by_role("img", name="Version 2 of 2").is_visible()
+    # An answer is put right without asking the model; what comes next builds on it.
+    act(page, 1, "Edit")
+    page.get_by_label("Edit the answer").fill("Forty-two.")
+    page.get_by_role("button", name="Save").click()
+    assert spoken(page) == ["one", "Forty-two."]
+    ask(page, "sure?")
+    assert users("one", "Forty-two.", "sure?")(asked[3])
+    # Escape leaves everything as it was, and is no word to a running answer.
+    act(page, 0, "Edit")
+    page.keyboard.type("!!!")
+    page.keyboard.press("Escape")
+    assert spoken(page) == ["one", "Forty-two.", "sure?", "Answer 4."]
+    assert len(asked) == 4
+
+
+def test_what_was_said_can_be_copied(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
+    fixed_answer(page, "Some **bold** words.")
+    ask(page, "one *two*")
+    for index, text in enumerate(("one *two*", "Some **bold** words.")):
+        page.evaluate("document.getElementById('announcer').textContent = ''")
+        act(page, index, "Copy")
+        until_true(page, "document.getElementById('announcer').textContent === 'Copied.'")
+        assert page.evaluate("navigator.clipboard.readText()") == text
+
+
+def test_model_is_named_only_where_it_changes(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    number_answers(page)
+    page.get_by_label("Model", exact=True).locator("option", has_text="org/beta").wait_for(state="attached")
+    ask(page, "one", "two")
+    assert page.locator(".by").filter(visible=True).count() == 0
+    page.get_by_label("Model", exact=True).select_option("org/beta")
+    ask(page, "three", "four")
+    assert page.locator(".by").filter(visible=True).all_inner_texts() == ["org/beta"]
+    assert turn(page, 5).locator(".by").is_visible()
+
+
+def test_answer_that_did_not_come_leaves_the_one_before(playground: LiveServer, visit: Visit, complaints: Any) -> None:
+    complaints.expected.append("503")
+    page = visit(playground)
+    number_answers(page)
+    ask(page, "one", "two")
+    page.unroute_all()
+    refusal = json.dumps({"error": {"message": "No room."}})
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, body=refusal))
+    act(page, 1, "Regenerate")
+    page.get_by_role("alert").get_by_text("No room.").wait_for()
+    assert spoken(page) == ["one", "Answer 1.", "two", "Answer 2."]
+    assert turn(page, 1).get_by_role("button", name="Previous version").count() == 0
+
+
+# --- the list -------------------------------------------------------------------------------------------------------
+
+
+def test_conversations_are_listed_opened_renamed_and_deleted(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    asked = number_answers(page)
+    assert page.get_by_text("kept in this browser, and nowhere else").is_visible()
+    ask(page, "first <b>thing</b>\nand more")
+    page.get_by_role("button", name="New", exact=True).click()
+    assert spoken(page) == []
+    assert page.evaluate("document.activeElement.id") == "chat-input"
+    ask(page, "second")
+    assert users("second")(asked[1]), "nothing of the other conversation"
+    assert names(page) == ["second", "first <b>thing</b>"]
+    page.get_by_role("button", name="first <b>thing</b>", exact=True).click()
+    assert spoken(page) == ["first <b>thing</b>\nand more", "Answer 1."]
+    assert page.locator("#history-list [aria-current]").inner_text() == "first <b>thing</b>"
+    choose(page, "first", "Rename…")
+    page.get_by_role("dialog").get_by_label("Name").fill("Things")
+    page.keyboard.press("Enter")
+    until(lambda: "Things" in names(page), "it is not renamed")
+    page.reload()
+    until(lambda: sorted(names(page)) == ["Things", "second"], "they are gone")
+    assert spoken(page)[1] == "Answer 1.", "the one that was open is open again"
+    choose(page, "Things", "Delete…")
+    agree(page, "Cancel")
+    assert len(names(page)) == 2
+    choose(page, "Things", "Delete…")
+    agree(page, "Delete")
+    until(lambda: names(page) == ["second"], "it is there still")
+    assert spoken(page) == []
+    assert "Things" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_clear_asks_first(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    number_answers(page)
+    ask(page, "one")
+    page.get_by_role("button", name="Clear").click()
+    page.keyboard.press("Escape")
+    assert spoken(page) == ["one", "Answer 1."]
+    page.get_by_role("button", name="Clear").click()
+    agree(page, "Delete")
+    until(lambda: names(page) == [], "it is there still")
+    assert page.get_by_role("heading", name="Say something.").is_visible()
+    # There is nothing to lose now.
+    page.get_by_role("button", name="Clear").click()
+    assert page.get_by_role("dialog").count() == 0
+
+
+def test_exported_conversations_can_be_imported_elsewhere(playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
+    page = visit(playground)
+    number_answers(page)
+    ask(page, "one", "two")
+    act(page, 1, "Regenerate")
+    wait_for_answer(page)
+    page.get_by_role("button", name="New", exact=True).click()
+    ask(page, "other")
+    with page.expect_download() as single:
+        choose(page, "one", "Export")
+    assert single.value.suggested_filename == "ostro-one.json"
+    assert len(json.loads(single.value.path().read_text())["conversations"]) == 1
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    file = tmp_path / "all.json"
+    download.value.save_as(file)
+
+    elsewhere = visit(playground)
+    elsewhere.locator("#history-file").set_input_files(file)
+    until(lambda: sorted(names(elsewhere)) == ["one", "other"], "they are not imported")
+    elsewhere.get_by_role("button", name="one", exact=True).click()
+    assert spoken(elsewhere) == ["one", "Answer 3."]
+    act(elsewhere, 1, "Previous version")
+    assert spoken(elsewhere) == ["one", "Answer 1.", "two", "Answer 2."]
+    # Twice is two copies: nothing is overwritten.
+    elsewhere.locator("#history-file").set_input_files(file)
+    until(lambda: len(names(elsewhere)) == 4, "they are not imported again")
+
+
+def test_file_that_is_no_export_is_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    alert = page.locator("#chat [role=alert] p")
+    turn = {"id": 1, "parent": 0, "role": "user", "content": "x"}
+    broken: list[tuple[Any, str]] = [
+        ("{", "It is not JSON."),
+        ([1], "This page did not export it."),
+        ({"format": "ostro.conversations", "version": 2, "conversations": []}, "version 2"),
+    ]
+    for turns in (
+        [{**turn, "role": "system"}],
+        [turn, turn],
+        [{**turn, "parent": 7}],
+        [{**turn, "content": None}],
+        None,
+    ):
+        conversations = [{"id": "a", "turns": turns}]
+        broken.append(({"format": "ostro.conversations", "version": 1, "conversations": conversations}, "conversation"))
+    for content, told in broken:
+        text = content if isinstance(content, str) else json.dumps(content)
+        file = {"name": "notes.json", "mimeType": "application/json", "buffer": text.encode()}
+        page.locator("#history-file").set_input_files(file)  # type: ignore[arg-type]
+        alert.get_by_text(told).wait_for()
+        assert alert.inner_text().startswith("“notes.json” cannot be imported.")
+        page.get_by_role("button", name="Dismiss").click()
+    assert names(page) == []
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_conversation_outlives_a_reload_even_while_the_answer_comes(slow_playground: LiveServer, visit: Visit) -> None:
+    page = visit(slow_playground, key=KEY)
+    set_parameter(page, "Max tokens", LONG)
+    say(page, "Go on for long.")
+    until_true(page, "document.querySelector('.turns .assistant .prose').textContent.length > 40")
+    page.reload()
+    page.wait_for_selector(".turns .assistant .actions")
+    assert len(answers(page)[0]) > 20
+    assert page.locator(".turns .user .said").inner_text() == "Go on for long."
+    until_idle(slow_playground)
+
+
+def test_answer_goes_on_while_another_conversation_is_looked_at(slow_playground: LiveServer, visit: Visit) -> None:
+    page = visit(slow_playground, key=KEY)
+    set_parameter(page, "Max tokens", LONG)
+    say(page, "Go on for long.")
+    length = "document.querySelector('.turns .assistant .prose').textContent.length"
+    until_true(page, f"{length} > 40")
+    before = page.evaluate(length)
+    page.get_by_role("button", name="New", exact=True).click()
+    assert spoken(page) == []
+    assert page.get_by_role("button", name="Stop").is_visible()
+    page.get_by_role("button", name="Go on for long.", exact=True).click()
+    until_true(page, f"{length} > {before} + 40")
+    for button in ("Edit", "Regenerate"):
+        assert turn(page, 0).get_by_role("button", name=button).is_disabled(), "one answer at a time"
+    # It is deleted while it comes, and stays so.
+    choose(page, "Go on for long.", "Delete…")
+    agree(page, "Delete")
+    page.get_by_role("button", name="Send").wait_for()
+    until_idle(slow_playground)
+    assert names(page) == []
+    page.reload()
+    give_key(page, KEY)
+    page.wait_for_selector("#model-dot[data-state=ready]")
+    assert names(page) == []
+
+
+def test_browser_that_cannot_store_says_so_and_goes_on(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    number_answers(page)
+    ask(page, "one", "two")
+    page.get_by_role("alert").get_by_text("its storage is full or blocked").wait_for()
+    assert spoken(page) == ["one", "Answer 1.", "two", "Answer 2."]
+    assert names(page) == ["one"]
+
+
+def test_two_tabs_have_one_list(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    number_answers(page)
+    other = page.context.new_page()
+    other.goto(playground.url + "/")
+    ask(page, "one")
+    until(lambda: names(other) == ["one"], "the other tab does not hear of it")
+    assert spoken(other) == [], "it is not made to look at it"
+    other.get_by_role("button", name="one", exact=True).click()
+    ask(page, "two")
+    until(lambda: spoken(other) == ["one", "Answer 1.", "two", "Answer 2."], "the other tab shows what it was")
+
+
+def test_what_another_program_has_stored_there_is_left_alone(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    page.evaluate("localStorage.setItem('ostro.conversation.x', '{broken')")
+    page.reload()
+    number_answers(page)
+    ask(page, "one")
+    assert names(page) == ["one"]
+    assert page.evaluate("localStorage.getItem('ostro.conversation.x')") == "{broken"
+
+
+# --- for everybody --------------------------------------------------------------------------------------------------
+
+
+def test_list_and_versions_have_names_and_can_be_read(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground, reduced_motion="reduce")
+    number_answers(page)
+    ask(page, "one")
+    act(page, 1, "Regenerate")
+    wait_for_answer(page)
+    for look in ("versions", "editor", "menu", "question"):
+        if look == "editor":
+            act(page, 0, "Edit")
+        elif look == "menu":
+            page.get_by_role("button", name="Actions for one").press("Enter")
+        elif look == "question":
+            page.keyboard.press("End")
+            page.keyboard.press("Enter")
+            page.get_by_role("dialog", name=re.compile("Delete")).wait_for()
+        assert nameless(page) == [], look
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert too_faint(page) == [], (look, scheme)
+
+
+def test_on_a_phone_the_list_opens_over_the_chat(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground, viewport={"width": 320, "height": 640}, is_mobile=True, has_touch=True)
+    number_answers(page)
+    page.get_by_label("Message").fill("one")
+    page.get_by_role("button", name="Send").tap()
+    wait_for_answer(page)
+    assert not page.locator("#history").is_visible()
+    opener = page.get_by_role("button", name="Conversations")
+    opener.tap()
+    page.get_by_role("button", name="New", exact=True).tap()
+    assert not page.locator("#history").is_visible()
+    assert spoken(page) == []
+    opener.tap()
+    page.get_by_role("button", name="one", exact=True).tap()
+    assert spoken(page) == ["one", "Answer 1."]
+    assert not is_wider_than_the_screen(page)
+    opener.tap()
+    page.get_by_role("button", name="Actions for one").tap()
+    page.get_by_role("menuitem", name="Delete…").tap()
+    agree(page, "Delete")
+    until(lambda: spoken(page) == [], "it is there still")
+    assert not is_wider_than_the_screen(page)
