@@ -5,6 +5,6 @@
 #include "rows.inl"
 
 #define OSTRO_TABLE(title, runs)                                                                          \
-  {title, OSTRO_ISA::kPanel, static_cast<int>(OSTRO_ISA::kRowBytes), runs, OSTRO_ISA::quantize,           \
-   OSTRO_ISA::linear, OSTRO_ISA::attend, OSTRO_ISA::keep, OSTRO_ISA::norm, OSTRO_ISA::rotate,             \
-   OSTRO_ISA::softcap, OSTRO_ISA::weigh}
+  {title, OSTRO_ISA::kPanel, runs, OSTRO_ISA::row_bytes, OSTRO_ISA::quantize, OSTRO_ISA::linear,          \
+   OSTRO_ISA::attend, OSTRO_ISA::keep, OSTRO_ISA::norm, OSTRO_ISA::rotate, OSTRO_ISA::softcap,            \
+   OSTRO_ISA::weigh}

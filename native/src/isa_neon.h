@@ -110,28 +110,31 @@ inline void store_rounded(int8_t* to, Floats a) {
   std::memcpy(to, &word, sizeof word);
 }
 
-
 #define OSTRO_HAS_QUANTIZE
-inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
-  Floats x[8], most[8];
-  for (int i = 0; i < 8; ++i) x[i] = vld1q_f32(from + 4 * i), most[i] = vabsq_f32(x[i]);
+inline float group_peak(const float* from) {
+  Floats most[8];
+  for (int i = 0; i < 8; ++i) most[i] = vabsq_f32(vld1q_f32(from + 4 * i));
   for (int half = 4; half; half /= 2)
     for (int i = 0; i < half; ++i) most[i] = vmaxq_f32(most[i], most[i + half]);
-  const float peak = vmaxvq_f32(most[0]);
+  return vmaxvq_f32(most[0]);
+}
+
+inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   int8x16_t bytes[2];
   for (int half = 0; half < 2; ++half) {
     // Added to 1.5 * 2^23 they are rounded, and their codes are the lowest bytes of the sums.
     int16x8_t sums[4];
-    for (int i = 0; i < 4; ++i)
-      sums[i] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(x[4 * half + i], inverse), all(ostro::kFloatBase)));
+    for (int i = 0; i < 4; ++i) {
+      const Floats x = vld1q_f32(from + 16 * half + 4 * i);
+      sums[i] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(x, inverse), all(ostro::kFloatBase)));
+    }
     const int16x8_t low = vuzp1q_s16(sums[0], sums[1]), high = vuzp1q_s16(sums[2], sums[3]);
     bytes[half] = vuzp1q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high));
     vst1q_s8(codes + 16 * half, bytes[half]);
   }
   const int32x4_t sums = vdotq_s32(vdotq_s32(vdupq_n_s32(0), bytes[0], vdupq_n_s8(1)), bytes[1], vdupq_n_s8(1));
-  sum = vaddvq_s32(sums);
-  return peak;
+  return vaddvq_s32(sums);
 }
 
 }  // namespace OSTRO_ISA

@@ -56,9 +56,10 @@ constexpr long scratch_bytes(int panel, int cols) {
 
 struct Kernels {
   const char* name;
-  int panel;      // rows of a packed matrix that lie together
-  int row_bytes;  // of one row's group as `quantize` writes it
+  int panel;  // rows of a packed matrix that lie together
   bool (*runs_here)();
+  // Of a row of activations as `quantize` writes it.
+  long (*row_bytes)(int cols);
   // Rows of activations to codes, and to what products need to know of each group. `to` begins on a boundary of 16 bytes.
   void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
   // Panels begin to end of a product. `x` is what `quantize` wrote, or, for a matrix of floats, rows of floats, `cols`

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include "format.h"
 #include "kernels.h"
@@ -40,38 +42,108 @@ struct Group {
   Broadcast base[rows];  // -kFloatBase times the scale
   int8_t codes[rows][kGroup];
   float scale[rows];
-  float total[rows];  // of the group's activations, as they are after rounding
+  float total[rows];  // of the group's activations, as they are after rounding, and its outlier
   int32_t sum[rows];  // of their codes
 };
 
-constexpr long kRowBytes = sizeof(Group<1>);
-static_assert(sizeof(Group<kTileRows>) <= kTileRows * kRowBytes);
+// An outlier: scaled to it, codes would round the rest of its group away. It stays a float, and its code is zero.
+struct Outlier {
+  int32_t column;
+  int32_t row;  // of the tile
+  float value;
+};
+
+// Rounding noise grows with the square of a group's largest activation. An outlier is one without which the noise of its
+// whole row would be smaller by more than one part in so many; so a row has fewer of them than that.
+constexpr int kMostOutliers = 10;
+
+// A tile's outliers, after its groups: by column, as rows often share their outliers' columns.
+template <int rows>
+struct Outliers {
+  int32_t count;
+  Outlier at[rows * kMostOutliers];
+
+  void insert(const Outlier& outlier) {
+    int i = count++;
+    for (; i > 0 && at[i - 1].column > outlier.column; --i) at[i] = at[i - 1];
+    at[i] = outlier;
+  }
+};
+
+constexpr long kGroupBytes = sizeof(Group<1>);
+constexpr long kOutlierBytes = (sizeof(Outliers<1>) + 15) / 16 * 16;
+constexpr long row_bytes(int cols) { return cols / kGroup * kGroupBytes + kOutlierBytes; }
+static_assert(sizeof(Group<kTileRows>) <= kTileRows * kGroupBytes);
 
 #if !defined(OSTRO_HAS_QUANTIZE)
-// The codes of kGroup activations, and their sum. Returns the largest of them, which becomes 127.
-inline float quantize_group(const float* from, int8_t* codes, int32_t& sum) {
+// The largest absolute value of kGroup activations.
+inline float group_peak(const float* from) {
   Floats most = zeros();
   for (int i = 0; i < kGroup; i += kPanel) most = max(most, abs(load(from + i)));
-  const float peak = largest(most);
+  return largest(most);
+}
+
+// Their codes, of which 127 stands for `peak`. Returns the sum of the codes.
+inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   for (int i = 0; i < kGroup; i += kPanel) store_rounded(codes + i, load(from + i) * all(inverse));
-  sum = 0;
+  int32_t sum = 0;
   for (int i = 0; i < kGroup; ++i) sum += codes[i];
-  return peak;
+  return sum;
 }
 #endif
 
+// Takes the largest activation out of a group if it is an outlier in a row of this much noise: `peak` is then the largest
+// of the others. Returns its index, or -1.
+inline int take_outlier(const float* from, float noise, float& peak) {
+  constexpr float parts = kMostOutliers;
+  if (!(peak * peak * parts > noise)) return -1;
+  int index = 0;
+  while (index < kGroup && std::fabs(from[index]) != peak) ++index;
+  if (index == kGroup) return -1;
+  float others[kGroup];
+  std::copy_n(from, kGroup, others);
+  others[index] = 0.0f;
+  const float next = group_peak(others);
+  if (!((peak * peak - next * next) * parts > noise)) return -1;
+  peak = next;
+  return index;
+}
+
+template <int rows>
+inline void quantize_row(const float* x, int row, int cols, Group<rows>* groups, Outliers<rows>& outliers) {
+  float noise = 0.0f;
+  auto* group = groups;
+  for (int at = 0; at < cols; at += kGroup, ++group) {
+    const float peak = group_peak(x + at);
+    group->scale[row] = peak;
+    noise += peak * peak;
+  }
+  group = groups;
+  for (int at = 0; at < cols; at += kGroup, ++group) {
+    float peak = group->scale[row];
+    const int outlier = take_outlier(x + at, noise, peak);
+    int32_t sum = quantize_group(x + at, peak, group->codes[row]);
+    float apart = 0.0f;
+    if (outlier >= 0) {
+      apart = x[at + outlier];
+      outliers.insert({at + outlier, row, apart});
+      sum -= std::exchange(group->codes[row][outlier], int8_t{0});
+    }
+    const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
+    group->base[row] = broadcast(-kFloatBase * scale);
+    group->scale[row] = scale;
+    group->sum[row] = sum;
+    group->total[row] = scale * static_cast<float>(sum) + apart;
+  }
+}
+
 template <int rows>
 inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
-  auto* group = reinterpret_cast<Group<rows>*>(to);
-  for (int at = 0; at < cols; at += kGroup, ++group)
-    for (int row = 0; row < rows; ++row) {
-      const float peak = quantize_group(x + row * stride + at, group->codes[row], group->sum[row]);
-      const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
-      group->base[row] = broadcast(-kFloatBase * scale);
-      group->scale[row] = scale;
-      group->total[row] = scale * static_cast<float>(group->sum[row]);
-    }
+  auto* groups = reinterpret_cast<Group<rows>*>(to);
+  auto& outliers = *reinterpret_cast<Outliers<rows>*>(groups + cols / kGroup);
+  outliers.count = 0;
+  for (int row = 0; row < rows; ++row) quantize_row(x + row * stride, row, cols, groups, outliers);
 }
 
 // Calls body(rows of the tile, first row) for tiles of kTileRows, then of 1 / kTileShrink as many, down to one.
@@ -92,7 +164,7 @@ inline void each_panels(int begin, int end, const Body& body) {
 
 static void quantize(const float* x, long stride, int rows, int cols, uint8_t* to) {
   each_tile(rows, [&](auto tile, int row) {
-    quantize_tile<tile>(x + row * stride, stride, cols, to + row * (cols / kGroup) * kRowBytes);
+    quantize_tile<tile>(x + row * stride, stride, cols, to + row * row_bytes(cols));
   });
 }
 
@@ -192,10 +264,14 @@ OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panel
   });
 }
 
+// What dot products of codes that have lost their sign add for each activation's code.
+template <int kind>
+constexpr int code_bias = kind == kUnsigned4 ? 0 : kind == kInt4 ? kInt4Bias : kInt8Bias;
+
 // Where dot products want codes without a sign, sums begin below zero by as much as that adds.
 template <int kind, int panels, int rows>
 OSTRO_INLINE void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
-  constexpr int bias = kind == kUnsigned4 ? 0 : kind == kInt4 ? kInt4Bias : kInt8Bias;
+  constexpr int bias = code_bias<kind>;
   each_lane<panels * rows>([&]<int i>() OSTRO_BODY {
     auto& sum = sums[i / rows][i % rows];
     if constexpr (bias) sum = ints(kFloatBits - bias * group.sum[i % rows]);
@@ -272,6 +348,36 @@ OSTRO_INLINE void halves_tile(const uint8_t* x, Place<Scale> at, int groups, Flo
   keep_sums(out, to);
 }
 
+// A panel's weights of one column, without their minima.
+template <int kind, int stored, typename Scale>
+OSTRO_INLINE Floats column_weights(const Place<Scale>& at, int column) {
+  alignas(16) static constexpr int8_t one_hot[4][16] = {{1}, {0, 1}, {0, 0, 1}, {0, 0, 0, 1}};
+  constexpr int scales = kind == kInt8Halves ? 2 * kPanel : kPanel;
+  const Place<Scale> group = at.template after<code_bytes<stored>, scales>(column / kGroup);
+  const int step = column % kGroup / 4;
+  const Bytes codes = step_codes<stored>(group.codes, step / 4, step % 4);
+  const Ints sum = dot<0>(ints(kFloatBits - code_bias<kind>), codes, run(one_hot[column % 4]));
+  return (as_floats(sum) - all(kFloatBase)) * load(group.scales + (kind == kInt8Halves ? step / 4 * kPanel : 0));
+}
+
+// What was left out of the codes. Each row adds its outliers in the order of their columns, whatever tile it is in.
+template <int kind, int stored, int panels, int rows, typename Scale>
+OSTRO_INLINE void add_outliers(Sums<panels, rows>& sums, const Outliers<rows>& outliers, const Place<Scale>& at,
+                               int groups) {
+  constexpr int scales = kind == kInt8Halves ? 2 * kPanel : kPanel;
+  for (int i = 0; i < outliers.count;) {
+    const int column = outliers.at[i].column;
+    Floats weights[panels];
+    for (int panel = 0; panel < panels; ++panel)
+      weights[panel] = column_weights<kind, stored>(at.template after<code_bytes<stored>, scales>(panel * groups), column);
+    for (; i < outliers.count && outliers.at[i].column == column; ++i)
+      for (int panel = 0; panel < panels; ++panel) {
+        Floats& sum = sums.at[panel][outliers.at[i].row];
+        sum = madd(sum, weights[panel], outliers.at[i].value);
+      }
+  }
+}
+
 // Codes as dot products want them, a byte each.
 template <int kind>
 inline void spread_codes(const uint8_t* from, int groups, uint8_t* to) {
@@ -318,7 +424,7 @@ struct Integers {
   template <int stored, typename Number>
   void columns(const Place<Number>& at, int panel, int count) const {
     const int groups = matrix.cols / kGroup;
-    const int block = std::max(static_cast<int>(kBlockBytes / (groups * kRowBytes)), kLeastBlock) / kTileRows * kTileRows;
+    const int block = std::max(static_cast<int>(kBlockBytes / row_bytes(matrix.cols)), kLeastBlock) / kTileRows * kTileRows;
     for (int first = 0; first < rows; first += block) {
       each_panels(0, count, [&]<int panels>(int i) {
         each_tile(std::min(first + block, rows), [&](auto tile, int row) {
@@ -350,7 +456,7 @@ struct Integers {
   template <int stored, int panels, int count, typename Number>
   OSTRO_NOINLINE void compute(const Place<Number>& at, int panel, int row) const {
     const int groups = matrix.cols / kGroup;
-    const uint8_t* tile = x + row * groups * kRowBytes;
+    const uint8_t* tile = x + row * row_bytes(matrix.cols);
     Sums<panels, count> sums;
     // With one row panel by panel: from memory nothing comes as fast as what lies beside each other.
     constexpr int together = count == 1 ? 1 : std::min(panels, kTileSums / count);
@@ -359,6 +465,8 @@ struct Integers {
       if constexpr (kind == kInt8Halves) halves_tile<together, count>(tile, here, groups, sums.at + i);
       else integer_tile<kind, stored, minima, together, count>(tile, here, groups, sums.at + i);
     }
+    const auto& outliers = *reinterpret_cast<const Outliers<count>*>(tile + groups * sizeof(Group<count>));
+    add_outliers<kind, stored>(sums, outliers, at, groups);
     finish(sums, kFactor, after, bias, panel, out + row * stride, stride);
   }
 };

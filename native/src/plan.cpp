@@ -96,7 +96,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> 
     most_cols = std::max(most_cols, step.cols);
     if (step.norm && !reads_codes(step)) normed_cols = std::max(normed_cols, step.cols);
   }
-  const size_t row_codes = static_cast<size_t>(most_cols) / kGroup * kernels.row_bytes;
+  const size_t row_codes = static_cast<size_t>(kernels.row_bytes(most_cols));
   codes_.resize(rows * row_codes);
   normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
@@ -211,7 +211,7 @@ Plan::Input Plan::prepare(const Step& step, int rows, int thread) {
 }
 
 void Plan::quantize(const Step& step, int begin, int end, Own& own, uint8_t* codes) {
-  const long row_bytes = static_cast<long>(step.cols / kGroup) * kernels_.row_bytes;
+  const long row_bytes = kernels_.row_bytes(step.cols);
   for (int at = begin; at < end; at += kTile) {
     const int rows = std::min(kTile, end - at);
     const float* from = row(step.in, at) + step.in_at;
