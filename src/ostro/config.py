@@ -71,7 +71,11 @@ class EngineConfig:
         metadata=_means("the YAML file that a model of Levanter's was trained with: its checkpoints hold no settings"),
     )
     tokenizer: str | None = field(
-        default=None, metadata=_means("a directory with tokenizer.json, or a GGUF file (default: the model's own)")
+        default=None,
+        metadata=_means(
+            "in place of the model's own: a Hub id, a directory with tokenizer.json, a GGUF file, or any other "
+            "reference that model takes; no weights are fetched"
+        ),
     )
     chat_template: str | None = field(
         default=None, metadata=_means("chatml, gemma, llama3, generic, or a .jinja file (default: the model's own)")

@@ -5,7 +5,9 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from ostro.config import EngineConfig
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
@@ -14,10 +16,20 @@ from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_params import MAX_SEED, SamplingParams
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
-from ostro.weights import Pooling
+from ostro.weights import Checkpoint, Pooling
+from ostro.weights.tokenizer_files import fetch_tokenizer, naming_tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
+
+
+def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:
+    """The model's own, or the one that the settings name: at `path` if that is known, else fetched if need be."""
+    if config.tokenizer is None:
+        return Tokenizer.load(checkpoint.tokenizer_path, chat_template=config.chat_template)
+    with naming_tokenizer(config.tokenizer):
+        path = path or fetch_tokenizer(config.tokenizer, progress=True)
+        return Tokenizer.load(path, chat_template=config.chat_template)
 
 
 class Frontend:

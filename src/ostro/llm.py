@@ -15,11 +15,10 @@ from ostro.driver import Driver
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
-from ostro.frontend import Frontend, Message, Prompt
+from ostro.frontend import Frontend, Message, Prompt, load_tokenizer
 from ostro.outputs import Completion, Delta, Score, score
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
-from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 
 Adapter = str | Sequence[str | None] | None
@@ -53,10 +52,7 @@ class LLM:
         # As long as this lives, nobody may delete its files.
         weakref.finalize(self, ModelStore().hold(checkpoint.path).close)
         self.name = checkpoint.name
-        self.tokenizer = Tokenizer.load(
-            Path(self.config.tokenizer) if self.config.tokenizer else checkpoint.tokenizer_path,
-            chat_template=self.config.chat_template,
-        )
+        self.tokenizer = load_tokenizer(self.config, checkpoint)
         self.core = EngineCore(
             load_runner(checkpoint, self.config),
             prefix_caching=self.config.prefix_caching,

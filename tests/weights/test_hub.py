@@ -111,7 +111,7 @@ def test_a_revision_can_be_named_and_a_cached_model_opens_offline(hub: Hub, tmp_
 
 
 def test_an_unknown_repository_is_not_found(hub: Hub, tmp_path: Path) -> None:
-    assert open_from(hub, tmp_path, "acme/none").startswith("ModelNotFound The Hub has no model acme/none")
+    assert open_from(hub, tmp_path, "acme/none").startswith("ModelNotFound The Hub has no repository acme/none")
 
 
 def test_an_unknown_revision_is_not_found(hub: Hub, tmp_path: Path) -> None:

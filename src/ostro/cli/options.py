@@ -31,7 +31,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--model", metavar="REF", help=_meaning("model"))
     group.add_argument("--model-config", metavar="FILE", help=_meaning("model_config"))
-    group.add_argument("--tokenizer", metavar="PATH", help=_meaning("tokenizer"))
+    group.add_argument("--tokenizer", metavar="REF", help=_meaning("tokenizer"))
     group.add_argument("--chat-template", metavar="NAME", help=_meaning("chat_template"))
     add_size_options(group)
     group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")

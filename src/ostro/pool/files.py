@@ -17,6 +17,8 @@ class Files:
     close: Callable[[], None]
     adapters: tuple[tuple[str, str], ...] = ()
     """Of its adapters, too: their names and directories."""
+    tokenizer: str | None = None
+    """Of the tokenizer, where that was named apart from the model."""
 
 
 class Supply(Protocol):

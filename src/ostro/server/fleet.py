@@ -233,7 +233,9 @@ def _adapter(given: str) -> tuple[str, str]:
 
 def _service(stall_seconds: float, spec: ModelSpec, files: Files | None) -> ModelService:
     assert files is not None
-    return ModelService(_here(spec, files), path=files.path, name=files.name, stall_seconds=stall_seconds)
+    return ModelService(
+        _here(spec, files), path=files.path, name=files.name, tokenizer=files.tokenizer, stall_seconds=stall_seconds
+    )
 
 
 def _here(spec: ModelSpec, files: Files) -> EngineConfig:

@@ -15,7 +15,7 @@ from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
 from ostro.engine.tally import Tally
 from ostro.errors import ContextLengthExceeded, ModelError, OstroError
-from ostro.frontend import Frontend, Message, Prompt
+from ostro.frontend import Frontend, Message, Prompt, load_tokenizer
 from ostro.outputs import Completion, Delta
 from ostro.sampling_params import SamplingParams
 from ostro.text.tokenizer import Tokenizer
@@ -92,10 +92,19 @@ class ModelService:
     """Use within one event loop. `start` begins to load, `settled` waits for the outcome, `stop` ends everything."""
 
     def __init__(
-        self, config: EngineConfig, *, path: str | None = None, name: str | None = None, stall_seconds: float = 60.0
+        self,
+        config: EngineConfig,
+        *,
+        path: str | None = None,
+        name: str | None = None,
+        tokenizer: str | None = None,
+        stall_seconds: float = 60.0,
     ) -> None:
-        """`path` is where the model's files are, if that is known, and `name` what their source calls it."""
+        """`path` is where the model's files are, if that is known, and `name` what their source calls it; `tokenizer`
+        is where the tokenizer is that the settings name, if they name one and that is known.
+        """
         self.config = config
+        self._tokenizer_path = None if tokenizer is None else Path(tokenizer)
         self._handle = EngineHandle(config, path=path, name=name, stall_seconds=stall_seconds)
         self._frontend: Frontend | None = None
         self._door: Door | None = None
@@ -277,7 +286,7 @@ class ModelService:
             # The engine's handle has the reason, and tells it to whoever asks.
             return
         loop = asyncio.get_running_loop()
-        loading = loop.run_in_executor(self._threads, _open_frontend, located, self.config)
+        loading = loop.run_in_executor(self._threads, _open_frontend, located, self.config, self._tokenizer_path)
         [outcome] = await asyncio.gather(loading, return_exceptions=True)
         if isinstance(outcome, Frontend):
             self._frontend = outcome
@@ -313,11 +322,9 @@ class ModelService:
         return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
 
-def _open_frontend(located: Located, config: EngineConfig) -> Frontend:
+def _open_frontend(located: Located, config: EngineConfig, tokenizer: Path | None) -> Frontend:
     checkpoint = open_checkpoint(Path(located.path), model_config=config.model_config)
-    path = Path(config.tokenizer) if config.tokenizer else checkpoint.tokenizer_path
-    tokenizer = Tokenizer.load(path, chat_template=config.chat_template)
-    return Frontend(located.name, tokenizer, checkpoint.pooling)
+    return Frontend(located.name, load_tokenizer(config, checkpoint, tokenizer), checkpoint.pooling)
 
 
 def _name_of(reference: str | None) -> str:

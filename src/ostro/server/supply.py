@@ -22,6 +22,7 @@ from ostro.relay import Logged
 from ostro.sources.store import ModelStore
 from ostro.weights.courier import Brought, Failed, Order, Word
 from ostro.weights.place import find_adapter, find_place
+from ostro.weights.tokenizer_files import find_tokenizer, naming_tokenizer
 
 
 class CachedSupply:
@@ -37,7 +38,7 @@ class CachedSupply:
             reader, writer = await asyncio.open_connection(sock=sock)
             brought = await _outcome(reader, spec.name)
             # The process holds them too, until it is ended.
-            files = await _in_thread(lambda: _held(brought.path, brought.name, brought.adapters))
+            files = await _in_thread(lambda: _held(brought.path, brought.name, brought.adapters, brought.tokenizer))
             assert files is not None
             return files
         finally:
@@ -63,18 +64,24 @@ def _found(config: EngineConfig) -> Files | None:
         if directory is None:
             return None
         adapters.append((name, str(directory)))
+    tokenizer: Path | None = None
+    if config.tokenizer is not None:
+        with naming_tokenizer(config.tokenizer):
+            tokenizer = find_tokenizer(config.tokenizer)
+        if tokenizer is None:
+            return None
     try:
-        return _held(str(place.path), place.name, tuple(adapters))
+        return _held(str(place.path), place.name, tuple(adapters), None if tokenizer is None else str(tokenizer))
     except ModelNotFound:
         # Evicted in the moment between.
         return None
 
 
-def _held(path: str, name: str | None, adapters: tuple[tuple[str, str], ...]) -> Files:
+def _held(path: str, name: str | None, adapters: tuple[tuple[str, str], ...], tokenizer: str | None) -> Files:
     with ExitStack() as held:
-        for each in (path, *(directory for _, directory in adapters)):
+        for each in (path, *(directory for _, directory in adapters), *(() if tokenizer is None else (tokenizer,))):
             held.enter_context(ModelStore().hold(Path(each)))
-        return Files(path, name, held.pop_all().close, adapters)
+        return Files(path, name, held.pop_all().close, adapters, tokenizer)
 
 
 async def _in_thread(work: Callable[[], Files | None]) -> Files | None:
@@ -94,7 +101,7 @@ def _let_go(found: asyncio.Future[Files | None]) -> None:
 
 def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A courier, and our end of the socket between us."""
-    order = msgspec.json.encode(Order(config.model, config.model_config, config.adapters)).decode()
+    order = msgspec.json.encode(Order(config.model, config.model_config, config.tokenizer, config.adapters)).decode()
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "ostro.weights.courier", str(theirs.fileno()), order]

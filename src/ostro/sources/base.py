@@ -90,6 +90,8 @@ class Reference:
     """Without a slash at either end; empty for a whole bucket."""
     endpoint: str = ""
     """Where the store is, if not at its usual address: there the same name means another model."""
+    part: Literal["", "tokenizer"] = ""
+    """Which of its files are meant; empty for all that a model has. In the cache it is a model of its own."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}/{self.key}".rstrip("/")
@@ -108,6 +110,7 @@ class Reference:
     @property
     def digest(self) -> str:
         text = f"{self} at {self.endpoint}" if self.endpoint else str(self)
+        text += f" {self.part}" if self.part else ""
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

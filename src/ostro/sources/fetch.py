@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound
@@ -26,7 +27,15 @@ from ostro.sources.base import (
 )
 from ostro.sources.checksum import check
 from ostro.sources.crew import Crew
-from ostro.sources.files import gguf_files, gguf_prefix, is_index, is_model, missing, model_files
+from ostro.sources.files import (
+    gguf_files,
+    gguf_prefix,
+    is_index,
+    is_model,
+    missing,
+    model_files,
+    tokenizer_files,
+)
 from ostro.sources.partial import Partial, Range
 from ostro.sources.progress import Meter, metered
 from ostro.sources.room import cache_limit
@@ -43,13 +52,18 @@ class _Damaged(Exception):
     """What arrived is not what the store says it has."""
 
 
-def fetch_model(reference: str, *, progress: bool, refresh: bool = False) -> Path:
+def fetch_model(reference: str, *, progress: bool, refresh: bool = False, tokenizer_only: bool = False) -> Path:
     """The local directory with the model's files, downloaded as far as they are not in the cache.
 
-    One process fetches a model; others wait for it. With `refresh` the store is asked for a newer version.
+    One process fetches a model; others wait for it. With `refresh` the store is asked for a newer version. Without the
+    weights, `tokenizer_only`, all of the model will do if it is in the cache.
     """
     model = parse_reference(reference)
     store = ModelStore()
+    if tokenizer_only:
+        if not refresh and (cached := _cached(store, model)):
+            return cached
+        model = replace(model, part="tokenizer")
     if not refresh and (cached := _cached(store, model)):
         return cached
     source = open_source(model)
@@ -129,8 +143,9 @@ class _Fetch:
         """The model's files by their paths in it, each with a checksum."""
         found = patiently(f"Listing {self.model}", self._listed)
         if not found:
-            raise ModelNotFound(f"There is nothing at {self.model}. Check the name.")
-        if not is_model(found):
+            what = "no tokenizer" if self.model.part else "nothing"
+            raise ModelNotFound(f"There is {what} at {self.model}. Check the name.")
+        if not self.model.part and not is_model(found):
             raise ModelNotFound(f"There is neither a config.json nor a GGUF file at {self.model}. Check the name.")
         with Crew() as crew:
             stats = {name: crew.send(self._with_checksum, info, crew) for name, info in found.items()}
@@ -144,7 +159,7 @@ class _Fetch:
         directory, _, file = self.model.key.rpartition("/")
         if not file.endswith(".gguf"):
             found = self._listed_under(self.model.directory, "")
-            wanted = model_files(found)
+            wanted = tokenizer_files(found) if self.model.part else model_files(found)
         else:
             found = self._listed_under(f"{directory}/" if directory else "", gguf_prefix(file))
             wanted = gguf_files(found, file)
@@ -163,6 +178,8 @@ class _Fetch:
 
     def _require_all(self, wanted: Mapping[str, ObjectInfo], indexes: Mapping[str, ObjectInfo]) -> None:
         """Refuses what is still being uploaded: once in the cache, it would be taken for the model."""
+        if self.model.part:
+            return
         lacking = missing(wanted.keys(), {name: (self.partial.files / name).read_bytes() for name in indexes})
         if lacking:
             names = ", ".join(lacking[:_MOST_NAMED]) + (" and more" if len(lacking) > _MOST_NAMED else "")

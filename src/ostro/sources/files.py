@@ -13,6 +13,7 @@ from ostro.sources.levanter import levanter_files
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "tokenizer.model", "vocab.json")
 WeightFormat = Literal["safetensors", "gguf", "pickle"]
 
 # No code, and of the directories only those that are read: an adapter, and an embedding model's modules.
@@ -26,6 +27,14 @@ _FORMATS: dict[WeightFormat, re.Pattern[str]] = {
     "pickle": re.compile(r"pytorch_model(?:-\d{5}-of-\d{5})?\.bin|pytorch_model\.bin\.index\.json"),
 }
 _UNWANTED = re.compile(r"consolidated.*\.safetensors")
+# What a tokenizer is read from: its vocabulary, its settings, and the ids and the template that go with them.
+_OF_TOKENIZER = frozenset(
+    {
+        *VOCABULARIES,
+        *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+        *("chat_template.jinja", "chat_template.json", "config.json", "generation_config.json"),
+    }
+)
 _CONFIGS = ("config.json", "adapter_config.json")
 # What a model without config.json has instead: one of Levanter's is a database, or a directory for each array.
 _ITS_OWN_CONFIG = (".gguf", "manifest.ocdbt", "/.zarray", "/zarr.json")
@@ -53,6 +62,19 @@ def weight_format(names: Collection[str]) -> WeightFormat | None:
         if (form == "gguf" or "config.json" in names) and any(pattern.fullmatch(name) for name in names):
             return form
     return None
+
+
+def tokenizer_files(names: Collection[str]) -> list[str]:
+    """Those of a directory that its tokenizer is read from; a GGUF file where there is no other vocabulary."""
+    if any(name in VOCABULARIES for name in names):
+        return [name for name in names if name in _OF_TOKENIZER]
+    return [name for name in names if _FORMATS["gguf"].fullmatch(name) and is_first_gguf(name)]
+
+
+def is_first_gguf(name: str) -> bool:
+    """Whether a GGUF file is a whole model or the first file of a split one, which has the vocabulary."""
+    split = _SPLIT.fullmatch(name)
+    return split is None or "-00001-of-" in name
 
 
 def gguf_prefix(file: str) -> str:

@@ -1,5 +1,5 @@
-"""A process that brings the files of a model, and of its adapters, to this machine, so that whoever waits for them can
-give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
+"""A process that brings the files of a model, its tokenizer and its adapters to this machine, so that whoever waits for
+them can give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
 `ostro.server.supply`.
 
 socket <── lines of JSON: what is logged on the way, then where the files are, or why they are not
@@ -26,6 +26,7 @@ from ostro.sources.fetch import fetch_model
 from ostro.sources.store import ModelStore
 from ostro.weights.checkpoint import open_checkpoint
 from ostro.weights.place import find_adapter
+from ostro.weights.tokenizer_files import fetch_tokenizer, naming_tokenizer
 
 _ROUNDS = 3
 
@@ -37,12 +38,14 @@ class Order(msgspec.Struct, frozen=True):
 
     model: str | None
     model_config: str | None
+    tokenizer: str | None
     adapters: tuple[tuple[str, str], ...]
 
 
 class Brought(msgspec.Struct, frozen=True, tag=True):
     path: str
     name: str
+    tokenizer: str | None
     adapters: tuple[tuple[str, str], ...]
 
 
@@ -98,7 +101,14 @@ def _bring(order: Order, held: ExitStack) -> Brought:
             return fetch_model(reference, progress=True) if found is None else found
 
         adapters.append((name, str(_kept(directory, lambda path: path, held))))
-    return Brought(str(checkpoint.path), checkpoint.name, tuple(adapters))
+    return Brought(str(checkpoint.path), checkpoint.name, _tokenizer(order.tokenizer, held), tuple(adapters))
+
+
+def _tokenizer(reference: str | None, held: ExitStack) -> str | None:
+    if reference is None:
+        return None
+    with naming_tokenizer(reference):
+        return str(_kept(lambda: fetch_tokenizer(reference, progress=True), lambda path: path, held))
 
 
 def _kept(bring: Callable[[], T], path_of: Callable[[T], Path], held: ExitStack) -> T:

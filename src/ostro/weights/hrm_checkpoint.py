@@ -79,8 +79,8 @@ class HrmCheckpoint:
         found = next((place for place in places if any((place / file).is_file() for file in _TOKENIZERS)), None)
         if found is None:
             raise ModelNotFound(
-                f"There is no tokenizer.json or vocab.txt with {self.weights}. Give --tokenizer-path the directory of "
-                "the one that the model was trained with.",
+                f"There is no tokenizer.json or vocab.txt with {self.weights}. Give --tokenizer-path the directory or "
+                "the Hub id of the one that the model was trained with.",
                 param="tokenizer",
             )
         return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound, OstroError
-from ostro.sources.files import gguf_files, weight_format
+from ostro.sources.files import VOCABULARIES, gguf_files, tokenizer_files, weight_format
 from ostro.weights.gguf_checkpoint import is_first_file
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def parse_hub_id(reference: str) -> HubModel | None:
     return HubModel(match["repo"], match["revision"], match["file"])
 
 
-def fetch(model: HubModel, *, progress: bool) -> Path:
+def fetch(model: HubModel, *, progress: bool, tokenizer_only: bool = False) -> Path:
     """The directory of the repository's snapshot, or the GGUF file in it, downloaded as far as it is not in the Hub's
-    cache.
+    cache; with `tokenizer_only` without the weights, unless a GGUF file has the vocabulary.
 
     If the Hub does not answer, it is what was fetched last.
     """
@@ -82,11 +82,10 @@ def fetch(model: HubModel, *, progress: bool) -> Path:
         except RevisionNotFoundError:
             raise
         except (_transport_error(HfHubHTTPError), OSError) as error:
-            return _fetched_last(model, error)
+            return _fetched_last(model, error, tokenizer_only=tokenizer_only)
         names = [file.rfilename for file in info.siblings or ()]
-        ggufs = _gguf_files(model, names)
-        snapshot = _snapshot(model, [glob.escape(name) for name in ggufs] or _patterns(names))
-        return snapshot / ggufs[0] if ggufs else snapshot
+        patterns, file = _wanted(model, names, tokenizer_only=tokenizer_only)
+        return _snapshot(model, patterns) / file
 
 
 def answers(model: HubModel, seconds: float) -> bool:
@@ -105,7 +104,7 @@ def cached(model: HubModel) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return _snapshot_here(model)
+        return _snapshot_here(model, tokenizer_only=False)
     except LocalEntryNotFoundError:
         return None
 
@@ -140,6 +139,17 @@ class HubFiles:
         if len(answer.content) != end - start:
             raise DownloadFailed(f"The Hub did not give the part of {name} that was asked for. Try again later.")
         return answer.content
+
+
+def _wanted(model: HubModel, names: Collection[str], *, tokenizer_only: bool) -> tuple[list[str], str]:
+    """Patterns of the files that are read, and the GGUF file among them; an empty text where there is none."""
+    if tokenizer_only and model.file is None and any(name in VOCABULARIES for name in names):
+        return tokenizer_files(names), ""
+    if ggufs := _gguf_files(model, names):
+        return [glob.escape(name) for name in ggufs], ggufs[0]
+    if tokenizer_only:
+        raise ModelNotFound(f"{model.repo} has no tokenizer on the Hub: neither {VOCABULARIES[0]} nor a GGUF file.")
+    return _patterns(names), ""
 
 
 def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
@@ -202,7 +212,7 @@ def _snapshot(model: HubModel, patterns: list[str], *, local_files_only: bool = 
     )
 
 
-def _snapshot_here(model: HubModel) -> Path:
+def _snapshot_here(model: HubModel, *, tokenizer_only: bool) -> Path:
     """What `fetch` would give, from the Hub's cache. LocalEntryNotFoundError if it is not whole there."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -210,19 +220,17 @@ def _snapshot_here(model: HubModel) -> Path:
     snapshot = _snapshot(model, ["-"], local_files_only=True)
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     try:
-        ggufs = _gguf_files(model, names)
+        patterns, file = _wanted(model, names, tokenizer_only=tokenizer_only)
     except ModelNotFound as error:
         raise LocalEntryNotFoundError(error.message) from error
-    if ggufs:
-        return snapshot / ggufs[0]
-    return _snapshot(model, _patterns(names), local_files_only=True)
+    return _snapshot(model, patterns, local_files_only=True) / file
 
 
-def _fetched_last(model: HubModel, reason: Exception) -> Path:
+def _fetched_last(model: HubModel, reason: Exception, *, tokenizer_only: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        path = _snapshot_here(model)
+        path = _snapshot_here(model, tokenizer_only=tokenizer_only)
     except LocalEntryNotFoundError:
         # An answer of the Hub says more than that nothing is here.
         if isinstance(reason, HfHubHTTPError):
@@ -251,7 +259,7 @@ def _translated(model: HubModel) -> Iterator[None]:
         raise ModelNotFound(f"The Hub's repository {repo} has no revision {model.revision!r}.") from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
-            f"The Hub has no model {repo}, or it is private. Check the name; for a private one set HF_TOKEN."
+            f"The Hub has no repository {repo}, or it is private. Check the name; for a private one set HF_TOKEN."
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no"
