@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer, live_server
 from model_directory import write_model
-from terminal import CTRL_C, CTRL_D, OSTRO, PATIENCE, Screen, terminal
+from terminal import CTRL_C, CTRL_D, OSTRO, PATIENCE, UP, Screen, terminal
 
 from ostro import Client
-from ostro.cli import main
+from ostro.cli import _parser, main
+from ostro.cli.chat import _options
+from ostro.errors import DownloadFailed
+from ostro.weights.pypi import DEFAULT_MODEL, fetch
 
 # As many tokens as are asked for, and always the same.
 ENDLESS = ("--temperature", "0", "--ignore-eos")
@@ -29,6 +32,21 @@ PROMPT, MORE = "\n> ", "\n. "
 def chat(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Screen]:
     with terminal("chat", *args, env=env) as screen:
         yield screen
+
+
+@pytest.fixture(autouse=True)
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is typed is kept: nobody's own file."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "ostro" / "chat_history"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> None:
+    try:
+        fetch(DEFAULT_MODEL, progress=False)
+    except DownloadFailed as error:
+        pytest.skip(f"the embedded model cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +97,63 @@ def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
     ]
     assert all(message["content"] for message in said["messages"])
     assert json.loads(Path(f"{saved}2").read_text())["messages"] == [{"role": "system", "content": "yes"}]
+
+
+def test_arrow_keys_bring_back_what_was_typed_on_other_days(server: LiveServer, history: Path) -> None:
+    for typed, rest in (("the fox", "\n"), (UP, " jumps\n")):
+        with chat("--url", server.url, "--max-tokens", "1", *ENDLESS) as screen:
+            screen.until(PROMPT)
+            screen.type(typed)
+            # Where it was an arrow, its line editing shows it.
+            screen.until("the fox")
+            screen.type(rest)
+            screen.until("1 token")
+            screen.until(PROMPT)
+            screen.type(CTRL_D)
+            assert screen.end() == 0
+    assert history.read_text().splitlines() == ["the fox", "the fox jumps"]
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_a_history_that_cannot_be_kept_is_done_without(server: LiveServer, history: Path) -> None:
+    history.parent.parent.write_text("no directory")
+    with chat("--url", server.url, "--max-tokens", "1", *ENDLESS) as screen:
+        screen.until(PROMPT)
+        screen.type("the fox\n")
+        screen.until("1 token")
+        screen.until(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+        assert "Traceback" not in screen.shown
+
+
+def test_the_embedded_model_answers_in_lines_that_end_at_words(embedded: None) -> None:
+    args = ("--max-tokens", "60", "--temperature", "0", "--ignore-eos")
+    answers = []
+    with terminal("chat", *args, env={"OSTRO_FAULTS": ""}, columns=40) as screen:
+        for columns in (40, 1000):
+            screen.until(PROMPT)
+            screen.type("/clear\n")
+            screen.until(PROMPT)
+            screen.resize(columns)
+            screen.type("Tell me about foxes.\n")
+            screen.until("foxes.\r\n")
+            answers.append(screen.until("\n60 tokens · ").removesuffix("\n60 tokens · ").replace("\r", ""))
+        screen.until(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+    narrow, wide = answers
+    assert narrow.split() == wide.split()
+    assert all(len(line) < 40 for line in narrow.splitlines())
+    assert len(narrow.splitlines()) > len(wide.splitlines())
+
+
+def test_only_what_was_asked_for_is_sent() -> None:
+    """The model's own defaults hold for the rest."""
+    args = _parser(["chat"]).parse_args(["chat"])
+    assert _options(args) == {}
+    args = _parser(["chat"]).parse_args(["chat", "--temperature", "0", "--max-tokens", "5", "--stop", "x"])
+    assert _options(args) == {"temperature": 0.0, "max_tokens": 5, "stop": ["x"]}
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(server: LiveServer) -> None:

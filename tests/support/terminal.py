@@ -33,6 +33,9 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self.keyboard, text.encode())
 
+    def resize(self, columns: int) -> None:
+        _resize(self.keyboard, columns)
+
     def until(self, text: str) -> str:
         """Waits for text that was not waited for yet; returns what came with it."""
         deadline = time.monotonic() + PATIENCE
@@ -77,7 +80,7 @@ def terminal(
 ) -> Iterator[Screen]:
     """`ostro` with these arguments, in a terminal of its own, without colour unless `env` has an empty NO_COLOR."""
     keyboard, screen = pty.openpty()
-    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    _resize(screen, columns)
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _IN_TERMINAL, *command, *args],
@@ -97,3 +100,7 @@ def terminal(
             process.kill()
         process.wait()
         os.close(keyboard)
+
+
+def _resize(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

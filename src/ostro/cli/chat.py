@@ -73,7 +73,11 @@ def _server(args: argparse.Namespace, terminal: Terminal) -> Iterator[Client]:
             cure = "Start one with `ostro serve`, or leave --url and --model out."
             raise Unreachable(f"No Ostro server answers at {client.url}. {cure}")
     loading = f"Loading {args.reference or 'the embedded model'}…"
-    with own_server(args.reference, lambda seconds: terminal.status(f"{loading} {seconds:.0f} s")) as client:
+
+    def waiting(seconds: float, doing: str) -> None:
+        terminal.status(f"{loading} {seconds:.0f} s" + (f" · {doing}" if doing else ""))
+
+    with own_server(args.reference, waiting) as client:
         terminal.status("")
         yield client
 

@@ -6,26 +6,32 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from ostro.cli.files import written_whole
+from ostro.cli.history import History, history_path
+from ostro.cli.word_wrap import WordWrap
 from ostro.client.client import Client
 from ostro.client.options import ChatOptions
 from ostro.errors import BadRequest, ContextLengthExceeded, OstroError
 
 _BLOCK = '"""'
+_USUAL_COLUMNS = 80
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 HELP = f"""\
-/clear          forget what was said
-/system [TEXT]  show or set what the model is told beforehand
-/model [NAME]   list the server's models, or go on with another one
+/clear          forget the conversation so far
+/system [TEXT]  show or set the system message
+/model [NAME]   list the server's models, or switch to one
 /save FILE      write the conversation to a file, as JSON
-/help           this
-/exit           end, as Ctrl-D does
-A line that ends in a backslash goes on in the next one; lines between {_BLOCK} and {_BLOCK} are one message.
-Ctrl-C stops an answer. A message that begins with a slash needs a space before it."""
+/help           show this
+/exit           leave (Ctrl-D does, too)
+
+Ctrl-C          stop an answer
+Up, Down        earlier messages, those of other days too
+\\ at the end    the message goes on in the next line
+{_BLOCK}             before and after a message of several lines
+A message that begins with a slash needs a space before it."""
 
 
 class Terminal:
@@ -34,6 +40,7 @@ class Terminal:
     def __init__(self) -> None:
         self._styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._status = ""
+        self._wrap: WordWrap | None = None
 
     def read(self) -> str:
         """A message of one or several lines; raises EOFError at the end of the input."""
@@ -47,8 +54,15 @@ class Terminal:
         return "\n".join(lines)
 
     def piece(self, text: str) -> None:
-        """Of an answer. A model's control characters must not steer the terminal."""
-        print(_CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text, end="", flush=True)
+        """Of an answer, in lines that end at words. A model's control characters must not steer the terminal."""
+        if sys.stdout.isatty():
+            self._wrap = self._wrap or WordWrap(_columns)
+            text = self._wrap.feed(_CONTROL.sub("\ufffd", text))
+        print(text, end="", flush=True)
+
+    def end_answer(self) -> None:
+        print("" if self._wrap is None else self._wrap.end(), flush=True)
+        self._wrap = None
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -60,6 +74,7 @@ class Terminal:
     def status(self, text: str) -> None:
         """One line that the next one overwrites; on a terminal alone."""
         if sys.stderr.isatty() and (text or self._status):
+            text = text[: _columns() - 1]
             print(f"\r{text:<{len(self._status)}}" + ("" if text else "\r"), end="", file=sys.stderr, flush=True)
             self._status = text
 
@@ -107,11 +122,12 @@ class Conversation:
 
     def talk(self, terminal: Terminal) -> None:
         """Until the input ends."""
-        _use_line_editing()
+        history = History(history_path())
         terminal.remark(f"{self._model_name()} at {self._client.url}. /help tells what you can do, Ctrl-D ends.")
         while True:
             try:
                 text = terminal.read()
+                history.keep()
             except EOFError:
                 terminal.say("")
                 return
@@ -160,13 +176,13 @@ class Conversation:
         except OstroError:
             del self._said[-1]
             if pieces:
-                terminal.say("")
+                terminal.end_answer()
             raise
         if not pieces and num_tokens is None:
             del self._said[-1]
         else:
             self._said.append({"role": "assistant", "content": "".join(pieces)})
-        terminal.say("")
+        terminal.end_answer()
         terminal.remark(timing.summary(num_tokens, len(pieces)))
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -229,7 +245,9 @@ class _Timing:
         return " · ".join(parts)
 
 
-def _use_line_editing() -> None:
-    """Arrow keys and a history of this conversation, where Python was built with it."""
-    with suppress(ImportError):
-        import readline  # noqa: F401
+def _columns() -> int:
+    """Of the window as it is now, which COLUMNS in the environment may not be."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_COLUMNS
+    except OSError:
+        return _USUAL_COLUMNS

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,11 +21,15 @@ from ostro.errors import ModelError
 
 _POLL_SECONDS = 0.1
 _END_SECONDS = 15.0
+# Who logs how far a start is.
+_AT_WORK = ("ostro.sources.", "ostro.weights.", "ostro.runner.")
 
 
 @contextmanager
-def own_server(model: str | None, waiting: Callable[[float], None]) -> Iterator[Client]:
-    """A client of a server that is ready. `waiting` is called now and then, with the seconds since the start."""
+def own_server(model: str | None, waiting: Callable[[float, str], None]) -> Iterator[Client]:
+    """A client of a server that is ready. `waiting` is called now and then, with the seconds since the start and what
+    the server says it is at.
+    """
     key = secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "ostro.cli.own_server", *([] if model is None else [model])]
     options = ["--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--no-access-log"]
@@ -48,13 +52,16 @@ def own_server(model: str | None, waiting: Callable[[float], None]) -> Iterator[
             _end(child)
 
 
-def _client_when_ready(child: subprocess.Popen[bytes], log: Path, key: str, waiting: Callable[[float], None]) -> Client:
+def _client_when_ready(
+    child: subprocess.Popen[bytes], log: Path, key: str, waiting: Callable[[float, str], None]
+) -> Client:
     began = time.monotonic()
     client: Client | None = None
     try:
         while child.poll() is None:
-            waiting(time.monotonic() - began)
-            if client is None and (url := _address(log)) is not None:
+            lines = _lines(log)
+            waiting(time.monotonic() - began, _doing(lines))
+            if client is None and (url := _address(lines)) is not None:
                 client = Client(url, key)
             if client is not None and client.ready():
                 return client
@@ -68,11 +75,20 @@ def _client_when_ready(child: subprocess.Popen[bytes], log: Path, key: str, wait
     raise ModelError(_reason(log))
 
 
-def _address(log: Path) -> str | None:
-    for line in log.read_text(errors="replace").splitlines():
-        if '"listening"' in line and line.endswith("}"):
-            return str(json.loads(line)["url"])
-    return None
+def _lines(log: Path) -> list[dict[str, object]]:
+    """Of JSON, and whole: the last one may still be on its way."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+def _address(lines: Iterable[dict[str, object]]) -> str | None:
+    return next((str(line["url"]) for line in lines if line["message"] == "listening"), None)
+
+
+def _doing(lines: Iterable[dict[str, object]]) -> str:
+    """What takes long: a download, weights that are packed."""
+    told = [str(line["message"]) for line in lines if str(line["logger"]).startswith(_AT_WORK)]
+    return told[-1] if told else ""
 
 
 def _reason(log: Path) -> str:

@@ -4,6 +4,8 @@ Knows the layers that families are made of, and refuses what is not among them; 
 the native path needs torch: where the packed file is there already, nothing here is called.
 """
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import byref
@@ -29,6 +31,10 @@ from ostro.weights.checkpoint import Checkpoint
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
 from ostro.weights.gguf_header import GGML_TYPES
 from ostro.weights.gguf_model import Undo
+
+_LOG_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 _FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 """GGUF's numbers of what safetensors hold."""
@@ -200,8 +206,12 @@ class _Lowering:
             if isinstance(rope, Rotary)
         ]
         inner = 0
-        for layer, rope in zip(backbone.layers, backbone.rope_of_layer, strict=True):
+        told = time.monotonic()
+        for number, (layer, rope) in enumerate(zip(backbone.layers, backbone.rope_of_layer, strict=True)):
             assert isinstance(layer, PreNormLayer | SandwichLayer)
+            if time.monotonic() - told > _LOG_SECONDS:
+                told = time.monotonic()
+                _log.info("packing the weights: layer %d of %d", number, len(backbone.layers))
             inner = max(inner, self._layer(layer, rope))
         head_step = len(self._steps)
         self._add(op=Op.GATHER, input=self._STREAM, out=self._ASKED, cols=shape.hidden_size)
