@@ -1,5 +1,6 @@
 // The chat: each message sends all that was said before it on its branch of the conversation.
 
+import { partsOf } from "./answer.js";
 import { conversationOf, forget, keep, onChangeElsewhere, readArchive } from "./archive.js";
 import { Conversation } from "./conversation.js";
 import { announce, byId, following, hasKeyboard, oncePerFrame } from "./dom.js";
@@ -89,7 +90,7 @@ export function chatMode(panel) {
     // It may have been deleted meanwhile.
     if (conversationOf(within.id) === within) store(within);
     following(log, show);
-    if (came) announce(outcome === "done" ? `Answer: ${turn.content}` : "The answer was broken off.");
+    if (came) announce(outcome === "done" ? `Answer: ${partsOf(turn.content).said}` : "The answer was broken off.");
     return came;
   }
 
