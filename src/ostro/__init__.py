@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
 from ostro.errors import OstroError
-from ostro.outputs import Choice, Completion, Delta, Score
+from ostro.outputs import Choice, Completion, Delta, Score, Solution
 from ostro.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "OstroError",
     "SamplingParams",
     "Score",
+    "Solution",
 ]
 
 # They bring the tokenizer library or httpx with them, which `import ostro` and `ostro --help` do not need.

@@ -11,9 +11,10 @@ from ostro.config import EngineConfig
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, ModelNotFound, Unsupported
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_params import MAX_SEED, SamplingParams
+from ostro.text.id_text import IdTokenizer
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
@@ -24,9 +25,20 @@ Message = Mapping[str, object]
 
 
 def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:
-    """The model's own, or the one that the settings name: at `path` if that is known, else fetched if need be."""
+    """The model's own, or the one that the settings name: at `path` if that is known, else fetched if need be.
+
+    HRMs of upstream's dialect, which solve puzzles, may do without.
+    """
     if config.tokenizer is None:
-        return Tokenizer.load(checkpoint.tokenizer_path, chat_template=config.chat_template)
+        try:
+            own = checkpoint.tokenizer_path
+        except ModelNotFound:
+            dialect = checkpoint.config.get("dialect") if config.hrm_dialect == "auto" else config.hrm_dialect
+            vocab_size = checkpoint.config.get("vocab_size")
+            if dialect != "upstream" or not isinstance(vocab_size, int):
+                raise
+            return IdTokenizer(vocab_size)
+        return Tokenizer.load(own, chat_template=config.chat_template)
     with naming_tokenizer(config.tokenizer):
         path = path or fetch_tokenizer(config.tokenizer, progress=True)
         return Tokenizer.load(path, chat_template=config.chat_template)
@@ -74,6 +86,10 @@ class Frontend:
             )
         return replace(self.request(text, SamplingParams(max_tokens=0), adapter=adapter), task=Task.EMBED)
 
+    def solving_request(self, inputs: Sequence[int], *, puzzle: int = 0) -> Request:
+        """For a token at every position of the inputs at once."""
+        return replace(self.request(inputs, SamplingParams(max_tokens=0)), task=Task.SOLVE, puzzle=puzzle)
+
     def collector(self, request: Request) -> "Collector":
         return Collector(self.tokenizer, request, normalize=self.pooling is not None and self.pooling.normalize)
 
@@ -119,6 +135,7 @@ class Collector:
         if step.choice == 0:
             self.completion.num_cached = step.num_cached
             self.completion.embedding = self._vector(step.pooled)
+            self.completion.solution = step.solution
         text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
         if step.finish_reason is not None:
             text += stream.flush()

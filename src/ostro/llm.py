@@ -16,7 +16,7 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.frontend import Frontend, Message, Prompt, load_tokenizer
-from ostro.outputs import Completion, Delta, Score, score
+from ostro.outputs import Completion, Delta, Score, Solution, score, solution
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.weights import open_checkpoint
@@ -151,6 +151,23 @@ class LLM:
         chosen = _for_each(adapter, len(batch))
         requests = [self.prepare_embedding(text, adapter=name) for text, name in zip(batch, chosen, strict=True)]
         return [completion.embedding or [] for completion in self._finish(requests)]
+
+    def solve(self, inputs: Sequence[Sequence[int]], puzzle_ids: Sequence[int] | None = None) -> list[Solution]:
+        """A token for every position of each puzzle at once, from an HRM of upstream's dialect.
+
+        `puzzle_ids` has one for each; left out, they are 0, which stands for none in particular.
+        """
+        chosen = [0] * len(inputs) if puzzle_ids is None else puzzle_ids
+        if len(chosen) != len(inputs):
+            raise BadRequest(
+                f"{len(inputs)} inputs need as many puzzle_ids, got {len(chosen)}.",
+                param="puzzle_ids",
+            )
+        requests = [
+            self._checked(self._frontend.solving_request(each, puzzle=puzzle))
+            for each, puzzle in zip(inputs, chosen, strict=True)
+        ]
+        return [solution(completion) for completion in self._finish(requests)]
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""

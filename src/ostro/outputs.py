@@ -1,9 +1,10 @@
 """What a finished or running request gives its caller: text, ids, log-probabilities, scores. Plain data."""
 
+import math
 from dataclasses import dataclass, field
 
 from ostro.errors import SequenceFailed
-from ostro.runner.base import TokenLogprob
+from ostro.runner.base import Solution, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class Completion:
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     embedding: list[float] | None = None
+    solution: Solution | None = None
 
     @property
     def text(self) -> str:
@@ -67,6 +69,15 @@ class Score:
     is_greedy: bool
     """Whether every token of it is the most likely one at its place."""
     num_tokens: int
+
+
+def solution(completion: Completion) -> Solution:
+    """Of a request that was to solve; raises SequenceFailed where the model's numbers are none."""
+    found = completion.solution
+    assert found is not None, "a request to solve ends with a solution"
+    if not math.isfinite(found.q_halt + found.q_continue):
+        raise SequenceFailed("The model's numbers overflowed, so it gives no answer. Its weights may be damaged.")
+    return found
 
 
 def score(completion: Completion) -> Score:

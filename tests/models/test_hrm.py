@@ -121,9 +121,9 @@ class Reference:
         self.aios = self.config["dialect"] == "aios"
         self.hidden, self.heads = self.config["hidden_size"], self.config["num_heads"]
 
-    def run(self, ids: list[int], steps: int = 1) -> list[tuple[Tensor, Tensor]]:
+    def run(self, ids: list[int], steps: int = 1, *, puzzle: int = 0) -> list[tuple[Tensor, Tensor]]:
         """After each outer step: logits of every token, [length, vocab], and the two q-values."""
-        embedded = self.embed(ids)
+        embedded = self.embed(ids, puzzle)
         z_h = torch.stack([self.w["inner.H_init"]] * len(embedded))
         z_l = torch.stack([self.w["inner.L_init"]] * len(embedded))
         results = []
@@ -139,11 +139,11 @@ class Reference:
             results.append((logits.clamp(-20, 20) if self.aios else logits, q))
         return results
 
-    def embed(self, ids: list[int]) -> Tensor:
+    def embed(self, ids: list[int], puzzle: int) -> Tensor:
         rows = [self.w["inner.embed_tokens.embedding_weight"][token] for token in ids]
         puzzles = self.w.get("inner.puzzle_emb.weights")
         if puzzles is not None:
-            numbers = puzzles[0].tolist()
+            numbers = puzzles[puzzle].tolist()
             while len(numbers) % self.hidden:
                 numbers.append(0.0)
             rows = [*torch.tensor(numbers, dtype=torch.float64).view(-1, self.hidden), *rows]
@@ -233,6 +233,20 @@ def test_logits_and_halting_equal_the_reference_after_each_outer_step(dialect: s
             assert found.logits.dtype == found.halting.dtype == torch.float32
             torch.testing.assert_close(found.logits.double(), logits, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(found.halting.double(), q, atol=1e-5, rtol=1e-5)
+
+
+def test_each_sequence_sees_its_own_puzzle() -> None:
+    changes = {"puzzle_emb_ndim": 40, "num_puzzle_identifiers": 3}
+    model, weights = make(**changes)
+    reference = Reference({**CONFIG, **changes}, weights)
+    prompts, puzzles = some_prompts(6, 3, 6), [2, 0, 1]
+    layout = layout_of(model, prompts)
+    embedded = model.embed(flat(prompts), layout, puzzles)
+    found = outcomes(model, model.advance(model.start(layout), embedded, layout), layout)
+    for own, prompt, puzzle in zip(found, prompts, puzzles, strict=True):
+        [(expected, q)] = reference.run(prompt, puzzle=puzzle)
+        torch.testing.assert_close(own.logits.double(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(own.halting.double(), q, atol=1e-5, rtol=1e-5)
 
 
 def test_a_wide_brain_scales_its_embeddings_as_upstream_does() -> None:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostro.engine.core import EngineCore
-from ostro.engine.request import Request
+from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Limits
+from ostro.errors import BadRequest
 from ostro.models.hrm import HrmConfig, HrmModel, load_hrm
 from ostro.models.ragged import Ragged
-from ostro.runner.base import TokenLogprob
+from ostro.runner.base import Solution, TokenLogprob
 from ostro.runner.recompute import RecomputeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.weights.hrm_checkpoint import open_hrm
@@ -60,6 +61,7 @@ def request(
     temperature: float = 0.0,
     scored_from: int | None = None,
     one_pass: bool = False,
+    puzzle: int | None = None,
 ) -> Request:
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -70,7 +72,14 @@ def request(
         prompt_logprobs=None if scored_from is None else 0,
     )
     return Request(
-        id=id, prompt_ids=tuple(prompt), params=params, seed=id, prompt_logprobs_from=scored_from, one_pass=one_pass
+        id=id,
+        prompt_ids=tuple(prompt),
+        params=params,
+        seed=id,
+        prompt_logprobs_from=scored_from,
+        one_pass=one_pass,
+        task=Task.GENERATE if puzzle is None else Task.SOLVE,
+        puzzle=puzzle or 0,
     )
 
 
@@ -79,6 +88,7 @@ class Gathered:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
+        self.solution: Solution | None = None
 
 
 def run(
@@ -100,6 +110,7 @@ def run(
             own.tokens += gain.token_ids
             own.logprobs += gain.logprobs
             own.prompt_logprobs += gain.prompt_logprobs
+            own.solution = gain.solution
         core.check_integrity()
     return found, core
 
@@ -243,3 +254,74 @@ def test_without_halting_all_steps_are_taken(model: HrmModel) -> None:
     requests = [request(id, prompt(length), max_tokens=1) for id, length in enumerate((3, 9, 9))]
     _, core = run(model, *requests, steps=3)
     assert (core.scheduler.counters.outer_steps, core.scheduler.counters.saved_steps) == (9, 0)
+
+
+# --- puzzles --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory: pytest.TempPathFactory) -> HrmModel:
+    checkpoint = open_hrm(write_brain(tmp_path_factory.mktemp("solver"), dialect="upstream", puzzle_size=40))
+    return load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
+
+
+def solved_alone(model: HrmModel, ids: Sequence[int], puzzle: int, steps: int) -> tuple[list[int], list[float]]:
+    """The likeliest token at each position, and the q-head's logits, by the model itself."""
+    layout = Ragged([model.config.puzzle_len + len(ids)], torch.device("cpu"))
+    embedded, carry = model.embed(torch.tensor(ids), layout, [puzzle]), model.start(layout)
+    for _ in range(steps):
+        carry = model.advance(carry, embedded, layout)
+    best = model.head(carry.z_h[model.config.puzzle_len :]).argmax(-1)
+    return best.tolist(), model.halting(carry, layout)[0].tolist()
+
+
+@pytest.mark.parametrize("max_batch_tokens", [20, 512])
+def test_puzzles_are_solved_together_beside_texts_as_the_model_solves_each(
+    solver: HrmModel, max_batch_tokens: int
+) -> None:
+    puzzles = [(prompt(9, seed=i), i % 3) for i in range(4)] + [(prompt(128), 1), (prompt(128), 2)]
+    requests = [request(i, ids, max_tokens=0, puzzle=puzzle) for i, (ids, puzzle) in enumerate(puzzles)]
+    texts = [request(10, prompt(5), max_tokens=3), request(11, prompt(7), max_tokens=0, scored_from=3)]
+    found, core = run(solver, *requests, *texts, max_batch_tokens=max_batch_tokens)
+    for i, (ids, puzzle) in enumerate(puzzles):
+        own = found[i, 0]
+        best, (q_halt, q_continue) = solved_alone(solver, ids, puzzle, 4)
+        assert own.solution == Solution(best, 4, q_halt, q_continue)
+        assert not own.tokens
+        assert not own.prompt_logprobs
+    assert found[10, 0].solution is None
+    assert len(found[10, 0].tokens) == 3
+    assert len(found[11, 0].prompt_logprobs) == 4
+    assert core.scheduler.counters.saved_steps == 0
+
+
+def test_puzzles_that_halt_say_after_how_many_steps(solver: HrmModel) -> None:
+    puzzles = [(prompt(9, seed=i), i % 3) for i in range(12)]
+    requests = [request(i, ids, max_tokens=0, puzzle=puzzle) for i, (ids, puzzle) in enumerate(puzzles)]
+    found, core = run(solver, *requests, steps=6, halting=True)
+    taken = []
+    for i, (ids, puzzle) in enumerate(puzzles):
+        own = found[i, 0].solution
+        assert own is not None
+        assert (own.predictions, [own.q_halt, own.q_continue]) == solved_alone(solver, ids, puzzle, own.steps)
+        assert own.halted or own.steps == 6
+        taken.append(own.steps)
+    assert len(set(taken)) > 1
+    assert core.scheduler.counters.saved_steps == 6 * 12 - sum(taken)
+
+
+@pytest.mark.parametrize(
+    ("kind", "puzzle", "complaint"),
+    [
+        ("aios", 0, "for HRM checkpoints of upstream's dialect"),
+        ("upstream", 1, "knows puzzles from 0 to 0"),
+        ("upstream", -1, "knows puzzles from 0 to 0"),
+    ],
+)
+def test_puzzles_that_a_model_does_not_know_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, puzzle: int, complaint: str
+) -> None:
+    checkpoint = open_hrm(write_brain(tmp_path_factory.mktemp(kind), **KINDS[kind]))
+    other = load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
+    with pytest.raises(BadRequest, match=complaint):
+        run(other, request(1, [1, 2], max_tokens=0, puzzle=puzzle))

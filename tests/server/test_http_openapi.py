@@ -25,6 +25,7 @@ PATHS = [
     "/generate_stream",
     "/loglikelihood",
     "/pseudo_loglikelihood",
+    "/hrm/solve",
     "/v1/models",
     "/v1/models/{id}",
     "/tokenize",

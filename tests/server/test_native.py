@@ -158,6 +158,11 @@ def _likeliest(client: httpx.Client, ids: list[int], count: int) -> list[int]:
         ("/loglikelihood", {"prompts": [""], "continuations": ["b"]}, "prompt"),
         ("/loglikelihood", {"prompts": ["a"], "continuations": [[1]]}, "both"),
         ("/pseudo_loglikelihood", {"prompts": ["a"], "continuations": ["b"]}, "log-likelihood takes one pass"),
+        ("/hrm/solve", {"inputs": [[1, 2]]}, "/hrm/solve is for HRM checkpoints of upstream's dialect"),
+        ("/hrm/solve", {"inputs": []}, "inputs"),
+        ("/hrm/solve", {"inputs": ["a"]}, "inputs"),
+        ("/hrm/solve", {"inputs": [[1]], "puzzle_ids": [-1]}, "puzzle_ids"),
+        ("/hrm/solve", {"inputs": [[1]], "puzzle_ids": [1, 2]}, "must be as many as inputs"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_reason(

@@ -13,7 +13,9 @@ from live_server import LiveServer, live_server
 from model_directory import write_model
 from sse_events import events_of, streamed
 
+from ostro.client.client import Client
 from ostro.config import EngineConfig
+from ostro.errors import BadRequest
 from ostro.llm import LLM
 from ostro.sampling_params import SamplingParams
 
@@ -103,6 +105,73 @@ def test_outer_steps_are_told(client: httpx.Client) -> None:
     assert told["ostro_outer_steps_saved_total"] > 0
 
 
+# --- upstream's own use ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As upstream publishes a model: no tokenizer, and a file without a suffix."""
+    directory = tmp_path_factory.mktemp("upstream") / "sudoku"
+    write_brain(directory, dialect="upstream", vocab=11, seq_len=81, puzzle_size=32, halt_max_steps=5).rename(
+        directory / "checkpoint"
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def solver(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    options = (str(published), "--threads", "1", "--hrm-halting")
+    with live_server(tmp_path_factory.mktemp("solver"), *options, faults="") as live:
+        yield live
+
+
+def test_a_published_model_solves_puzzles_by_position_without_a_tokenizer(solver: LiveServer, published: Path) -> None:
+    inputs = [[(3 * place + number) % 11 for place in range(81)] for number in range(5)]
+    puzzle_ids = [0, 1, 2, 1, 0]
+    llm = LLM(published, EngineConfig(hrm_halting=True, threads=1))
+    expected = llm.solve(inputs, puzzle_ids)
+    with Client(solver.url) as client:
+        given = client.solve(inputs, puzzle_ids)
+        alone = [client.solve([grid], [puzzle]) for grid, puzzle in zip(inputs, puzzle_ids, strict=True)]
+        assert client.solve(inputs) == client.solve(inputs, [0] * 5)
+        with pytest.raises(BadRequest, match="puzzle_ids holds 3, but the model knows puzzles from 0 to 2"):
+            client.solve(inputs[:1], [3])
+        with pytest.raises(BadRequest, match="81"):
+            client.solve([[1] * 82])
+        with pytest.raises(BadRequest, match="inputs holds token id 11"):
+            client.solve([[11]])
+    assert given.predictions == [each.predictions for each in expected]
+    assert given.steps == [each.steps for each in expected]
+    assert given.halted == [each.halted for each in expected]
+    assert [one.predictions[0] for one in alone] == given.predictions
+    assert [(one.q_halt[0], one.q_continue[0]) for one in alone] == [
+        (each.q_halt, each.q_continue) for each in expected
+    ]
+    assert all(len(grid) == 81 for grid in given.predictions)
+
+
+def test_without_a_tokenizer_texts_are_token_ids(solver: LiveServer) -> None:
+    with solver.client() as client:
+        text = client.post("/generate", json={"prompts": ["3 1 4"], "max_tokens": 4, "seed": 1}).json()
+        ids = client.post("/generate", json={"prompts": [[3, 1, 4]], "max_tokens": 4, "seed": 1}).json()
+        refused = client.post("/generate", json={"prompts": ["three"]})
+        chat = client.post("/v1/chat/completions", json={"messages": MESSAGES})
+    assert text == ids
+    assert all(0 <= int(word) < 11 for word in text["completions"][0].split())
+    assert refused.status_code == 400
+    assert "'three' is no token id from 0 to 10. This model has no tokenizer" in refused.json()["error"]["message"]
+    assert "no chat template" in chat.json()["error"]["message"]
+
+
+def test_a_brain_of_the_other_dialect_solves_no_puzzles(client: httpx.Client) -> None:
+    response = client.post("/hrm/solve", json={"inputs": [[1, 2, 3]]})
+    assert response.status_code == 400
+    assert "/hrm/solve is for HRM checkpoints of upstream's dialect" in response.json()["error"]["message"]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
 def test_weights_without_a_brain_are_served_by_flags_with_a_vocabulary_of_berts(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "dog", "##gy", "jumps", "."]
     (tmp_path / "tok").mkdir()
@@ -130,7 +199,7 @@ def test_weights_without_a_brain_say_which_flags_to_give(files: tuple[Path, Path
     torch.save(random_weights(), tmp_path / "student.pt")
     args = ("--model-path", str(tmp_path / "student.pt"), "--tokenizer-path", str(files[1]))
     with live_server(tmp_path, *args, faults="", ready=False) as live:
-        live.process.wait(30)
+        live.process.wait(120)
         assert "Give such a file with --hrm-config, or --num-heads and --h-cycles and --l-cycles." in live.log_text
 
 
@@ -149,13 +218,13 @@ def test_what_a_brain_cannot_do_is_refused_by_name(
     brain, tokenizer = files
     args = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), *options)
     with live_server(tmp_path, *args, faults="", ready=False) as live:
-        live.process.wait(30)
+        live.process.wait(120)
         assert complaint in live.log_text
 
 
 def test_an_hrms_settings_are_refused_for_other_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     with live_server(tmp_path, str(files[1]), "--hrm-steps", "2", faults="", ready=False) as live:
-        live.process.wait(30)
+        live.process.wait(120)
         assert "hrm_steps is for HRM checkpoints" in live.log_text
 
 

@@ -22,6 +22,7 @@ from ostro.server.schemas import (
     GenerateRequest,
     LoglikelihoodRequest,
     RequestModel,
+    SolveRequest,
     TokenizeRequest,
     WireModel,
 )
@@ -68,6 +69,7 @@ _SECTIONS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] 
     "embeddings": (EmbeddingRequest, (schemas.EmbeddingResponse,)),
     "generate": (GenerateRequest, (schemas.GenerateResponse, schemas.GenerateEvent, schemas.GenerateUsageEvent)),
     "loglikelihood": (LoglikelihoodRequest, (schemas.LoglikelihoodResponse, schemas.PseudoLoglikelihoodResponse)),
+    "solve": (SolveRequest, (schemas.SolveResponse,)),
     "tokenize": (TokenizeRequest, (schemas.TokenizeResponse,)),
     "detokenize": (DetokenizeRequest, (schemas.DetokenizeResponse, schemas.TokenizerInfo)),
 }

@@ -173,6 +173,7 @@ class AsyncClient:
     stream_generate = _streaming(calls.stream_generate)
     loglikelihood = _method(calls.loglikelihood)
     pseudo_loglikelihood = _method(calls.pseudo_loglikelihood)
+    solve = _method(calls.solve)
     embed = _method(calls.embed)
     tokenize = _method(calls.tokenize)
     detokenize = _method(calls.detokenize)

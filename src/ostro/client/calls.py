@@ -45,6 +45,7 @@ from ostro.server.schemas import (
     ModelStats,
     PseudoLoglikelihoodResponse,
     Readiness,
+    SolveResponse,
     Stats,
     TokenizeResponse,
     TokenizerInfo,
@@ -147,6 +148,13 @@ def pseudo_loglikelihood(
 ) -> Call[PseudoLoglikelihoodResponse]:
     """For models that see what comes after a token: the same in one pass over all of it."""
     return _post("/pseudo_loglikelihood", _pairs(prompts, continuations, options), PseudoLoglikelihoodResponse)
+
+
+def solve(
+    inputs: list[list[int]], puzzle_ids: list[int] | None = None, **options: Unpack[ModelOption]
+) -> Call[SolveResponse]:
+    """A token for every position of each puzzle at once, from an HRM of upstream's dialect."""
+    return _post("/hrm/solve", {"inputs": inputs, "puzzle_ids": puzzle_ids, **options}, SolveResponse)
 
 
 def embed(input: Prompts, **options: Unpack[EmbeddingOptions]) -> Call[EmbeddingResponse]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ostro.engine.request import Task
 from ostro.engine.sequence import Sequence
 
 
@@ -31,7 +32,7 @@ class Chunk:
     @property
     def recomputed(self) -> int:
         """Tokens that a model without a cache computes: each position asked of sees all up to it."""
-        if self.seq.request.one_pass:
+        if self.seq.request.one_pass or self.seq.request.task is Task.SOLVE:
             return self.end
         return sum(position + 1 for position in self.asked)
 

@@ -19,6 +19,7 @@ class Door:
     vocab_size: int
     generates: bool = True
     keeps_kv: bool = True
+    num_puzzles: int = 0
     adapters: Collection[str] = ()
 
     def check(self, request: Request, *, prompt: str = "prompt") -> None:
@@ -35,6 +36,8 @@ class Door:
             raise Unsupported(
                 "This model sees only what comes before a token: its log-likelihood takes one pass. Ask for that."
             )
+        if request.task is Task.SOLVE:
+            self._check_puzzle(request.puzzle)
         self.longest(request, prompt=prompt)
         # Ids that the model does not have would index beyond its tables.
         self._check_ids(prompt, request.prompt_ids)
@@ -61,6 +64,19 @@ class Door:
         if length + output > self.max_len:
             raise ContextLengthExceeded(limit=self.max_len, prompt=length, output=output, param=prompt)
         return length + output
+
+    def _check_puzzle(self, puzzle: int) -> None:
+        if not self.num_puzzles:
+            raise Unsupported(
+                "This model answers no positions at once: /hrm/solve is for HRM checkpoints of upstream's dialect. "
+                "Ask /generate or /v1/completions for a continuation.",
+                param="model",
+            )
+        if not 0 <= puzzle < self.num_puzzles:
+            raise BadRequest(
+                f"puzzle_ids holds {puzzle}, but the model knows puzzles from 0 to {self.num_puzzles - 1} only.",
+                param="puzzle_ids",
+            )
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:

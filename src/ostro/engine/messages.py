@@ -66,6 +66,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Memory of the GPU, pages included."""
     keeps_kv: bool = True
     """Whether what was computed for a token stays; if not, a continuation may be scored in one pass."""
+    num_puzzles: int = 0
+    """Puzzles that a request to solve may name; 0 where the model takes none."""
     adapters: tuple[str, ...] = ()
     """What a request may name beside the model itself."""
     device: str = "cpu"

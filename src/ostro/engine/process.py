@@ -217,6 +217,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         vocab_size=spec.vocab_size,
         generates=spec.generates,
         keeps_kv=spec.keeps_kv,
+        num_puzzles=spec.num_puzzles,
         page_size=spec.page_size,
         num_pages=spec.num_pages,
         load_seconds=loaded - started,

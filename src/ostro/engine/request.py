@@ -9,6 +9,8 @@ from ostro.sampling_params import SamplingParams
 class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
+    SOLVE = "solve"
+    """A token for every position of the prompt at once; for an HRM of upstream's dialect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +37,5 @@ class Request:
     turn: int = 0
     """Order within a priority, for callers that share the engine fairly; ties by arrival."""
     task: Task = Task.GENERATE
+    puzzle: int = 0
+    """Whose embedding an HRM sees before the tokens; 0 stands for none in particular."""

@@ -33,7 +33,7 @@ from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.errors import BadRequest
-from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
+from ostro.runner.base import RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ class Progress:
     error: str | None = None
     num_cached: int = 0
     pooled: list[float] | None = None
+    solution: Solution | None = None
 
     def merge(self, later: "Progress") -> None:
         """Takes in what a later step brought the same sequence."""
@@ -69,6 +70,7 @@ class Progress:
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason, self.error, self.pooled = later.finish_reason, later.error, later.pooled
+        self.solution = later.solution
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class Scheduler:
             vocab_size=spec.vocab_size,
             generates=spec.generates,
             keeps_kv=spec.keeps_kv,
+            num_puzzles=spec.num_puzzles,
             adapters=adapters,
         )
         # Both sorted by rank.
@@ -216,6 +219,7 @@ class Scheduler:
         progress = [Progress(seq.request.id, seq.choice, num_cached=seq.num_cached or 0) for seq in live]
         if chunk.scored:
             progress[0].prompt_logprobs = output.prompt_logprobs[chunk.seq.id]
+        progress[0].solution = output.solved.get(chunk.seq.id)
         if chunk.seq.id in output.pooled:
             self._pool(chunk, output.pooled[chunk.seq.id])
         for seq, gain in zip(live, progress, strict=True):

@@ -13,7 +13,7 @@ anyone, so a trial at loading repeats it, with as many threads as will serve. Wh
 packed, sequences run one by one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,12 +83,15 @@ class HrmModel(Module):
         self.mixes_rows = not exact or (all(packed) and self._rows_stand_alone())
 
     @torch.inference_mode()
-    def embed(self, ids: Tensor, layout: Ragged) -> Tensor:
-        """[tokens] of all sequences, one after the other -> [rows, hidden]."""
+    def embed(self, ids: Tensor, layout: Ragged, puzzles: Sequence[int] | None = None) -> Tensor:
+        """[tokens] of all sequences, one after the other -> [rows, hidden].
+
+        `puzzles` has one for each sequence, where the model knows any; left out, it is none in particular.
+        """
         config, inner = self.config, self.inner
         x = inner.embed_tokens(ids)
         if config.puzzle_len:
-            x = inner.with_puzzle(_BLANK_PUZZLE, x, layout)
+            x = inner.with_puzzles(puzzles or [_BLANK_PUZZLE] * len(layout.lengths), x, layout)
         if inner.embed_pos is not None:
             x = x.add_(inner.embed_pos(layout.positions)).mul_(_POSITION_SCALE)
         if config.embedding_scale != 1.0:
@@ -197,15 +200,15 @@ class _Inner(Weighted):
             self.whole = self.rotary(torch.arange(self.num_positions, device=self.H_init.device), dtype)
         return Rotation(self.whole.cos[layout.positions], self.whole.signed_sin[layout.positions])
 
-    def with_puzzle(self, identifier: int, tokens: Tensor, layout: Ragged) -> Tensor:
-        """Every sequence's tokens after the puzzle's embedding, which is filled up with zeros to whole places."""
+    def with_puzzles(self, puzzles: Sequence[int], tokens: Tensor, layout: Ragged) -> Tensor:
+        """Every sequence's tokens after its puzzle's embedding, which is filled up with zeros to whole places."""
         assert self.puzzle_emb is not None
-        numbers, size = self.puzzle_emb.weights[identifier], tokens.shape[1]
-        puzzle = F.pad(numbers, (0, -len(numbers) % size)).view(-1, size)
-        is_token = layout.positions >= len(puzzle)
+        numbers, size = self.puzzle_emb.weights[list(puzzles)], tokens.shape[1]
+        padded = F.pad(numbers, (0, -numbers.shape[1] % size))
+        is_token = layout.positions >= padded.shape[1] // size
         x = tokens.new_empty(len(is_token), size)
         x[is_token] = tokens
-        x[~is_token] = puzzle.repeat(len(layout.lengths), 1)
+        x[~is_token] = padded.view(-1, size)
         return x
 
 

@@ -25,6 +25,8 @@ class RunnerSpec:
     all tokens up to it, and a page is a seat: as long as a sequence may be, and there are two for each sequence."""
     generates: bool = True
     """Whether the model has logits: one saved without its head only embeds."""
+    num_puzzles: int = 0
+    """Puzzles that a request to solve may name; 0 where the model does not take such requests."""
     pages_bytes: int = 0
     """Memory of the host that pages take as they are filled, and not before."""
     device_bytes: int = 0
@@ -58,6 +60,24 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Solution:
+    """One sequence's answer to a request to solve."""
+
+    predictions: list[int]
+    """The likeliest token at each position."""
+    steps: int
+    """Outer steps that were taken."""
+    q_halt: float
+    """The q-head's two logits after the last step."""
+    q_continue: float
+
+    @property
+    def halted(self) -> bool:
+        """Whether the model itself would stop there."""
+        return self.q_halt > self.q_continue
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """One step's results, keyed by sequence id."""
 
@@ -65,6 +85,7 @@ class StepOutput:
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """For the positions of this step's chunk that were asked for, in order."""
     pooled: dict[int, list[float]] = field(default_factory=dict)
+    solved: dict[int, Solution] = field(default_factory=dict)
     outer_steps: int = 0
     """Of models that refine their states in steps: how many were taken, and how many halting early has saved."""
     saved_steps: int = 0

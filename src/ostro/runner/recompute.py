@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.request import Task
 from ostro.models.hrm import HrmModel
 from ostro.models.ragged import Ragged
-from ostro.runner.base import RunnerSpec, StepOutput
+from ostro.runner.base import RunnerSpec, Solution, StepOutput
 from ostro.runner.devices import weight_formats
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
@@ -35,6 +36,18 @@ class _Pass:
     chunk: Chunk
     length: int
     asked: range
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What a pass has come to."""
+
+    states: Tensor
+    """Of the positions that are asked of, [asked, hidden]."""
+    steps: int
+    """Outer steps that it took."""
+    scores: Tensor | None
+    """The q-head's, where somebody wants to know them, [2]."""
 
 
 class RecomputeRunner:
@@ -64,6 +77,7 @@ class RecomputeRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             keeps_kv=False,
+            num_puzzles=0 if config.dialect == "aios" else max(1, config.num_puzzles),
             device=self.device.type,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), None),
@@ -73,6 +87,11 @@ class RecomputeRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
+    @property
+    def _rows_at_a_time(self) -> int:
+        """Whose logits may exist together."""
+        return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
+
     def launch(self, batch: Batch) -> Callable[[], StepOutput]:
         output = self.run(batch)
         return lambda: output
@@ -81,37 +100,36 @@ class RecomputeRunner:
     def run(self, batch: Batch) -> StepOutput:
         # Equally long ones beside each other: attention takes them together.
         passes = sorted((each for chunk in batch.chunks for each in _passes(chunk)), key=lambda each: each.length)
-        states: list[Tensor] = []
-        steps = 0
-        for group in _groups(passes, self._spec.max_batch_tokens):
-            refined, taken = self._refine(group)
-            states += refined
-            steps += taken
+        ends = [end for group in _groups(passes, self._spec.max_batch_tokens) for end in self._refine(group)]
+        steps = sum(end.steps for end in ends)
         output = StepOutput(outer_steps=steps, saved_steps=len(passes) * self.steps - steps)
+        states = [end.states for end in ends]
         self._sample(passes, states, output)
         self._score(passes, states, output)
+        self._solve(passes, ends, output)
         return output
 
-    def _refine(self, passes: Seq[_Pass]) -> tuple[list[Tensor], int]:
-        """The final states of what each pass asks for, [asked, hidden], and how many outer steps that took in all."""
+    def _refine(self, passes: Seq[_Pass]) -> list[_End]:
         model = self.model
         prefix = model.config.puzzle_len
         layout = Ragged([prefix + each.length for each in passes], self.device)
         ids = [token for each in passes for token in each.chunk.seq.token_ids[: each.length]]
-        embedded, carry = model.embed(torch.tensor(ids, device=self.device), layout), model.start(layout)
-        states: dict[int, Tensor] = {}
-        going, taken = list(range(len(passes))), 0
+        puzzles = [each.chunk.seq.request.puzzle for each in passes]
+        embedded, carry = model.embed(torch.tensor(ids, device=self.device), layout, puzzles), model.start(layout)
+        ends: dict[int, _End] = {}
+        going = list(range(len(passes)))
         for step in range(1, self.steps + 1):
             carry = model.advance(carry, embedded, layout)
             self.strides += 1
-            taken += len(going)
-            done = self._done(
-                model.halting(carry, layout) if self.halting else None, len(going), last=step == self.steps
-            )
+            last = step == self.steps
+            asked_for = self.halting or (last and any(_solves(passes[index]) for index in going))
+            scores = model.halting(carry, layout) if asked_for else None
+            done = self._done(scores, len(going), last=last)
             for place, index in enumerate(going):
                 if done[place]:
                     first, asked = layout.starts[place] + prefix, passes[index].asked
-                    states[index] = carry.z_h[first + asked.start : first + asked.stop]
+                    states = carry.z_h[first + asked.start : first + asked.stop]
+                    ends[index] = _End(states, step, None if scores is None else scores[place])
             staying = [place for place in range(len(going)) if not done[place]]
             if not staying:
                 break
@@ -119,7 +137,7 @@ class RecomputeRunner:
                 layout, rows = layout.take(staying)
                 carry, embedded = carry.take(rows), embedded[rows]
                 going = [going[place] for place in staying]
-        return [states[index] for index in range(len(passes))], taken
+        return [ends[index] for index in range(len(passes))]
 
     def _done(self, scores: Tensor | None, count: int, *, last: bool) -> list[bool]:
         if last or scores is None:
@@ -142,12 +160,12 @@ class RecomputeRunner:
         """Log-probabilities of the tokens that follow, in blocks: never all positions times the vocabulary."""
         rows: dict[int, list[tuple[int, int, Tensor]]] = {}
         for each, own in zip(passes, states, strict=True):
-            if not _is_last(each):
+            if not _is_last(each) and not _solves(each):
                 seq = each.chunk.seq
                 targets = seq.token_ids[each.asked.start + 1 : each.asked.stop + 1]
                 wanted = rows.setdefault(seq.request.params.prompt_logprobs or 0, [])
                 wanted += [(seq.id, target, state) for target, state in zip(targets, own, strict=True)]
-        block = max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
+        block = self._rows_at_a_time
         for top, wanted in rows.items():
             for at in range(0, len(wanted), block):
                 part = wanted[at : at + block]
@@ -156,14 +174,31 @@ class RecomputeRunner:
                 for (id, *_), logprob in zip(part, scored, strict=True):
                     output.prompt_logprobs.setdefault(id, []).append(logprob)
 
+    def _solve(self, passes: Seq[_Pass], ends: Seq[_End], output: StepOutput) -> None:
+        """The likeliest token at each position, in blocks as above."""
+        for each, end in zip(passes, ends, strict=True):
+            if _solves(each):
+                assert end.scores is not None
+                blocks = torch.split(end.states, self._rows_at_a_time)
+                best = torch.cat([self.model.head(block).argmax(-1) for block in blocks])
+                q_halt, q_continue = end.scores.tolist()
+                output.solved[each.chunk.seq.id] = Solution(best.tolist(), end.steps, q_halt, q_continue)
+
 
 def _passes(chunk: Chunk) -> Iterator[_Pass]:
     """A chunk's passes in the order of its positions; what it samples from comes last."""
+    if chunk.seq.request.task is Task.SOLVE:
+        yield _Pass(chunk, chunk.end, range(chunk.end))
+        return
     if chunk.seq.request.one_pass:
         yield _Pass(chunk, chunk.end, chunk.scored)
         return
     for position in chunk.asked:
         yield _Pass(chunk, position + 1, range(position, position + 1))
+
+
+def _solves(each: _Pass) -> bool:
+    return each.chunk.seq.request.task is Task.SOLVE
 
 
 def _is_last(each: _Pass) -> bool:

@@ -14,7 +14,7 @@ from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, RequestRecord
 from ostro.server.models import Models
-from ostro.server.routes import admin, chat, completions, embeddings, health, models, native, root, tokenizer
+from ostro.server.routes import admin, chat, completions, embeddings, health, hrm, models, native, root, tokenizer
 
 
 def build_app(
@@ -56,6 +56,7 @@ def build_app(
         completions.router(api),
         embeddings.router(api),
         native.router(api),
+        hrm.router(api),
         models.router(api),
         tokenizer.router(api),
         admin.router(api),

@@ -257,6 +257,17 @@ class ModelService:
 
         return await self._run(make, _length(text))
 
+    async def prepare_solving(self, inputs: Sequence[int], *, puzzle: int = 0) -> Request:
+        """The engine's request for a token at every position at once; refused for models that are not made for it."""
+        frontend, door = self._ready()
+
+        def make() -> Request:
+            request = frontend.solving_request(inputs, puzzle=puzzle)
+            door.check(request, prompt="inputs")
+            return request
+
+        return await self._run(make, len(inputs))
+
     def stream(self, request: Request) -> Generation:
         """Runs a prepared request. Submitted when first read; ended in the engine when closed or cancelled."""
         return Generation(self._handle, self._loaded(), request)
@@ -311,6 +322,7 @@ class ModelService:
                 vocab_size=info.vocab_size,
                 generates=info.generates,
                 keeps_kv=info.keeps_kv,
+                num_puzzles=info.num_puzzles,
                 adapters=info.adapters,
             )
         return frontend, self._door

@@ -28,6 +28,7 @@ from ostro.server.schemas.generation import (
     StreamOptions,
     Usage,
 )
+from ostro.server.schemas.hrm import SolveRequest, SolveResponse
 from ostro.server.schemas.models import Alive, Health, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
 from ostro.server.schemas.native import (
     GenerateEvent,
@@ -92,6 +93,8 @@ __all__ = [
     "PseudoLoglikelihoodResponse",
     "Readiness",
     "RequestModel",
+    "SolveRequest",
+    "SolveResponse",
     "Stats",
     "StreamOptions",
     "TokenCounts",

@@ -21,6 +21,7 @@ _OPERATIONS = {
     "/embeddings": "embeddings",
     "/loglikelihood": "loglikelihood",
     "/pseudo_loglikelihood": "pseudo_loglikelihood",
+    "/hrm/solve": "solve",
 }
 _WRITING = ("chat", "text_completion")
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})

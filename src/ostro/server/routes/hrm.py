@@ -1,0 +1,50 @@
+"""POST /hrm/solve."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ostro.engine.request import Request as EngineRequest
+from ostro.outputs import Completion, solution
+from ostro.server.api import Api
+from ostro.server.body import read_request
+from ostro.server.documentation import described
+from ostro.server.generation import Answer, Job, Prompt, each_in_turn
+from ostro.server.models import Model
+from ostro.server.schemas import SolveRequest, SolveResponse, WireModel
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(tags=["native"])
+
+    @routes.post("/hrm/solve", **described(SolveResponse, request=SolveRequest))
+    async def solve(http: Request) -> Response:
+        """A token for every position of each puzzle at once, from an HRM of upstream's dialect."""
+        request = await read_request(SolveRequest, http, api.options.body)
+        return Answer(api, http, _job(request))
+
+    return routes
+
+
+def _job(request: SolveRequest) -> Job:
+    async def prepare(model: Model) -> list[EngineRequest]:
+        puzzles = iter(request.puzzle_ids or [0] * len(request.inputs))
+
+        async def prepare_one(inputs: Prompt) -> EngineRequest:
+            assert not isinstance(inputs, str)
+            return await model.service.prepare_solving(inputs, puzzle=next(puzzles))
+
+        return await each_in_turn(prepare_one, request.inputs)
+
+    return Job(request.model, prepare, _answers)
+
+
+def _answers(model: Model, completions: list[Completion]) -> WireModel:
+    solved = [solution(completion) for completion in completions]
+    return SolveResponse(
+        predictions=[each.predictions for each in solved],
+        steps=[each.steps for each in solved],
+        halted=[each.halted for each in solved],
+        q_halt=[each.q_halt for each in solved],
+        q_continue=[each.q_continue for each in solved],
+    )
