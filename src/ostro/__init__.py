@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
 from ostro.errors import OstroError
-from ostro.outputs import Choice, Completion, Delta, Score
-from ostro.runner.base import Solution
+from ostro.outputs import Choice, Completion, Delta, Score, Solution
 from ostro.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.frontend import Frontend, Message, Prompt, load_tokenizer
-from ostro.outputs import Completion, Delta, Score, score, solution
-from ostro.runner.base import Solution
+from ostro.outputs import Completion, Delta, Score, Solution, score, solution
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.weights import open_checkpoint

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from ostro.errors import SequenceFailed
 from ostro.runner.base import Solution, TokenLogprob
 
+__all__ = ["Choice", "Completion", "Delta", "Score", "Solution", "TokenLogprob", "score", "solution"]
+
 
 @dataclass(slots=True)
 class Choice:
