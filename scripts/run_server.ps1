@@ -1,6 +1,6 @@
 #!/usr/bin/env pwsh
 # What run_server.sh does, for PowerShell on Linux and macOS; on Windows it is run_server.sh within WSL, since the server
-# needs a Unix. Arguments are those of `ostro serve`, and so are the OSTRO_…, AIOS_… and other variables that
+# needs a Unix. Arguments are those of `ostro serve`, and so are the OSTRO_..., AIOS_... and other variables that
 # docs/configuration.md lists.
 #
 #   scripts/run_server.ps1 --port 9000 ./my-model

@@ -29,6 +29,7 @@ LAYERS = {
     "ostro.errors": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.platforms": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
     "ostro.extras": Layer(ours=(), never=("torch", "numpy")),
     # Log records from a child process to its parent.

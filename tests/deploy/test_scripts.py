@@ -164,6 +164,24 @@ def test_powershell_reads_its_script() -> None:
     subprocess.run([pwsh, "-NoProfile", "-Command", parse], check=True)
 
 
+def test_psscriptanalyzer_has_no_complaint() -> None:
+    if (pwsh := shutil.which("pwsh")) is None:
+        pytest.skip("PowerShell is not installed")
+    analyse = (
+        "if (-not (Get-Module -ListAvailable PSScriptAnalyzer)) { exit 9 }; "
+        f"Invoke-ScriptAnalyzer -Path '{POWERSHELL}' -Severity Warning,Error | Format-List"
+    )
+    result = subprocess.run([pwsh, "-NoProfile", "-Command", analyse], capture_output=True, text=True, check=False)
+    if result.returncode == 9:
+        pytest.skip("PSScriptAnalyzer is not installed: Install-Module PSScriptAnalyzer")
+    assert (result.returncode, result.stdout.strip()) == (0, "")
+
+
+def test_the_powershell_script_is_ascii() -> None:
+    """Windows PowerShell takes a file without a byte order mark for the system's code page."""
+    assert POWERSHELL.read_text(encoding="utf-8").isascii()
+
+
 def test_the_powershell_script_is_whole() -> None:
     """What can be seen without PowerShell: brackets and quotes close, and what it runs is there."""
     text = POWERSHELL.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from importlib import import_module
 from ostro.cli.dotenv import read_cache_variables
 from ostro.cli.parser import CommandParser, describe
 from ostro.errors import OstroError
+from ostro.platforms import check_platform
 
 COMMANDS = {
     "serve": "serve a model over HTTP, as OpenAI's API",
@@ -30,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Without a command it prints the help, which is no failure: so do pip, docker and gh.
     """
     try:
-        words = _translated(sys.argv[1:] if argv is None else argv)
+        given = sys.argv[1:] if argv is None else argv
+        # Before anything of a command is imported: that would fail in words of Python's own.
+        check_platform(_command(given))
+        words = _translated(given)
         parser = _parser(words)
         args = parser.parse_args(words)
         if not words:
@@ -49,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _command(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
 
 
 def _translated(words: Sequence[str]) -> list[str]:
@@ -79,7 +87,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the command that is called needs its arguments.
-        if name == next((word for word in argv if not word.startswith("-")), None):
+        if name == _command(argv):
             module = import_module(f"ostro.cli.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
