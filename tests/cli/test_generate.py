@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from model_directory import write_model
+from terminal import terminal
 
 from ostro.cli import main
 
@@ -30,6 +31,12 @@ def test_a_prompt_is_completed_on_the_terminal(model: Path, capsys: pytest.Captu
     assert len(streamed.out) > 3
     assert generate(model, "the fox", "--max-tokens", "8") == 0
     assert capsys.readouterr().out == streamed.out
+
+
+def test_a_terminal_is_told_what_the_start_is_at(model: Path) -> None:
+    with terminal("generate", "--model", str(model), "--max-tokens", "2", "--device", "cpu", "the fox") as screen:
+        assert screen.end() == 0
+    assert screen.shown.startswith("the model runs on torch")
 
 
 def test_a_file_of_prompts_becomes_json_lines_in_order(model: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.cli.parser import describe
+from ostro.cli.progress import tell_progress
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError, UnknownModel
 from ostro.frontend import Prompt
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     lines = _lines(args.requests)
+    tell_progress()
     llm = LLM(config=engine_config(args))
     # Opened before the work: a place that cannot be written to should not cost a night's run.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ostro.cli.files import read_lines, read_text, written_whole
 from ostro.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
 from ostro.cli.parser import describe
+from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend import Prompt
 from ostro.llm import LLM
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     texts = _texts(args)
     # Opened before the work: a place that cannot be written to should not come up at its end.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as output:
+        tell_progress()
         llm = LLM(config=engine_config(args))
         prompts = [llm.chat_prompt([{"role": "user", "content": text}]) if args.chat else text for text in texts]
         if args.prompts is None and args.output is None and params.n == 1:

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.cli.parser import describe
+from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest
 from ostro.llm import LLM
 
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     pairs = _pairs(args.input)
     # Opened before the work: a place that cannot be written to should not come up at its end.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:
+        tell_progress()
         llm = LLM(config=engine_config(args))
         _check_each(llm, pairs, one_pass=args.one_pass)
         scores = llm.score(
