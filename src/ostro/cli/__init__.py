@@ -61,7 +61,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 def _translated(words: Sequence[str]) -> list[str]:
     """In our own flags, where a command understands those of others."""
-    if words[:1] != ["serve"]:
+    if not words or words[0] != "serve":
         return list(words)
     from ostro.cli.serve import translate
 
