@@ -18,6 +18,7 @@ from ostro.server.settings import (
     REPEATABLE,
     Bytes,
     Given,
+    Merged,
     Names,
     ServeSettings,
     read_settings,
@@ -142,9 +143,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(_flag(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace) -> int:
+def merged_settings(args: argparse.Namespace) -> Merged:
+    """What the command line says, together with the environment, `.env` and the config file."""
     given = {name: value for name in ServeSettings.model_fields if (value := _given(args, name)) is not None}
-    merged = read_settings(given, config=args.config)
+    return read_settings(given, config=args.config)
+
+
+def run(args: argparse.Namespace) -> int:
+    merged = merged_settings(args)
     if args.print_config:
         print(merged.describe(), *(f"# {note}\n" for note in merged.notes), sep="", end="", flush=True)
     # Not above: what has to do with serving takes a while to import, and a wrong setting should not.
