@@ -53,6 +53,8 @@ class Table:
     page: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    section: str
+    """The heading it stands under."""
 
 
 def pages() -> list[Path]:
@@ -139,13 +141,16 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 def tables(page: Path) -> Iterator[Table]:
     lines = outside_fences(page.read_text(encoding="utf-8"))
     number = 0
+    section = ""
     while number + 1 < len(lines):
+        if heading := _HEADING.match(lines[number]):
+            section = heading[1]
         if lines[number].startswith("|") and re.fullmatch(r"[|\s:-]+", lines[number + 1]) and "-" in lines[number + 1]:
             begin = number
             while number < len(lines) and lines[number].startswith("|"):
                 number += 1
             found = [_cells(line) for line in lines[begin:number]]
-            yield Table(name_of(page), found[0], tuple(found[2:]))
+            yield Table(name_of(page), found[0], tuple(found[2:]), section)
         number += 1
 
 

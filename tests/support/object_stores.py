@@ -37,21 +37,21 @@ class ObjectStore:
     def put(self, key: str, data: bytes) -> None:
         """Stores an object in the bucket, or another in its place."""
         if self.scheme == "gs":
-            path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={quote(key, safe='')}"
+            path = f"/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={quote(key, safe='')}"
             _http().post(self.url + path, content=data).raise_for_status()
         else:
-            s3_client(self.url).put_object(Bucket=BUCKET, Key=key, Body=data)
+            s3_client(self.url).put_object(Bucket=self.bucket, Key=key, Body=data)
 
     def put_model(self, prefix: str, files: Mapping[str, bytes]) -> str:
         """Stores files under a prefix; returns the model's reference."""
         for name, data in files.items():
             self.put(f"{prefix}/{name}", data)
-        return f"{self.scheme}://{BUCKET}/{prefix}"
+        return f"{self.scheme}://{self.bucket}/{prefix}"
 
     def put_parts(self, key: str, parts: Sequence[bytes], **settings: str) -> None:
         """Stores an object that comes in parts, all but the last of at least 5 MiB each, in S3."""
         client = s3_client(self.url)
-        place = {"Bucket": BUCKET, "Key": key}
+        place = {"Bucket": self.bucket, "Key": key}
         place |= {"UploadId": client.create_multipart_upload(**place, **settings)["UploadId"]}
         tags = [
             client.upload_part(**place, PartNumber=number, Body=part)["ETag"] for number, part in enumerate(parts, 1)
@@ -61,14 +61,14 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         if self.scheme == "gs":
-            path = f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
+            path = f"/storage/v1/b/{self.bucket}/o/{quote(key, safe='')}"
             _http().delete(self.url + path).raise_for_status()
         else:
-            s3_client(self.url).delete_object(Bucket=BUCKET, Key=key)
+            s3_client(self.url).delete_object(Bucket=self.bucket, Key=key)
 
     def patch(self, key: str, **fields: str) -> None:
         """Changes an object's metadata, in Google Cloud Storage."""
-        path = f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
+        path = f"/storage/v1/b/{self.bucket}/o/{quote(key, safe='')}"
         _http().patch(self.url + path, json=fields).raise_for_status()
 
     def environment(self, url: str) -> dict[str, str]:
@@ -92,12 +92,12 @@ def s3_client(url: str) -> Any:
 
 
 @contextmanager
-def running_store(scheme: Literal["gs", "s3"]) -> Iterator[ObjectStore]:
+def running_store(scheme: Literal["gs", "s3"], bucket: str = BUCKET) -> Iterator[ObjectStore]:
     """A store with one empty bucket, on the loopback."""
     port = _free_port()
     if scheme == "gs":
         command = ["gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "-q"]
-        command += ["--default-bucket", BUCKET]
+        command += ["--default-bucket", bucket]
     else:
         command = ["moto.server", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(
@@ -108,10 +108,10 @@ def running_store(scheme: Literal["gs", "s3"]) -> Iterator[ObjectStore]:
         env=os.environ | CREDENTIALS,
     )
     try:
-        store = ObjectStore(scheme, f"http://127.0.0.1:{port}", process)
+        store = ObjectStore(scheme, f"http://127.0.0.1:{port}", process, bucket)
         _until_up(process, port)
         if scheme == "s3":
-            s3_client(store.url).create_bucket(Bucket=BUCKET)
+            s3_client(store.url).create_bucket(Bucket=bucket)
         yield store
     finally:
         process.kill()
