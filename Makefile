@@ -2,61 +2,51 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized bench-cpu-peer docs docs-serve docs-generate rehearse-image check clean
+# Installs what is due, and is quick where nothing is. TORCH_INDEX_URL and ALLOW_CUDA choose the build of torch:
+# docs/installation.md.
+INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-install: $(VENV)/.installed
+.PHONY: install dev serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
-# What the native CPU core is built of, and where an editable install has it.
-NATIVE := native/CMakeLists.txt native/editable/CMakeLists.txt $(wildcard native/src/*)
-LIBRARY := src/ostro/kernels/cpu/libostro_native
+# What serving needs; `dev` adds what tests and docs need.
+install:
+	@$(INSTALL)
 
-# pip, not uv: constraints.txt pins a torch build that only pip's configured sources may know.
-# pip does not show what a build says of itself, so the absence of a core is told here.
-$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
-	$(PYTHON) -m venv $(VENV)
-	rm -f $(LIBRARY).*
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@ls $(LIBRARY).* >/dev/null 2>&1 || echo "The native CPU core was not built: models run on torch. It needs a C++20 \
-	compiler (g++ or clang++); 'pip install -v --no-deps -e .' shows what happened."
-	touch $@
+dev:
+	@$(INSTALL) --extras dev
 
 # `exec`: a signal to make's child reaches the server itself.
-serve: install
+serve:
+	@$(INSTALL) --serve $(ARGS)
 	@exec $(BIN)/ostro serve --ui $(ARGS)
 
 # Two processes of one thread each: the tests are many and small. A file's tests share what it sets up.
-test: install check
+test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
-test-slow: install
+test-slow: dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # Apart from `dev`: the harness brings pandas, pyarrow, scipy and scikit-learn.
-$(VENV)/.installed-eval: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
-	touch $@
-
-test-eval: $(VENV)/.installed-eval
+test-eval:
+	@$(INSTALL) --extras dev,eval
 	$(BIN)/python -m pytest tests/test_evaluation.py tests/e2e/test_lm_eval.py $(ARGS)
 
-# Apart from `dev` too: Ray is larger than all else together, but for torch.
-$(VENV)/.installed-ray: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,ray-data]'
-	touch $@
-
-# One cluster on this machine, on loopback; some five minutes.
-test-ray: $(VENV)/.installed-ray
+# Apart from `dev` too: Ray is larger than all else together, but for torch. One cluster on this machine, on loopback;
+# some five minutes.
+test-ray:
+	@$(INSTALL) --extras dev,ray,ray-data
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray $(ARGS)
 
 # On a machine with a GPU: kernels against their twins, the GPU's runner against the CPU's.
-test-gpu: install
+test-gpu: dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 # The native core's tests, in C++ and in Python, watched for errors of memory and for undefined behaviour. Needs GCC and
 # CMake. What watches is loaded before Python, which was built without; Python frees little at its end, so leaks there
 # are not looked for.
 SANITIZED := build/sanitized
-test-native-sanitized: install
+test-native-sanitized: dev
 	cmake -S native -B $(SANITIZED) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=ON -DOSTRO_TESTS=ON
 	cmake --build $(SANITIZED) --parallel 2
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ctest --test-dir $(SANITIZED) --output-on-failure
@@ -66,34 +56,43 @@ test-native-sanitized: install
 	$(BIN)/python -m pytest -n 0 tests/native --ignore=tests/native/test_build.py $(ARGS)
 
 # llama.cpp, for bench/cpu.py to measure against: some ten minutes on two cores. Needs a C++ compiler, CMake and Ninja.
-bench-cpu-peer: install
+bench-cpu-peer: dev
 	PYTHON=$(BIN)/python bench/build_llama_cpp.sh build/llama.cpp
 
 # What the docs show that takes minutes: models loaded by `ostro serve`, `make serve`, examples with large packages.
-test-docs: install
+test-docs: dev
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
+# A source distribution and this machine's wheel, in dist/. On Linux auditwheel names the oldest glibc that it runs with.
+dist:
+	@$(INSTALL) --extras dist
+	rm -rf dist
+	OSTRO_NATIVE_REQUIRED=1 $(BIN)/python -m build
+	if [ "$$(uname)" = Linux ]; then \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
+	fi
+
 # The site, in site/.
-docs: install
+docs: dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-docs-serve: install
+docs-serve: dev
 	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001 $(ARGS)
 
 # The parts of pages that are made from the code: settings, fields of the API, what is refused.
-docs-generate: install
+docs-generate: dev
 	PYTHONPATH=tools $(BIN)/python -m docs_reference
 
 # The Dockerfile's steps without a container engine: a clean environment, a server in it, its health check.
-rehearse-image: install
+rehearse-image: dev
 	$(BIN)/python -m pytest -n 0 -rs -s tests/deploy/test_image_rehearsal.py $(ARGS)
 
-check: install
+check: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
 clean:
-	rm -rf $(VENV) $(LIBRARY).* build dist site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) src/ostro/kernels/cpu/libostro_native.* build dist site .mypy_cache .pytest_cache .ruff_cache
 	find native/editable -mindepth 1 -maxdepth 1 ! -name CMakeLists.txt -exec rm -rf {} +

@@ -17,26 +17,6 @@ venv=${OSTRO_VENV:-$root/.venv}
 # The server takes OSTRO_… for its settings and says so when it knows none of that name.
 unset OSTRO_VENV
 
-is_current() {
-    [ -e "$1" ] && [ -z "$(find "$root/pyproject.toml" "$root/constraints.txt" "$root/native/src" -newer "$1")" ]
-}
-
-# `make install` leaves a mark too, and brings all that is needed here.
-if ! is_current "$venv/.installed" && ! is_current "$venv/.installed-server"; then
-    python=${PYTHON:-python3}
-    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-        echo "run_server.sh: $python is not Python 3.11 or later. Install one and name it: PYTHON=python3.12 $0" >&2
-        exit 1
-    fi
-    "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root"
-    # pip shows nothing of what a build says.
-    if ! ls "$root"/src/ostro/kernels/cpu/libostro_native.* >/dev/null 2>&1; then
-        echo "run_server.sh: the native CPU core was not built: models run on torch. It needs a C++20 compiler." >&2
-    fi
-    touch "$venv/.installed-server"
-fi
-
 # Every setting that was given, a line each: arguments, variables, the .env file, and a config file.
 given() {
     env
@@ -61,14 +41,16 @@ otel|^(export +)?OSTRO_OTLP_ENDPOINT=.|^--otlp-|^otlp[_-]
 s3|s3://
 END
 
-mark=$venv/.installed-extras
-if [ -n "$extras" ] && ! { is_current "$mark" && [ "$(cat "$mark")" = "$extras" ]; }; then
-    # What is there already takes pip a moment and no network.
-    (cd "$root" && "$venv/bin/python" deploy/docker/requirements.py --extras "$extras") >"$mark.txt"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -r "$mark.txt"
-    rm "$mark.txt"
-    printf '%s\n' "$extras" >"$mark"
+python=${PYTHON:-python3}
+if [ -x "$venv/bin/python" ]; then
+    python=$venv/bin/python
 fi
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "run_server.sh: $python is not Python 3.11 or later. Install one and name it: PYTHON=python3.12 $0" >&2
+    exit 1
+fi
+# Returns at once where everything is installed. Standard output is the server's.
+"$python" "$root/scripts/install.py" --venv "$venv" --extras "$extras" >&2
 
 # `exec`: signals reach the server itself.
 exec "$venv/bin/ostro" serve "$@"

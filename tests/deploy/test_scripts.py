@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkout import ROOT
+from checkout import ROOT, install_script, mark_as_installed
 
 from ostro.server.settings import ALIASES
 
@@ -26,7 +26,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     program = venv / "bin" / "ostro"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ostro "$@"\n')
     program.chmod(0o755)
-    (venv / ".installed-server").touch()
+    mark_as_installed(venv)
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return kept | {"OSTRO_VENV": str(venv), "PYTHONPATH": str(ROOT / "src")}
 
@@ -78,15 +78,18 @@ def test_a_signal_reaches_the_server_itself(tmp_path: Path, environment: dict[st
 @pytest.fixture
 def noting(environment: dict[str, str], tmp_path: Path) -> Path:
     """The file in which pip's stand-in in that environment notes what it is to install. No server is started there."""
-    (Path(environment["OSTRO_VENV"]) / "bin" / "ostro").write_text("#!/bin/sh\n")
+    venv = Path(environment["OSTRO_VENV"])
+    (venv / "bin" / "ostro").write_text("#!/bin/sh\n")
     noted = tmp_path / "installed"
     noted.write_text("")
-    python = Path(environment["OSTRO_VENV"]) / "bin" / "python"
+    python = venv / "bin" / "python"
     python.write_text(
-        f'#!/bin/sh\nif [ "$1" != -m ]; then exec "{sys.executable}" "$@"; fi\n'
-        f'for word in "$@"; do last=$word; done\ncat "$last" >>"{noted}"\n'
+        f'#!/bin/sh\nif [ "$1" != -m ]; then exec "{sys.executable}" "$@"; fi\nprintf "%s\\n" "$@" >>"{noted}"\n'
     )
     python.chmod(0o755)
+    for name in ("pip", "torch"):
+        pinned = install_script().Project().pinned(name)
+        (venv / "lib" / "python3" / "site-packages" / f"{name}-{pinned}.dist-info").mkdir(parents=True)
     return noted
 
 
@@ -116,7 +119,7 @@ def test_what_the_settings_need_is_installed_once(
     (tmp_path / "my.yaml").write_text("checkpoint_path: runs/x\n")
     environment |= variables
     result = _run(*arguments, cwd=tmp_path, env=environment)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
     known = {"google-cloud-storage", "boto3", "opentelemetry-sdk", "tensorstore"}
     names = {re.split("[>;]", line)[0] for line in noting.read_text().splitlines()}
     assert names & known == installed
@@ -140,7 +143,7 @@ def test_it_installs_once(tmp_path: Path) -> None:
     environment = os.environ | {"OSTRO_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
     first = _run("--print-config", cwd=tmp_path, env=environment)
     assert first.returncode == 0, first.stderr
-    mark = tmp_path / "venv" / ".installed-server"
+    mark = tmp_path / "venv" / "ostro-installed.json"
     installed = mark.stat().st_mtime_ns
     second = _run("--print-config", cwd=tmp_path, env=environment | {"PIP_NO_INDEX": "1"})
     assert (second.returncode, second.stdout) == (0, first.stdout)

@@ -344,6 +344,8 @@ def test_what_a_container_is_told_is_a_command_of_ours(command: Command) -> None
 def test_variables_that_the_docs_name_are_read_by_somebody() -> None:
     settings = {PREFIX + each.upper() for each in ServeSettings.model_fields}
     sources = [path for place in ("src", "scripts", "deploy") for path in (ROOT / place).rglob("*") if path.is_file()]
+    # What reads a variable may be a build or a container engine.
+    sources += [ROOT / "pyproject.toml", *ROOT.glob("compose*.yaml")]
     text = "".join(path.read_text(errors="ignore") for path in sources if path.suffix not in (".pyc", ".png"))
     unread = set()
     for path in pages():

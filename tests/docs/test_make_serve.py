@@ -22,7 +22,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     """Of a server that `make serve` started, with what is installed already."""
     model = write_model(tmp_path / "my-model")
     venv = Path(sys.prefix)
-    options = [f"VENV={venv}", "-o", str(venv / ".installed"), f"ARGS=--port 0 --log-format json {model}"]
+    options = [f"VENV={venv}", "INSTALL=:", f"ARGS=--port 0 --log-format json {model}"]
     log = tmp_path / "log"
     with log.open("wb") as sink:
         make = subprocess.Popen(

@@ -1,7 +1,10 @@
 """Where the project's own files are, for tests of files that are no code; and what deployments must agree with."""
 
+import importlib.util
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from ostro.server.ledger import Totals
 from ostro.server.metrics import Metrics, Served
@@ -52,3 +55,22 @@ def exported_metrics() -> set[str]:
 
 ENGINE_STOP_SECONDS = 6
 """What shutting down may take beyond the drain window: engines are asked, then killed, and the last bytes go out."""
+
+
+@cache
+def install_script() -> ModuleType:
+    """scripts/install.py, which is no package's."""
+    spec = importlib.util.spec_from_file_location("ostro_install", ROOT / "scripts" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def mark_as_installed(venv: Path, *extras: str) -> None:
+    """For scripts/install.py to find nothing to do there."""
+    script = install_script()
+    project, record = script.Project(), script.Record(venv)
+    record.note_packages(project, extras)
+    record.note_native(project, script.find_compiler())
