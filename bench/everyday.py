@@ -71,7 +71,7 @@ def greedy() -> SamplingParams:
 
 
 def defaults() -> SamplingParams:
-    return SamplingParams(max_tokens=None, temperature=None, top_p=None, seed=SEED)
+    return SamplingParams(max_tokens=None, seed=SEED)
 
 
 def answer(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> list[Completion]:
