@@ -10,6 +10,7 @@ from model_directory import write_model
 from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
 from ostro.frontend import Prompt
+from ostro.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from ostro.evaluation import Evaluated
@@ -143,3 +144,12 @@ def _instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
     from lm_eval.api.instance import Instance
 
     return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+def test_a_task_does_not_take_the_models_own_sampling_defaults() -> None:
+    from ostro.evaluation import _params
+
+    recommended = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    asked = _params({"until": ["\n"]})
+    assert recommended.fill(asked) == asked
+    assert asked.greedy

@@ -22,12 +22,13 @@ class Layer:
     """Libraries that it may import only where they are used, inside functions."""
 
 
-_VALUES = ("ostro.errors", "ostro.sampling_params", "ostro.config", "ostro.outputs")
+_VALUES = ("ostro.errors", "ostro.sampling_params", "ostro.sampling_defaults", "ostro.config", "ostro.outputs")
 
 # Lowest first. A package's line holds for all below it that have none of their own; that of "ostro" for itself alone.
 LAYERS = {
     "ostro.errors": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sampling_params": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.sampling_defaults": Layer(ours=("ostro.errors", "ostro.sampling_params"), never=("torch", "numpy")),
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.platforms": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
@@ -220,11 +221,11 @@ LAYERS = {
         ours=("ostro.server.tracing.spans", "ostro.server.logging"), never=("torch", "numpy")
     ),
     "ostro.server.lifecycle": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.errors", "ostro.__version__"),
+        ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.__version__", *_VALUES),
         never=("torch",),
     ),
     "ostro.server.settings": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.errors", "ostro.config", "ostro.sampling_params"),
+        ours=("ostro.server", "ostro.pool", "ostro.machine", *_VALUES),
         never=("torch", "numpy"),
     ),
     # Levanter's YAML, which the reader of its checkpoints knows how to load.
@@ -243,6 +244,7 @@ LAYERS = {
             "ostro.server",
             "ostro.pool",
             "ostro.planning",
+            "ostro.frontend",
             "ostro.machine",
             "ostro.sources",
             "ostro.weights",

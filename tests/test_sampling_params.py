@@ -36,11 +36,11 @@ def test_defaults_are_valid_and_do_not_truncate() -> None:
         ("n", [1, MAX_CHOICES], [0, -1, MAX_CHOICES + 1, 1.0, True, "2", None]),
         ("max_tokens", [0, 1, 10**9, None], [-1, 1.5, True, "16"]),
         ("min_tokens", [0, 16], [-1, 17, 0.0, False, None]),
-        ("temperature", [0, 0.0, 0.7, 2, 2.0], [-0.1, 2.01, math.nan, math.inf, "1", True, None, 10**400]),
-        ("top_p", [0.001, 1, 1.0], [0, 0.0, -0.5, 1.01, math.nan, "1", None]),
-        ("top_k", [-1, 0, 1, 10**6], [-2, 1.0, True, "40", None]),
-        ("min_p", [0, 0.5, 1.0], [-0.01, 1.01, math.nan, None]),
-        ("repetition_penalty", [0.01, 1, 10.0], [0, 0.0, -1, 10.1, math.nan, None]),
+        ("temperature", [0, 0.0, 0.7, 2, 2.0], [-0.1, 2.01, math.nan, math.inf, "1", True, 10**400]),
+        ("top_p", [0.001, 1, 1.0], [0, 0.0, -0.5, 1.01, math.nan, "1"]),
+        ("top_k", [-1, 0, 1, 10**6], [-2, 1.0, True, "40"]),
+        ("min_p", [0, 0.5, 1.0], [-0.01, 1.01, math.nan]),
+        ("repetition_penalty", [0.01, 1, 10.0], [0, 0.0, -1, 10.1, math.nan]),
         ("presence_penalty", [-2, 0.5, 2.0], [-2.1, 2.1, math.nan, None]),
         ("frequency_penalty", [-2, 0.5, 2.0], [-2.1, 2.1, math.nan, None]),
         ("seed", [None, 0, -1, MAX_SEED, -MAX_SEED - 1], [MAX_SEED + 1, -MAX_SEED - 2, 1.0, True, "1"]),
@@ -125,7 +125,7 @@ def test_copy_with_changes_is_validated() -> None:
 anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers())
 
 
-@given(st.sampled_from([field.name for field in dataclasses.fields(SamplingParams)]), anything)
+@given(st.sampled_from([field.name for field in dataclasses.fields(SamplingParams) if field.init]), anything)
 def test_no_value_of_a_field_raises_anything_but_a_bad_request(name: str, value: object) -> None:
     """A number where a list belongs, and an integer beyond all floats, once raised errors that a server answers 500."""
     with contextlib.suppress(BadRequest):

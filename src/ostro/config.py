@@ -13,6 +13,7 @@ KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
 CpuBackend = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
+GenerationConfig = Literal["auto", "ignore"]
 
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -49,6 +50,7 @@ _CHOICES = {
     "kv_dtype": KVDType,
     "cpu_backend": CpuBackend,
     "hrm_dialect": HrmDialect,
+    "generation_config": GenerationConfig,
 }
 
 
@@ -79,6 +81,13 @@ class EngineConfig:
     )
     chat_template: str | None = field(
         default=None, metadata=_means("chatml, gemma, llama3, generic, or a .jinja file (default: the model's own)")
+    )
+    generation_config: GenerationConfig = field(
+        default="auto",
+        metadata=_means(
+            "auto takes the model's own sampling defaults (generation_config.json, or general.sampling.* of a GGUF "
+            "file) where a request is silent; ignore does not"
+        ),
     )
     adapters: tuple[tuple[str, str], ...] = field(
         default=(),

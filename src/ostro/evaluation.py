@@ -16,7 +16,7 @@ from ostro.errors import BadRequest
 from ostro.extras import needs
 from ostro.llm import LLM
 from ostro.outputs import Score
-from ostro.sampling_params import SamplingParams
+from ostro.sampling_params import NEUTRAL, SamplingParams
 
 try:
     from lm_eval.api.instance import Instance
@@ -115,9 +115,10 @@ def _params(asked: Mapping[str, Any]) -> SamplingParams:
     """
     until = asked.get("until") or ()
     found = normalize_gen_kwargs(dict(asked), _MAX_TOKENS)
+    # All of them: scores must not depend on what a model's file recommends.
+    chosen: dict[str, object] = {**NEUTRAL, "temperature": 0.0}
+    chosen |= {name: found[name] for name in ("temperature", "top_p") if name in found}
     return SamplingParams(
         max_tokens=found["max_gen_toks"],
         stop=(until,) if isinstance(until, str) else tuple(stop for stop in until if stop),
-        temperature=found.get("temperature", 0.0),
-        top_p=found.get("top_p", 1.0),
-    )
+    ).with_changes(**chosen)

@@ -3,9 +3,10 @@
 import itertools
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request, Task
@@ -13,7 +14,9 @@ from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
 from ostro.errors import BadRequest, ModelNotFound, Unsupported
 from ostro.outputs import Choice, Completion, Delta
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
+from ostro.text.hf_files import ids_in
 from ostro.text.id_text import IdTokenizer
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
@@ -38,24 +41,43 @@ def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | No
             if dialect != "upstream" or not isinstance(vocab_size, int):
                 raise
             return IdTokenizer(vocab_size)
-        return Tokenizer.load(own, chat_template=config.chat_template)
+        return Tokenizer.load(own, chat_template=config.chat_template, eos_ids=_eos_ids(checkpoint))
     with naming_tokenizer(config.tokenizer):
         path = path or fetch_tokenizer(config.tokenizer, progress=True)
-        return Tokenizer.load(path, chat_template=config.chat_template)
+        return Tokenizer.load(path, chat_template=config.chat_template, eos_ids=_eos_ids(checkpoint))
 
 
 class Frontend:
     """Makes requests of prompts. Numbers them; checks nothing that only the engine can know."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, pooling: Pooling | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        pooling: Pooling | None = None,
+        defaults: SamplingDefaults | None = None,
+    ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.pooling = pooling
+        self.defaults = defaults or SamplingDefaults()
         # Counted without a gap between reading and writing: requests may be made in several threads.
         self._ids = itertools.count(1)
 
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, config: EngineConfig, *, name: str | None = None, tokenizer: Path | None = None
+    ) -> Self:
+        """Of a model, with the tokenizer and the sampling defaults that the settings choose.
+
+        `tokenizer` is where the one that they name lies, if that is known.
+        """
+        chosen = load_tokenizer(config, checkpoint, tokenizer)
+        return cls(name or checkpoint.name, chosen, checkpoint.pooling, sampling_defaults(checkpoint, config))
+
     def request(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
-        """For a continuation of the prompt, by the model with the adapter."""
+        """For a continuation of the prompt, by the model with the adapter. What the params leave out is the model's."""
+        params = self.defaults.fill(params)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(
             id=next(self._ids),
@@ -110,6 +132,18 @@ class Frontend:
         if border >= len(whole):
             raise BadRequest("A continuation must hold at least one token.", param="continuations")
         return whole[:border], whole[border:]
+
+
+def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> SamplingDefaults:
+    """What the model's files recommend, unless the settings say to ignore it."""
+    if config.generation_config == "ignore":
+        return SamplingDefaults()
+    return SamplingDefaults.read(checkpoint.generation_config, source=checkpoint.name)
+
+
+def _eos_ids(checkpoint: Checkpoint) -> Iterator[int]:
+    told = checkpoint.generation_config.get("eos_token_id")
+    return ids_in(checkpoint.config.get("eos_token_id") if told is None else told)
 
 
 class Collector:

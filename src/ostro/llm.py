@@ -15,10 +15,12 @@ from ostro.driver import Driver
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
-from ostro.frontend import Frontend, Message, Prompt, load_tokenizer
+from ostro.frontend import Frontend, Message, Prompt
 from ostro.outputs import Completion, Delta, Score, Solution, score, solution
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
+from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 
 Adapter = str | Sequence[str | None] | None
@@ -52,15 +54,23 @@ class LLM:
         # As long as this lives, nobody may delete its files.
         weakref.finalize(self, ModelStore().hold(checkpoint.path).close)
         self.name = checkpoint.name
-        self.tokenizer = load_tokenizer(self.config, checkpoint)
+        self._frontend = Frontend.load(checkpoint, self.config)
         self.core = EngineCore(
             load_runner(checkpoint, self.config),
             prefix_caching=self.config.prefix_caching,
             pages_per_seq=self.config.pages_per_seq,
             adapters=self.config.adapter_names,
         )
-        self._frontend = Frontend(self.name, self.tokenizer, checkpoint.pooling)
         self._driver = Driver(self.core, self._frontend.collector)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._frontend.tokenizer
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """The model's own, for what SamplingParams leave out."""
+        return self._frontend.defaults
 
     def generate(
         self,

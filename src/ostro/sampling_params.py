@@ -4,8 +4,8 @@ The ranges are OpenAI's where OpenAI has the field, else those of the servers it
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from ostro.errors import BadRequest
 
@@ -17,6 +17,18 @@ MAX_BAD_WORDS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**63 - 1
 
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Fields for which a model may bring its own default, and their values where it brings none."""
+
+# What a caller leaves out, or sets to None. It is never seen in an instance, whose fields are always numbers.
+_OPEN: Any = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -25,16 +37,19 @@ class SamplingParams:
     n: int = 1
     """How many choices to generate; the prompt is computed once for all of them."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None is as many as fit. 0 generates none (scoring)."""
+    """Most tokens to generate; 0 generates none (scoring). None sets no limit: the output may grow to
+    `default_max_tokens`, or fill the context."""
+    default_max_tokens: int | None = None
+    """Most tokens where max_tokens is None, and fewer if the context has less room. None is the model's own default."""
     min_tokens: int = 0
     """No end-of-sequence or stop before this many tokens."""
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float = _OPEN
+    """0 is greedy. Left out, this and the next four are the model's own defaults, else `NEUTRAL`."""
+    top_p: float = _OPEN
+    top_k: int = _OPEN
     """0 or -1 keeps all tokens."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    min_p: float = _OPEN
+    repetition_penalty: float = _OPEN
     """Over prompt and output, as in the CTRL paper; 1 is off."""
     presence_penalty: float = 0.0
     """Over the output only, once for each token that occurred; likewise frequency_penalty, by its count."""
@@ -53,8 +68,15 @@ class SamplingParams:
     """The same for the prompt's tokens; the first has none."""
     skip_special_tokens: bool = True
     include_stop_in_output: bool = False
+    unset: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+    """Fields that were left out and hold their neutral values: a model's defaults may replace these."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "unset", frozenset(name for name in NEUTRAL if getattr(self, name) is None))
+        for name in self.unset:
+            object.__setattr__(self, name, NEUTRAL[name])
+        if self.max_tokens is not None:
+            object.__setattr__(self, "default_max_tokens", None)
         for name in ("stop", "bad_words", "stop_token_ids"):
             object.__setattr__(self, name, _entries(name, getattr(self, name)))
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
@@ -69,13 +91,16 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def with_changes(self, **changes: object) -> Self:
-        """A validated copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        """A validated copy with some fields changed; what was left out before still is."""
+        given = {each.name for each in fields(self) if each.init} - self.unset
+        return type(self)(**({name: getattr(self, name) for name in given} | changes))
 
     def _check_integers(self) -> None:
         _integer("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 0, None)
+        if self.default_max_tokens is not None:
+            _integer("default_max_tokens", self.default_max_tokens, 1, None)
         _integer("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _bad("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")

@@ -12,6 +12,7 @@ from gguf_factory import Array, gguf_tensors, interleave, write_gguf
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.weights import GgufCheckpoint, open_checkpoint
 
 SIZES: dict[str, object] = {
@@ -451,6 +452,15 @@ def test_a_chat_model_also_stops_at_the_ends_of_turns_in_its_template(tmp_path: 
     base = small(tmp_path / "base.gguf", changes=ids)
     assert open_one(chat).generation_config == {"bos_token_id": 1, "eos_token_id": [92, 90]}
     assert open_one(base).generation_config == {"bos_token_id": 1, "eos_token_id": 92}
+
+
+def test_recommended_sampling_reads_as_generation_config_has_it(tmp_path: Path) -> None:
+    asked: dict[str, object] = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.1}
+    path = small(tmp_path / "m.gguf", changes={f"general.sampling.{name}": value for name, value in asked.items()})
+    config = open_one(path).generation_config
+    assert SamplingDefaults.read(config, source="m") == SamplingDefaults(
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.05, repetition_penalty=1.1
+    )
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(1, "mean"), (2, "cls"), (3, "lasttoken")])

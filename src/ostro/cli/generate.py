@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args, SamplingParams(max_tokens=128))
+    params = sampling_params(args, SamplingParams(max_tokens=None, default_max_tokens=128))
     texts = _texts(args)
     # Opened before the work: a place that cannot be written to should not come up at its end.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as output:

@@ -10,6 +10,7 @@ from ostro.config import (
     Device,
     DType,
     EngineConfig,
+    GenerationConfig,
     HrmDialect,
     KVDType,
     Quantization,
@@ -33,6 +34,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model-config", metavar="FILE", help=_meaning("model_config"))
     group.add_argument("--tokenizer", metavar="REF", help=_meaning("tokenizer"))
     group.add_argument("--chat-template", metavar="NAME", help=_meaning("chat_template"))
+    group.add_argument(
+        "--generation-config", choices=get_args(GenerationConfig), default="auto", help=_meaning("generation_config")
+    )
     add_size_options(group)
     group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
@@ -99,6 +103,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model_config=args.model_config,
         tokenizer=args.tokenizer,
         chat_template=args.chat_template,
+        generation_config=args.generation_config,
         cuda_graphs=not args.no_cuda_graphs,
         deterministic=args.deterministic,
         prefix_caching=not args.no_prefix_caching,
@@ -115,7 +120,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-# Command-line name -> type and help; the field's own default holds where none is given.
+# Command-line name -> type and help. Where none is given, the command's or the model's own default holds.
 _SAMPLING: dict[str, tuple[Callable[[str], object], str]] = {
     "max-tokens": (int, "most tokens to generate"),
     "min-tokens": (int, "no end before this many tokens"),

@@ -24,6 +24,7 @@ _TEXTS = frozenset(
     {
         "tokenizer",
         "chat_template",
+        "generation_config",
         "device",
         "dtype",
         "quantize",

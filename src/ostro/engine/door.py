@@ -54,13 +54,15 @@ class Door:
 
     def longest(self, request: Request, *, prompt: str = "prompt") -> int:
         """Length at which the request's sequences end: prompt and max_tokens, within the context."""
-        length, output = len(request.prompt_ids), request.params.max_tokens
+        params, length = request.params, len(request.prompt_ids)
+        output = params.max_tokens
         if not length:
             raise BadRequest("The prompt is empty: give at least one token.", param=prompt)
         if output is None:
             if length >= self.max_len:
                 raise ContextLengthExceeded(limit=self.max_len, prompt=length, output=1, param=prompt)
-            return self.max_len
+            most = params.default_max_tokens or self.max_len
+            return min(self.max_len, length + max(most, params.min_tokens))
         if length + output > self.max_len:
             raise ContextLengthExceeded(limit=self.max_len, prompt=length, output=output, param=prompt)
         return length + output

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.server.body import BodyLimits
 from ostro.server.limits import Gate
@@ -19,26 +20,22 @@ class HttpOptions:
     body: BodyLimits = field(default_factory=BodyLimits)
     ping_seconds: float = 15.0
     """After so long a silence a stream says that it is alive: proxies cut off what is silent for a minute."""
-    max_tokens: int | None = None
-    """For requests that do not say how many."""
-    temperature: float | None = None
-    """For requests that name none."""
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """What the operator sets for requests that are silent; it counts before the model's own."""
     seed: int | None = None
     """For requests that bring none; without one here each draws its own."""
     healthz_waits: bool = False
     """Whether /healthz means ready, as /readyz does, rather than alive."""
 
     def params(self, request: CompletionRequest | ChatCompletionRequest | GenerateRequest) -> SamplingParams:
-        """What a request asks for, with this server's defaults for what it leaves open."""
-        given, changes = request.model_fields_set, dict[str, object]()
-        if self.max_tokens is not None and not given & {"max_tokens", "max_completion_tokens"}:
-            changes["max_tokens"] = self.max_tokens
-        if self.temperature is not None and "temperature" not in given:
-            changes["temperature"] = self.temperature
-        params = request.sampling_params()
-        if self.seed is not None and params.seed is None:
-            changes["seed"] = self.seed
-        return params.with_changes(**changes) if changes else params
+        """What a request asks for, with the operator's defaults for what it leaves open."""
+        params = self.defaults.fill(request.sampling_params())
+        if params.max_tokens is None and self.defaults.max_tokens is not None:
+            # Before the endpoint's own number, too.
+            params = params.with_changes(default_max_tokens=self.defaults.max_tokens)
+        if params.seed is None and self.seed is not None:
+            params = params.with_changes(seed=self.seed)
+        return params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

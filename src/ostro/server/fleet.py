@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
+from ostro.frontend import sampling_defaults
 from ostro.machine import device_here, gpu_memory
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.names import resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.models import ANY, Models
 from ostro.server.naming import reference_name
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
 from ostro.server.supply import CachedSupply
+from ostro.weights import open_checkpoint
 from ostro.weights.adapter import CONFIG as ADAPTER_CONFIG
 from ostro.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from ostro.weights.adapter import read_base
@@ -98,19 +101,23 @@ def outlook(settings: ServeSettings) -> list[str]:
         specs = [spec for spec in fixed_specs(settings) if spec.base is None]
     except OstroError as error:
         return [error.message]
-    return [f"{spec.name}: {_outlook(spec)}" for spec in specs]
+    return [f"{spec.name}: {_outlook(spec, settings.http().defaults)}" for spec in specs]
 
 
-def _outlook(spec: ModelSpec) -> str:
+def _outlook(spec: ModelSpec, defaults: SamplingDefaults) -> str:
+    config = spec.config
     try:
-        place = find_place(spec.config.model)
+        place = find_place(config.model)
         if place is None:
             return "not on this machine yet"
-        planned = _planned(str(place.path), spec.config)
+        planned = _planned(str(place.path), config)
+        own = sampling_defaults(open_checkpoint(place.path, model_config=config.model_config), config)
     except OstroError as error:
         return error.message
     reason = "" if planned.not_native is None else f" ({planned.not_native})"
-    return f"{planned.backend}, {planned.precision}{reason}"
+    chosen = ", ".join(f"{name} {value}" for name, value in defaults.over(own).given.items())
+    sampling = f"; a silent request gets {chosen}" if chosen else ""
+    return f"{planned.backend}, {planned.precision}{reason}{sampling}"
 
 
 def roots(settings: ServeSettings) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from ostro import __version__
 from ostro.engine.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.app import build_app
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
 from ostro.server.fleet import build_models, fixed_specs
@@ -350,7 +351,9 @@ class News:
                 log.error("the engine ended and is started anew", model=view.name, restarts=now)
             became_ready = view.state is PoolState.READY and state is not PoolState.READY
             if became_ready and service is not None and (info := service.info) is not None:
-                log.info("ready", **_facts(self._models.shown(view.spec), info), seconds=view.load_seconds)
+                own = service.sampling_defaults or SamplingDefaults()
+                facts = _facts(self._models.shown(view.spec), info)
+                log.info("ready", **facts, sampling_defaults=own.given, seconds=view.load_seconds)
             is_told = self._models.only is None or not self._ends_with_only
             if view.state is PoolState.FAILED and state is not PoolState.FAILED and is_told:
                 log.error("the model cannot be served", model=view.name, reason=view.failure)

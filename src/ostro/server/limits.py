@@ -309,14 +309,18 @@ class Gate:
 
     def capped(self, request: Request) -> Request:
         """Raises BadRequest if it asks for more tokens than it may."""
-        cap, asked = self.limits.new_tokens, request.params.max_tokens
-        if cap is None or request.task is not Task.GENERATE or (asked is not None and asked <= cap):
+        cap, params = self.limits.new_tokens, request.params
+        if cap is None or request.task is not Task.GENERATE:
             return request
-        if asked is not None:
+        if params.max_tokens is None:
+            most = min(cap, params.default_max_tokens or cap)
+            return replace(request, params=params.with_changes(default_max_tokens=most))
+        if params.max_tokens > cap:
             raise BadRequest(
-                f"max_tokens is {asked}, but this server allows at most {cap}. Lower it.", param="max_tokens"
+                f"max_tokens is {params.max_tokens}, but this server allows at most {cap}. Lower it.",
+                param="max_tokens",
             )
-        return replace(request, params=request.params.with_changes(max_tokens=cap))
+        return request
 
     @contextmanager
     def loading(self, model: str, *, is_new: bool) -> Iterator[None]:

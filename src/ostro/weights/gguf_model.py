@@ -187,7 +187,21 @@ def _generation_config(facts: _Facts) -> Config:
         config["bos_token_id"] = bos
     if ends := _end_ids(facts):
         config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    for ours, theirs in _SAMPLING.items():
+        value = facts.metadata.get(f"general.sampling.{theirs}")
+        if value is not None:
+            config[ours] = _shortest_float32(value) if isinstance(value, float) else value
     return config
+
+
+# In generation_config.json -> after `general.sampling.` in GGUF.
+_SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 def _pooling(facts: _Facts) -> Pooling | None:

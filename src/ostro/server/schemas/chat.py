@@ -82,7 +82,7 @@ class ChatCompletionRequest(GenerationRequest):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """The older name of max_completion_tokens."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """None is as many as fit."""
+    """None is the model's own default, `--default-max-tokens`, or as many as fit."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """0 to 20; only with logprobs."""

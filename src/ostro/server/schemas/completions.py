@@ -9,6 +9,8 @@ from ostro.server.schemas.generation import GenerationRequest, PromptLogprobs, U
 from ostro.server.schemas.prompts import MAX_PROMPTS, Prompts
 from ostro.server.schemas.wire import WireModel, refusal
 
+DEFAULT_MAX_TOKENS = 16
+
 
 class CompletionRequest(GenerationRequest):
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {"suffix": ("",)}
@@ -16,8 +18,8 @@ class CompletionRequest(GenerationRequest):
     # Always a list here: a lone prompt is a list of one.
     prompt: Prompts
     """Up to 2048 of them."""
-    max_tokens: int = 16
-    """0 generates none, for scores of the prompt."""
+    max_tokens: int | None = None
+    """0 generates none, for scores of the prompt. None is 16, or `--default-max-tokens`."""
     echo: bool = False
     """The prompt before its continuation; with logprobs, its tokens' too."""
     logprobs: int | None = None
@@ -38,6 +40,7 @@ class CompletionRequest(GenerationRequest):
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return self._sampling(
             max_tokens=self.max_tokens,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
             logprobs=self.logprobs,
             prompt_logprobs=max((count for count in wanted if count is not None), default=None),
         )

@@ -3,12 +3,12 @@
 The types are checked here. The ranges are SamplingParams' own: there is one place that knows them.
 """
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ostro.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from ostro.sampling_params import MAX_LOGIT_BIAS, NEUTRAL, SamplingParams
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
 
 MAX_STOP_CHARACTERS = 1024
@@ -51,6 +51,11 @@ TokenBiases = Annotated[
 ]
 
 
+def left_open(request: RequestModel) -> dict[str, Any]:
+    """A request's values of the fields that have a default of the model's; None where it gives none."""
+    return {name: getattr(request, name, None) for name in NEUTRAL}
+
+
 class GenerationRequest(RequestModel):
     """Every field of OpenAI's that the engine has; below them, those that other servers' users know."""
 
@@ -73,10 +78,10 @@ class GenerationRequest(RequestModel):
     """A name from /v1/models; default is the first one."""
     n: int = 1
     """1 to 128; the prompt is computed once for all of them."""
-    temperature: float = 1.0
-    """0 to 2; 0 is greedy."""
-    top_p: float = 1.0
-    """Above 0, up to 1."""
+    temperature: float | None = None
+    """0 to 2; 0 is greedy. None is the model's own default, else 1."""
+    top_p: float | None = None
+    """Above 0, up to 1. None is the model's own default, else 1."""
     presence_penalty: float = 0.0
     """-2 to 2, over the output."""
     frequency_penalty: float = 0.0
@@ -91,12 +96,12 @@ class GenerationRequest(RequestModel):
     stream_options: StreamOptions | None = None
     """Only with stream; its include_usage adds a last event with the usage, continuous_usage_stats has it in all."""
 
-    top_k: int = 0
-    """0 and -1 keep all tokens."""
-    min_p: float = 0.0
-    """0 to 1, relative to the likeliest token."""
-    repetition_penalty: float = 1.0
-    """Above 0, up to 10; over prompt and output. 1 is off."""
+    top_k: int | None = None
+    """0 and -1 keep all tokens. None is the model's own default, else 0."""
+    min_p: float | None = None
+    """0 to 1, relative to the likeliest token. None is the model's own default, else 0."""
+    repetition_penalty: float | None = None
+    """Above 0, up to 10; over prompt and output. 1 is off. None is the model's own default, else 1."""
     min_tokens: int = 0
     """No end before this many tokens."""
     bad_words: Words = Field(default_factory=list)
@@ -120,17 +125,21 @@ class GenerationRequest(RequestModel):
             raise refusal("stream_options", "is only for streams: set stream to true or leave it out")
         return self
 
-    def _sampling(self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+    def _sampling(
+        self,
+        *,
+        max_tokens: int | None,
+        default_max_tokens: int | None = None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
         """Raises BadRequest that names a field out of its range."""
         return SamplingParams(
             n=self.n,
             max_tokens=max_tokens,
+            default_max_tokens=default_max_tokens,
             min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+            **left_open(self),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,

@@ -20,6 +20,9 @@ class ModelCard(WireModel):
     """What computes it, such as `native (neon)` or `torch (cuda)`; null before it is loaded, as is the next."""
     precision: str | None
     """What weights, keys and values are kept in."""
+    sampling_defaults: dict[str, int | float] | None
+    """What holds where a chat request is silent, of `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
+    `max_tokens`: the server's settings, then the model's own. Null before the model is loaded."""
     state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
     """An available model is loaded when it is first asked for."""
 

@@ -1,25 +1,32 @@
 """/generate, /generate_stream, /loglikelihood, /pseudo_loglikelihood: lists in, lists out."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas.generation import Words
+from ostro.server.schemas.generation import Words, left_open
 from ostro.server.schemas.prompts import Prompts
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal
+
+DEFAULT_MAX_TOKENS = 128
 
 
 class GenerateRequest(RequestModel):
     """The ranges are SamplingParams' own."""
 
+    fallback: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=0.7)
+    """Where neither the request nor the server nor the model has a say."""
+
     model: str = "default"
     prompts: Prompts
-    max_tokens: int = 128
-    temperature: float = 0.7
-    """0 to 2; 0 is greedy."""
-    top_p: float = 1.0
-    """Above 0, up to 1."""
+    max_tokens: int | None = None
+    """None is 128, or `--default-max-tokens`."""
+    temperature: float | None = None
+    """0 to 2; 0 is greedy. None is the model's own default, else 0.7."""
+    top_p: float | None = None
+    """Above 0, up to 1. None is the model's own default, else 1."""
     seed: int | None = None
     """The same seed gives the same tokens, whatever else runs; none draws a fresh one."""
     stop: Words = Field(default_factory=list)
@@ -29,8 +36,8 @@ class GenerateRequest(RequestModel):
         """Raises BadRequest that names a field out of its range."""
         return SamplingParams(
             max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            **left_open(self),
             seed=self.seed,
             stop=tuple(self.stop),
         )
