@@ -26,6 +26,9 @@ from ostro.weights.tokenizer_files import fetch_tokenizer, naming_tokenizer
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 
+# Tokens, where nobody has named a number.
+_USUAL_ANSWER = 1024
+
 
 def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:
     """The model's own, or the one that the settings name: at `path` if that is known, else fetched if need be.
@@ -75,10 +78,14 @@ class Frontend:
         chosen = load_tokenizer(config, checkpoint, tokenizer)
         return cls(name or checkpoint.name, chosen, checkpoint.pooling, sampling_defaults(checkpoint, config))
 
-    def request(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
-        """For a continuation of the prompt, by the model with the adapter. What the params leave out is the model's."""
+    def request(self, prompt: Prompt, params: SamplingParams, *, max_len: int, adapter: str | None = None) -> Request:
+        """For a continuation of the prompt, by the model with the adapter. What the params leave out is the model's.
+
+        `max_len` is the length of the context, which decides how much of a prompt that may be truncated is kept.
+        """
         params = self.defaults.fill(params)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = _last(ids, params.truncate_prompt_tokens, max_len - _reserved(params, max_len))
         return Request(
             id=next(self._ids),
             prompt_ids=tuple(ids),
@@ -91,14 +98,26 @@ class Frontend:
         )
 
     def scoring_request(
-        self, prompt: Prompt, continuation: Prompt, *, one_pass: bool = False, adapter: str | None = None
+        self,
+        prompt: Prompt,
+        continuation: Prompt,
+        *,
+        max_len: int,
+        one_pass: bool = False,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> Request:
-        """For the log-probabilities of a continuation after its prompt."""
-        context, rest = self._encode_pair(prompt, continuation)
-        request = self.request(context + rest, SamplingParams(max_tokens=0, prompt_logprobs=0), adapter=adapter)
+        """For the log-probabilities of a continuation after its prompt, which may be truncated as in SamplingParams."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=0, truncate_prompt_tokens=truncate_prompt_tokens)
+        whole, rest = self._encode_pair(prompt, continuation)
+        context = _last(whole, params.truncate_prompt_tokens, max_len - len(rest))
+        params = params.with_changes(truncate_prompt_tokens=None)
+        request = self.request([*context, *rest], params, max_len=max_len, adapter=adapter)
         return replace(request, prompt_logprobs_from=len(context), one_pass=one_pass)
 
-    def embedding_request(self, text: Prompt, *, adapter: str | None = None) -> Request:
+    def embedding_request(
+        self, text: Prompt, *, max_len: int, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> Request:
         """For a text's vector; raises Unsupported for a model that gives none."""
         if self.pooling is None:
             raise Unsupported(
@@ -106,11 +125,13 @@ class Frontend:
                 "Load one that has, such as a sentence-transformers checkpoint.",
                 param="model",
             )
-        return replace(self.request(text, SamplingParams(max_tokens=0), adapter=adapter), task=Task.EMBED)
+        params = SamplingParams(max_tokens=0, truncate_prompt_tokens=truncate_prompt_tokens)
+        return replace(self.request(text, params, max_len=max_len, adapter=adapter), task=Task.EMBED)
 
-    def solving_request(self, inputs: Sequence[int], *, puzzle: int = 0) -> Request:
+    def solving_request(self, inputs: Sequence[int], *, max_len: int, puzzle: int = 0) -> Request:
         """For a token at every position of the inputs at once."""
-        return replace(self.request(inputs, SamplingParams(max_tokens=0)), task=Task.SOLVE, puzzle=puzzle)
+        request = self.request(inputs, SamplingParams(max_tokens=0), max_len=max_len)
+        return replace(request, task=Task.SOLVE, puzzle=puzzle)
 
     def collector(self, request: Request) -> "Collector":
         return Collector(self.tokenizer, request, normalize=self.pooling is not None and self.pooling.normalize)
@@ -132,6 +153,20 @@ class Frontend:
         if border >= len(whole):
             raise BadRequest("A continuation must hold at least one token.", param="continuations")
         return whole[:border], whole[border:]
+
+
+def _last(ids: Sequence[int], count: int | None, room: int) -> Sequence[int]:
+    """As many ids as were asked for, None for all and -1 for as many as there is room for, but at least one."""
+    if count is None:
+        return ids
+    return ids[-(max(room, 1) if count == -1 else count) :]
+
+
+def _reserved(params: SamplingParams, max_len: int) -> int:
+    """What a truncated prompt leaves for the output: what was asked for, or an answer's usual length."""
+    if params.max_tokens is not None:
+        return params.max_tokens
+    return min(params.default_max_tokens or _USUAL_ANSWER, max_len // 2)
 
 
 def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> SamplingDefaults:

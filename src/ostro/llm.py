@@ -136,12 +136,14 @@ class LLM:
         *,
         one_pass: bool = False,
         adapter: Adapter = None,
+        truncate_prompt_tokens: int | None = None,
         progress: bool = False,
     ) -> list[Score]:
         """Log-probability of each continuation after its prompt, and whether greedy decoding would give it.
 
         `one_pass` is for models that see what comes after a token: all of a continuation at once, which is no
-        likelihood, and much faster.
+        likelihood, and much faster. `truncate_prompt_tokens` keeps so many of a prompt's last tokens; -1 keeps what the
+        context has room for.
         """
         if len(prompts) != len(continuations):
             raise BadRequest(
@@ -150,16 +152,26 @@ class LLM:
             )
         triples = zip(prompts, continuations, _for_each(adapter, len(prompts)), strict=True)
         requests = [
-            self.prepare_scoring(prompt, continuation, one_pass=one_pass, adapter=name)
+            self.prepare_scoring(
+                prompt, continuation, one_pass=one_pass, adapter=name, truncate_prompt_tokens=truncate_prompt_tokens
+            )
             for prompt, continuation, name in triples
         ]
         return [score(completion) for completion in self._finish(requests, progress=progress)]
 
-    def embed(self, texts: Prompt | Sequence[Prompt], *, adapter: Adapter = None) -> list[list[float]]:
-        """One vector for each text, pooled as the model's own configuration says."""
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        adapter: Adapter = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[list[float]]:
+        """One vector for each text, pooled as the model's own configuration says; texts are truncated as in `score`."""
         batch = _as_list(texts)
-        chosen = _for_each(adapter, len(batch))
-        requests = [self.prepare_embedding(text, adapter=name) for text, name in zip(batch, chosen, strict=True)]
+        requests = [
+            self.prepare_embedding(text, adapter=name, truncate_prompt_tokens=truncate_prompt_tokens)
+            for text, name in zip(batch, _for_each(adapter, len(batch)), strict=True)
+        ]
         return [completion.embedding or [] for completion in self._finish(requests)]
 
     def solve(self, inputs: Sequence[Sequence[int]], puzzle_ids: Sequence[int] | None = None) -> list[Solution]:
@@ -174,24 +186,45 @@ class LLM:
                 param="puzzle_ids",
             )
         requests = [
-            self._checked(self._frontend.solving_request(each, puzzle=puzzle))
+            self._checked(self._frontend.solving_request(each, puzzle=puzzle, max_len=self._max_len))
             for each, puzzle in zip(inputs, chosen, strict=True)
         ]
         return [solution(completion) for completion in self._finish(requests)]
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
-        return self._checked(self._frontend.request(prompt, params, adapter=adapter))
+        return self._checked(self._frontend.request(prompt, params, max_len=self._max_len, adapter=adapter))
 
     def prepare_scoring(
-        self, prompt: Prompt, continuation: Prompt, *, one_pass: bool = False, adapter: str | None = None
+        self,
+        prompt: Prompt,
+        continuation: Prompt,
+        *,
+        one_pass: bool = False,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> Request:
         """The engine's request for a score; raises BadRequest if it could never run."""
-        return self._checked(self._frontend.scoring_request(prompt, continuation, one_pass=one_pass, adapter=adapter))
+        return self._checked(
+            self._frontend.scoring_request(
+                prompt,
+                continuation,
+                max_len=self._max_len,
+                one_pass=one_pass,
+                adapter=adapter,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            )
+        )
 
-    def prepare_embedding(self, text: Prompt, *, adapter: str | None = None) -> Request:
+    def prepare_embedding(
+        self, text: Prompt, *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
-        return self._checked(self._frontend.embedding_request(text, adapter=adapter))
+        return self._checked(
+            self._frontend.embedding_request(
+                text, max_len=self._max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
+            )
+        )
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
         """Runs prepared requests together; (request id, completion) of each as it finishes."""
@@ -217,6 +250,10 @@ class LLM:
             raise BadRequest(f"{len(batch)} prompts need as many sampling params, got {len(each)}.", param="params")
         chosen = _for_each(adapter, len(batch))
         return [self.prepare(prompt, p, adapter=name) for prompt, p, name in zip(batch, each, chosen, strict=True)]
+
+    @property
+    def _max_len(self) -> int:
+        return self.core.scheduler.max_len
 
     def _checked(self, request: Request) -> Request:
         self.core.check(request)

@@ -17,7 +17,7 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    """stop, length, or error; None while it is still being generated."""
+    """stop, length, repetition, or error; None while it is still being generated."""
     stopped_by: str | None = None
     """The stop string that ended it, if one did."""
     logprobs: list[TokenLogprob] | None = None

@@ -38,7 +38,7 @@ class SamplingParams:
     """How many choices to generate; the prompt is computed once for all of them."""
     max_tokens: int | None = 16
     """Most tokens to generate; 0 generates none (scoring). None sets no limit: the output may grow to
-    `default_max_tokens`, or fill the context."""
+    `default_max_tokens`, or fill the context, and one that runs in a loop ends, unless `ignore_eos`."""
     default_max_tokens: int | None = None
     """Most tokens where max_tokens is None, and fewer if the context has less room. None is the model's own default."""
     min_tokens: int = 0
@@ -66,6 +66,8 @@ class SamplingParams:
     """Log-probabilities of each generated token and of this many most likely alternatives."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens; the first has none."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens; -1 keeps what the context leaves beside the output."""
     skip_special_tokens: bool = True
     include_stop_in_output: bool = False
     unset: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
@@ -107,6 +109,10 @@ class SamplingParams:
         _integer("top_k", self.top_k, 0, None)
         if self.seed is not None:
             _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, None)
+            if self.truncate_prompt_tokens == 0:
+                raise _bad("truncate_prompt_tokens", "must be -1 or at least 1: a prompt has at least one token")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:

@@ -50,3 +50,13 @@ def test_prompt_and_output_may_fill_the_context_and_not_exceed_it() -> None:
         DOOR.check(request(params=SamplingParams(max_tokens=7)))
     with pytest.raises(ContextLengthExceeded):
         DOOR.check(request((1,) * 8, SamplingParams(max_tokens=None)))
+
+
+def test_a_default_number_of_tokens_is_bounded_by_the_context_and_by_min_tokens() -> None:
+    def longest(default: int, min_tokens: int = 0) -> int:
+        params = SamplingParams(max_tokens=None, default_max_tokens=default, min_tokens=min_tokens)
+        return DOOR.longest(request(params=params))
+
+    assert longest(4) == 6
+    assert longest(1024) == 8
+    assert longest(2, min_tokens=5) == 7

@@ -62,6 +62,30 @@ def write_pickles(directory: Path, weights: Mapping[str, torch.Tensor], num_file
     _write(directory / "pytorch_model.bin.index.json", {"weight_map": places})
 
 
+def write_cycling_model(directory: Path, text: str = "abc") -> Path:
+    """A model that says the characters of the text again and again, whatever it is asked, nearly surely when drawn too.
+
+    Its layers add nothing, so that a token's embedding alone decides on the next one.
+    """
+    write_model(directory)
+    core = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    cycle = [core.token_to_id(character) for character in text]
+    weights = load_file(directory / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    # Orthogonal, and one for all tokens that are no part of the cycle: they lead to its beginning.
+    states = torch.eye(HIDDEN)[: len(cycle)]
+    weights["model.embed_tokens.weight"][:] = states[-1]
+    weights["lm_head.weight"].zero_()
+    for at, token in enumerate(cycle):
+        weights["model.embed_tokens.weight"][token] = states[at]
+        weights["lm_head.weight"][token] = 10 * states[at - 1]
+    weights["model.norm.weight"].fill_(1.0)
+    save_file(weights, directory / "model.safetensors")
+    return directory
+
+
 def make_embedding_model(directory: Path, mode: Literal["mean", "cls", "lasttoken"] = "mean") -> Path:
     """Adds what tells a model to pool its vectors and to give them length one."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}

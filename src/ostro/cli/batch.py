@@ -179,7 +179,8 @@ def _chat(llm: LLM, body: object) -> _Work:
 def _embeddings(llm: LLM, body: object) -> _Work:
     request = parse(EmbeddingRequest, body)
     _check_model(llm, request.model)
-    requests = [llm.prepare_embedding(text) for text in request.input]
+    kept = request.truncate_prompt_tokens
+    requests = [llm.prepare_embedding(text, truncate_prompt_tokens=kept) for text in request.input]
     num_tokens = sum(len(each.prompt_ids) for each in requests)
     return requests, lambda done: embedding_response(
         request, [each.embedding or [] for each in done], num_tokens=num_tokens, model=llm.name

@@ -132,6 +132,7 @@ _SAMPLING: dict[str, tuple[Callable[[str], object], str]] = {
     "presence-penalty": (float, "over the output"),
     "frequency-penalty": (float, "over the output"),
     "seed": (int, "same seed, same tokens"),
+    "truncate-prompt-tokens": (int, "keep so many of the prompt's last tokens; -1 keeps what fits"),
     "n": (int, "how many choices"),
 }
 

@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="for an HRM: a continuation in one pass, which is no likelihood",
     )
+    parser.add_argument(
+        "--truncate-prompt-tokens",
+        type=int,
+        metavar="N",
+        help="keep so many of a prompt's last tokens; -1 keeps what fits",
+    )
     describe(
         parser,
         {"ostro score --input pairs.jsonl --output scores.jsonl": "score a file"},
@@ -44,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:
         tell_progress()
         llm = LLM(config=engine_config(args))
-        _check_each(llm, pairs, one_pass=args.one_pass)
+        _check_each(llm, pairs, one_pass=args.one_pass, truncate_prompt_tokens=args.truncate_prompt_tokens)
         scores = llm.score(
             [pair["prompt"] for pair in pairs],
             [pair["continuation"] for pair in pairs],
             one_pass=args.one_pass,
+            truncate_prompt_tokens=args.truncate_prompt_tokens,
             progress=sys.stderr.isatty(),
         )
         for pair, score in zip(pairs, scores, strict=True):
@@ -58,11 +65,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_each(llm: LLM, pairs: Sequence[_Pair], *, one_pass: bool) -> None:
+def _check_each(llm: LLM, pairs: Sequence[_Pair], *, one_pass: bool, truncate_prompt_tokens: int | None) -> None:
     """Refuses a file with a pair that cannot be scored before anything is, and says which."""
     for number, pair in enumerate(pairs, 1):
         try:
-            llm.prepare_scoring(pair["prompt"], pair["continuation"], one_pass=one_pass)
+            llm.prepare_scoring(
+                pair["prompt"],
+                pair["continuation"],
+                one_pass=one_pass,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            )
         except BadRequest as error:
             raise BadRequest(f"Pair {number}: {error}", param=error.param) from error
 

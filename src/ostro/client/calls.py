@@ -26,6 +26,7 @@ from ostro.client.options import (
     Messages,
     ModelOption,
     Prompts,
+    ScoreOptions,
     TokenizeOptions,
 )
 from ostro.errors import BadRequest, OstroError
@@ -137,14 +138,14 @@ def stream_generate(
 
 
 def loglikelihood(
-    prompts: Prompts, continuations: Prompts, **options: Unpack[ModelOption]
+    prompts: Prompts, continuations: Prompts, **options: Unpack[ScoreOptions]
 ) -> Call[LoglikelihoodResponse]:
     """How likely the model is to continue each prompt in the given way."""
     return _post("/loglikelihood", _pairs(prompts, continuations, options), LoglikelihoodResponse)
 
 
 def pseudo_loglikelihood(
-    prompts: Prompts, continuations: Prompts, **options: Unpack[ModelOption]
+    prompts: Prompts, continuations: Prompts, **options: Unpack[ScoreOptions]
 ) -> Call[PseudoLoglikelihoodResponse]:
     """For models that see what comes after a token: the same in one pass over all of it."""
     return _post("/pseudo_loglikelihood", _pairs(prompts, continuations, options), PseudoLoglikelihoodResponse)
@@ -260,5 +261,5 @@ def _conversation(messages: Messages) -> object:
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 
-def _pairs(prompts: Prompts, continuations: Prompts, options: ModelOption) -> Body:
+def _pairs(prompts: Prompts, continuations: Prompts, options: ScoreOptions) -> Body:
     return {"prompts": prompts, "continuations": continuations, **options}

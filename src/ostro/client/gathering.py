@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,6 +20,7 @@ from ostro.server.schemas import (
     CompletionChunk,
     CompletionLogprobs,
     CompletionResponse,
+    FinishReason,
     GenerateEvent,
     GenerateResponse,
     GenerateUsageEvent,
@@ -96,7 +97,7 @@ class Reading(Generic[Chunk]):
 @dataclass(slots=True)
 class _Choice:
     text: str = ""
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)

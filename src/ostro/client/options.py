@@ -32,6 +32,7 @@ class _Sampling(TypedDict, total=False):
     skip_special_tokens: bool
     include_stop_str_in_output: bool
     prompt_logprobs: int | None
+    truncate_prompt_tokens: int | None
     cache_salt: str
     priority: int
 
@@ -55,6 +56,12 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float
     seed: int | None
     stop: Words
+    truncate_prompt_tokens: int | None
+
+
+class ScoreOptions(TypedDict, total=False):
+    model: str
+    truncate_prompt_tokens: int | None
 
 
 class ModelOption(TypedDict, total=False):
@@ -65,6 +72,7 @@ class EmbeddingOptions(TypedDict, total=False):
     model: str
     encoding_format: Literal["float", "base64"]
     dimensions: int | None
+    truncate_prompt_tokens: int | None
 
 
 class TokenizeOptions(TypedDict, total=False):

@@ -244,7 +244,7 @@ class Scheduler:
             gain.error = sampled.error
             self._end(seq, FinishReason.ERROR)
             return
-        seq.learn(sampled.token_id)
+        looping = seq.learn(sampled.token_id)
         self.counters.generated_tokens += 1
         gain.token_ids.append(sampled.token_id)
         if sampled.logprob is not None:
@@ -255,6 +255,8 @@ class Scheduler:
             self._end(seq, FinishReason.STOP)
         elif seq.num_known >= seq.max_len:
             self._end(seq, FinishReason.LENGTH)
+        elif looping:
+            self._end(seq, FinishReason.REPETITION)
 
     def _start_follower(self, leader: Sequence, follower: Sequence) -> None:
         """Forks the leader's pages, or lets the follower wait its turn and find the prompt in the prefix cache."""

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from ostro.engine.loops import LoopWatch
 from ostro.engine.request import Request
 
 PENDING = -1
@@ -11,6 +12,8 @@ PENDING = -1
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
+    """It ran in a loop, and nobody had set a limit."""
     ABORT = "abort"
     ERROR = "error"
 
@@ -25,6 +28,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_loops",
         "choice",
         "finish_reason",
         "id",
@@ -64,6 +68,8 @@ class Sequence:
         self.looks_back = any(len(word) > 1 for word in request.bad_word_ids) or bool(penalised and params.n > 1)
         """Whether whoever asks for the next token must know those before it: they may ban one, and a choice that forks
         brings the counts of its tokens along."""
+        endless = params.max_tokens is None and not params.ignore_eos
+        self._loops = LoopWatch() if endless else None
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else request.eos_ids)
 
     def __repr__(self) -> str:
@@ -99,10 +105,14 @@ class Sequence:
         self.token_ids.append(PENDING)
         self.num_pending += 1
 
-    def learn(self, token_id: int) -> None:
-        """The first token that was expected."""
+    def learn(self, token_id: int) -> bool:
+        """Fills in the first token that was expected. Whether the output runs in a loop by it that should end."""
         self.token_ids[self.num_known] = token_id
         self.num_pending -= 1
+        if self._loops is None:
+            return False
+        looping = self._loops.take(self.token_ids, self.num_prompt, self.num_known)
+        return looping and self.num_known - self.num_prompt >= self.request.params.min_tokens
 
     @property
     def output_ids(self) -> list[int]:

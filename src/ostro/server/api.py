@@ -24,6 +24,8 @@ class HttpOptions:
     """What the operator sets for requests that are silent; it counts before the model's own."""
     seed: int | None = None
     """For requests that bring none; without one here each draws its own."""
+    openai_strict: bool = False
+    """Whether answers keep to OpenAI's own values."""
     healthz_waits: bool = False
     """Whether /healthz means ready, as /readyz does, rather than alive."""
 

@@ -76,9 +76,16 @@ class _Envelope:
 
 class ChatChunks:
     def __init__(
-        self, request: ChatCompletionRequest, completion: Completion, tokenizer: Tokenizer, *, model: str
+        self,
+        request: ChatCompletionRequest,
+        completion: Completion,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        strict: bool = False,
     ) -> None:
         self._completion = completion
+        self._strict = strict
         self._tokenizer = tokenizer
         self.id = new_id("chatcmpl-")
         self._envelope = _Envelope(self.id, "chat.completion.chunk", [completion], request.stream_options, model=model)
@@ -101,7 +108,8 @@ class ChatChunks:
                 delta.index, {"content": delta.text}, None if logprobs is None else logprobs.model_dump()
             )
         if delta.finish_reason is not None:
-            data += self._chunk(delta.index, {}, None, finish_reason(self._completion.choices[delta.index]))
+            reason = finish_reason(self._completion.choices[delta.index], strict=self._strict)
+            data += self._chunk(delta.index, {}, None, reason)
         return data
 
     def _chunk(
@@ -120,11 +128,15 @@ class CompletionChunks:
         tokenizer: Tokenizer,
         *,
         model: str,
+        strict: bool = False,
     ) -> None:
         self.id = new_id("cmpl-")
         self._envelope = _Envelope(self.id, "text_completion", completions, request.stream_options, model=model)
         self._choices = [
-            [_CompletionChoice(request, number, completion, choice, tokenizer) for choice in completion.choices]
+            [
+                _CompletionChoice(request, number, completion, choice, tokenizer, strict=strict)
+                for choice in completion.choices
+            ]
             for number, completion in enumerate(completions)
         ]
 
@@ -145,14 +157,22 @@ class _CompletionChoice:
     """One choice of a completion: whether its prompt was echoed yet, and where in the text its tokens are."""
 
     def __init__(
-        self, request: CompletionRequest, number: int, completion: Completion, choice: Choice, tokenizer: Tokenizer
+        self,
+        request: CompletionRequest,
+        number: int,
+        completion: Completion,
+        choice: Choice,
+        tokenizer: Tokenizer,
+        *,
+        strict: bool,
     ) -> None:
+        self._strict = strict
         self._top = request.logprobs
         self._completion = completion
         self._choice = choice
         self._tokenizer = tokenizer
         self._index = number * request.n + choice.index
-        self._echo = echoed_prompt(request, number, tokenizer) if request.echo else None
+        self._echo = echoed_prompt(request, number, completion, tokenizer) if request.echo else None
         self._base = self._at = len(self._echo or "")
         self._skip_special = request.skip_special_tokens
         self._decoder = _Utf8Decoder(errors="replace")
@@ -161,7 +181,7 @@ class _CompletionChoice:
         """The choice's part of an event; None while there is nothing to tell."""
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return None
-        reason = None if delta.finish_reason is None else finish_reason(self._choice)
+        reason = None if delta.finish_reason is None else finish_reason(self._choice, strict=self._strict)
         text = delta.text
         ids: Sequence[int] = delta.token_ids
         entries: Sequence[TokenLogprob | None] = delta.logprobs or ()

@@ -6,7 +6,6 @@ import struct
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from ostro.errors import SequenceFailed, Unsupported
 from ostro.outputs import Choice, Completion
@@ -26,6 +25,7 @@ from ostro.server.schemas import (
     EmbeddingRequest,
     EmbeddingResponse,
     EmbeddingUsage,
+    FinishReason,
     PromptLogprob,
     PromptLogprobs,
     PromptTokensDetails,
@@ -61,7 +61,12 @@ def usage(completions: Sequence[Completion]) -> Usage:
 
 
 def completion_response(
-    request: CompletionRequest, completions: Sequence[Completion], tokenizer: Tokenizer, *, model: str
+    request: CompletionRequest,
+    completions: Sequence[Completion],
+    tokenizer: Tokenizer,
+    *,
+    model: str,
+    strict: bool = False,
 ) -> CompletionResponse:
     """One completion a prompt, in order; raises SequenceFailed if the engine gave up on one."""
     return CompletionResponse(
@@ -69,7 +74,7 @@ def completion_response(
         created=int(time.time()),
         model=model,
         choices=[
-            _completion_choice(request, number, completion, choice, tokenizer)
+            _completion_choice(request, number, completion, choice, tokenizer, strict=strict)
             for number, completion in enumerate(completions)
             for choice in completion.choices
         ],
@@ -78,23 +83,31 @@ def completion_response(
 
 
 def _completion_choice(
-    request: CompletionRequest, number: int, completion: Completion, choice: Choice, tokenizer: Tokenizer
+    request: CompletionRequest,
+    number: int,
+    completion: Completion,
+    choice: Choice,
+    tokenizer: Tokenizer,
+    *,
+    strict: bool,
 ) -> CompletionChoice:
     """`number` is the prompt's."""
-    echoed = echoed_prompt(request, number, tokenizer) if request.echo else None
+    echoed = echoed_prompt(request, number, completion, tokenizer) if request.echo else None
     return CompletionChoice(
         index=number * request.n + choice.index,
         text=(echoed or "") + choice.text,
         logprobs=_completion_logprobs(request.logprobs, completion, choice, echoed, tokenizer),
-        finish_reason=finish_reason(choice),
+        finish_reason=finish_reason(choice, strict=strict),
         prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, completion, tokenizer),
     )
 
 
-def echoed_prompt(request: CompletionRequest, number: int, tokenizer: Tokenizer) -> str:
-    """A prompt's text, as it stands before its choices."""
+def echoed_prompt(request: CompletionRequest, number: int, completion: Completion, tokenizer: Tokenizer) -> str:
+    """A prompt's text, as it stands before its choices; of one that may be truncated, what was kept."""
     prompt = request.prompt[number]
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=request.skip_special_tokens)
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    return tokenizer.decode(completion.prompt_ids, skip_special=request.skip_special_tokens)
 
 
 def _completion_logprobs(
@@ -169,7 +182,12 @@ def text_offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterato
 
 
 def chat_response(
-    request: ChatCompletionRequest, completion: Completion, tokenizer: Tokenizer, *, model: str
+    request: ChatCompletionRequest,
+    completion: Completion,
+    tokenizer: Tokenizer,
+    *,
+    model: str,
+    strict: bool = False,
 ) -> ChatCompletionResponse:
     """Raises SequenceFailed if the engine gave up on a choice."""
     return ChatCompletionResponse(
@@ -181,7 +199,7 @@ def chat_response(
                 index=choice.index,
                 message=ChatMessage(content=choice.text),
                 logprobs=chat_logprobs(choice.logprobs, tokenizer),
-                finish_reason=finish_reason(choice),
+                finish_reason=finish_reason(choice, strict=strict),
             )
             for choice in completion.choices
         ],
@@ -215,12 +233,13 @@ def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob
 # --- both -----------------------------------------------------------------------------------------------------------
 
 
-def finish_reason(choice: Choice) -> Literal["stop", "length"]:
-    """Raises SequenceFailed for a choice that came to no good end."""
-    if choice.finish_reason == "stop":
-        return "stop"
-    if choice.finish_reason == "length":
-        return "length"
+def finish_reason(choice: Choice, *, strict: bool = False) -> FinishReason:
+    """Raises SequenceFailed for a choice that came to no good end. `strict`: one of OpenAI's own."""
+    match choice.finish_reason:
+        case "stop" | "length" as reason:
+            return reason
+        case "repetition":
+            return "stop" if strict else "repetition"
     raise SequenceFailed(choice.error or "The engine gave up on this request. Try again.")
 
 

@@ -206,8 +206,9 @@ class ModelService:
         frontend, door = self._ready()
 
         def make() -> Request:
-            _check_text(prompt, frontend.tokenizer, door, "prompt")
-            request = frontend.request(prompt, params)
+            if params.truncate_prompt_tokens is None:
+                _check_text(prompt, frontend.tokenizer, door, "prompt")
+            request = frontend.request(prompt, params, max_len=door.max_len)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter)
             door.check(request)
             return request
@@ -228,8 +229,9 @@ class ModelService:
         frontend, door = self._ready()
 
         def make() -> Request:
-            _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
-            request = frontend.request(frontend.tokenizer.encode_chat(messages), params)
+            if params.truncate_prompt_tokens is None:
+                _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
+            request = frontend.request(frontend.tokenizer.encode_chat(messages), params, max_len=door.max_len)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter)
             door.check(request, prompt="messages")
             return request
@@ -237,27 +239,46 @@ class ModelService:
         return await self._run(make, _length(messages))
 
     async def prepare_scoring(
-        self, prompt: Prompt, continuation: Prompt, *, one_pass: bool = False, adapter: str | None = None
+        self,
+        prompt: Prompt,
+        continuation: Prompt,
+        *,
+        one_pass: bool = False,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> Request:
         """The engine's request for the log-likelihood of a continuation; `one_pass` as in `Request`."""
         frontend, door = self._ready()
 
         def make() -> Request:
-            for text, name in ((prompt, "prompts"), (continuation, "continuations")):
-                _check_text(text, frontend.tokenizer, door, name)
-            request = frontend.scoring_request(prompt, continuation, one_pass=one_pass, adapter=adapter)
+            _check_text(continuation, frontend.tokenizer, door, "continuations")
+            if truncate_prompt_tokens is None:
+                _check_text(prompt, frontend.tokenizer, door, "prompts")
+            request = frontend.scoring_request(
+                prompt,
+                continuation,
+                max_len=door.max_len,
+                one_pass=one_pass,
+                adapter=adapter,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            )
             door.check(request, prompt="prompts")
             return request
 
         return await self._run(make, _length(prompt) + _length(continuation))
 
-    async def prepare_embedding(self, text: Prompt, *, adapter: str | None = None) -> Request:
+    async def prepare_embedding(
+        self, text: Prompt, *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> Request:
         """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
         frontend, door = self._ready()
 
         def make() -> Request:
-            _check_text(text, frontend.tokenizer, door, "input")
-            request = frontend.embedding_request(text, adapter=adapter)
+            if truncate_prompt_tokens is None:
+                _check_text(text, frontend.tokenizer, door, "input")
+            request = frontend.embedding_request(
+                text, max_len=door.max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
+            )
             door.check(request, prompt="input")
             return request
 
@@ -268,7 +289,7 @@ class ModelService:
         frontend, door = self._ready()
 
         def make() -> Request:
-            request = frontend.solving_request(inputs, puzzle=puzzle)
+            request = frontend.solving_request(inputs, puzzle=puzzle, max_len=door.max_len)
             door.check(request, prompt="inputs")
             return request
 

@@ -364,6 +364,13 @@ class ServeSettings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="port to listen on; 0 picks a free one and logs it"
     )
+    openai_strict: bool = Field(
+        False,
+        description=(
+            "answers keep to OpenAI's own values: finish_reason is stop, not repetition, for an output that ran in a "
+            "loop"
+        ),
+    )
     ui: bool = Field(False, description="a page at / to try the models in a browser")
     healthz_waits_for_model: bool = Field(
         False,
@@ -549,6 +556,7 @@ class ServeSettings(BaseSettings):
             body=BodyLimits(max_bytes=self.max_body_size),
             defaults=SamplingDefaults(max_tokens=self.default_max_tokens, temperature=self.default_temperature),
             seed=self.seed,
+            openai_strict=self.openai_strict,
             healthz_waits=self.healthz_waits_for_model,
         )
 

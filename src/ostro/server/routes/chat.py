@@ -43,7 +43,7 @@ async def _answer(api: Api, http: Request, model: str | None = None) -> Response
 
 
 def _job(api: Api, request: ChatCompletionRequest, name: str) -> Job:
-    params = api.options.params(request)
+    params, strict = api.options.params(request), api.options.openai_strict
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
 
@@ -58,9 +58,9 @@ def _job(api: Api, request: ChatCompletionRequest, name: str) -> Job:
         return [chat]
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
-        return chat_response(request, completions[0], model.service.tokenizer, model=model.name)
+        return chat_response(request, completions[0], model.service.tokenizer, model=model.name, strict=strict)
 
     def chunks(model: Model, completions: list[Completion]) -> ChatChunks:
-        return ChatChunks(request, completions[0], model.service.tokenizer, model=model.name)
+        return ChatChunks(request, completions[0], model.service.tokenizer, model=model.name, strict=strict)
 
     return Job(name, prepare, respond, chunks if request.stream else None)

@@ -40,7 +40,7 @@ async def _answer(api: Api, http: Request, model: str | None = None) -> Response
 
 
 def _job(api: Api, request: CompletionRequest, name: str) -> Job:
-    params = api.options.params(request)
+    params, strict = api.options.params(request), api.options.openai_strict
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
 
@@ -53,9 +53,9 @@ def _job(api: Api, request: CompletionRequest, name: str) -> Job:
         return await each_in_turn(prepare_one, request.prompt)
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
-        return completion_response(request, completions, model.service.tokenizer, model=model.name)
+        return completion_response(request, completions, model.service.tokenizer, model=model.name, strict=strict)
 
     def chunks(model: Model, completions: list[Completion]) -> CompletionChunks:
-        return CompletionChunks(request, completions, model.service.tokenizer, model=model.name)
+        return CompletionChunks(request, completions, model.service.tokenizer, model=model.name, strict=strict)
 
     return Job(name, prepare, respond, chunks if request.stream else None)

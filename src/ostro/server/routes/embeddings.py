@@ -31,7 +31,12 @@ def router(api: Api) -> APIRouter:
 
 def _job(request: EmbeddingRequest) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
-        return await each_in_turn(partial(model.service.prepare_embedding, adapter=model.adapter), request.input)
+        prepare_one = partial(
+            model.service.prepare_embedding,
+            adapter=model.adapter,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
+        )
+        return await each_in_turn(prepare_one, request.input)
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         for completion in completions:

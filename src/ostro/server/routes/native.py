@@ -1,6 +1,7 @@
 """POST /generate, POST /generate_stream, POST /loglikelihood, POST /pseudo_loglikelihood."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -74,7 +75,8 @@ async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
 
         return await each_in_turn(prepare_one, request.prompts)
 
-    return Answer(api, http, Job(request.model, prepare, _texts, _TextEvents if stream else None))
+    events = partial(_TextEvents, strict=api.options.openai_strict)
+    return Answer(api, http, Job(request.model, prepare, _texts, events if stream else None))
 
 
 def _texts(model: Model, completions: list[Completion]) -> WireModel:
@@ -95,8 +97,9 @@ def _counts(completions: Sequence[Completion]) -> TokenCounts:
 class _TextEvents:
     id = None
 
-    def __init__(self, model: Model, completions: list[Completion]) -> None:
+    def __init__(self, model: Model, completions: list[Completion], *, strict: bool) -> None:
         self._completions = completions
+        self._strict = strict
 
     def start(self) -> bytes:
         return b""
@@ -108,7 +111,8 @@ class _TextEvents:
         return event(GenerateUsageEvent(usage=_counts(self._completions)).model_dump_json().encode())
 
     def _event(self, number: int, delta: Delta) -> bytes:
-        reason = None if delta.finish_reason is None else finish_reason(self._completions[number].choices[0])
+        choice = self._completions[number].choices[0]
+        reason = None if delta.finish_reason is None else finish_reason(choice, strict=self._strict)
         told = GenerateEvent(index=number, text=delta.text, finish_reason=reason)
         return event(told.model_dump_json().encode())
 
@@ -122,7 +126,11 @@ def _scoring(request: LoglikelihoodRequest, *, one_pass: bool = False) -> Job:
 
         async def prepare_pair(prompt: Prompt) -> EngineRequest:
             return await model.service.prepare_scoring(
-                prompt, next(continuations), one_pass=one_pass, adapter=model.adapter
+                prompt,
+                next(continuations),
+                one_pass=one_pass,
+                adapter=model.adapter,
+                truncate_prompt_tokens=request.truncate_prompt_tokens,
             )
 
         return await each_in_turn(prepare_pair, request.prompts)

@@ -21,6 +21,7 @@ from ostro.server.schemas.completions import (
 from ostro.server.schemas.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 from ostro.server.schemas.errors import ErrorBody, ErrorDetail
 from ostro.server.schemas.generation import (
+    FinishReason,
     GenerationRequest,
     PromptLogprob,
     PromptLogprobs,
@@ -75,6 +76,7 @@ __all__ = [
     "EmbeddingUsage",
     "ErrorBody",
     "ErrorDetail",
+    "FinishReason",
     "GenerateEvent",
     "GenerateRequest",
     "GenerateResponse",

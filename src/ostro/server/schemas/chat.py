@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
-from ostro.server.schemas.generation import GenerationRequest, PromptLogprobs, Usage
+from ostro.server.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 from ostro.server.schemas.prompts import Text
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
 
@@ -135,7 +135,8 @@ class ChatChoice(WireModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
+    """`repetition`: the request set no limit, and the output ran in a loop."""
 
 
 class ChatCompletionResponse(WireModel):

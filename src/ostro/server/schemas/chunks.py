@@ -4,7 +4,7 @@ from typing import Literal
 
 from ostro.server.schemas.chat import ChatLogprobs
 from ostro.server.schemas.completions import CompletionLogprobs
-from ostro.server.schemas.generation import Usage
+from ostro.server.schemas.generation import FinishReason, Usage
 from ostro.server.schemas.wire import WireModel
 
 
@@ -19,7 +19,7 @@ class ChatChunkChoice(WireModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
 
 
 class ChatCompletionChunk(WireModel):
@@ -36,7 +36,7 @@ class CompletionChunkChoice(WireModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
 
 
 class CompletionChunk(WireModel):

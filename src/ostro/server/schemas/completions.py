@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas.generation import GenerationRequest, PromptLogprobs, Usage
+from ostro.server.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 from ostro.server.schemas.prompts import MAX_PROMPTS, Prompts
 from ostro.server.schemas.wire import WireModel, refusal
 
@@ -60,7 +60,7 @@ class CompletionChoice(WireModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     prompt_logprobs: PromptLogprobs | None = None
 
 

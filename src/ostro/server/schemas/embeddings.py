@@ -18,6 +18,8 @@ class EmbeddingRequest(RequestModel):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     """As many as the model has: vectors are not shortened."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of a text's last tokens, at least 1; -1 keeps what the context has room for."""
 
 
 class Embedding(WireModel):

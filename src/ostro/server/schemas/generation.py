@@ -3,7 +3,7 @@
 The types are checked here. The ranges are SamplingParams' own: there is one place that knows them.
 """
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -114,6 +114,8 @@ class GenerationRequest(RequestModel):
     include_stop_str_in_output: bool = False
     prompt_logprobs: int | None = None
     """0 to 20 alternatives for each token of the prompt; not in a stream."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output."""
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)] = ""
     """Prefixes are shared only between requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -150,9 +152,13 @@ class GenerationRequest(RequestModel):
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             skip_special_tokens=self.skip_special_tokens,
             include_stop_in_output=self.include_stop_str_in_output,
         )
+
+
+FinishReason = Literal["stop", "length", "repetition"]
 
 
 class PromptTokensDetails(WireModel):

@@ -1,12 +1,12 @@
 """/generate, /generate_stream, /loglikelihood, /pseudo_loglikelihood: lists in, lists out."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas.generation import Words, left_open
+from ostro.server.schemas.generation import FinishReason, Words, left_open
 from ostro.server.schemas.prompts import Prompts
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal
 
@@ -31,6 +31,8 @@ class GenerateRequest(RequestModel):
     """The same seed gives the same tokens, whatever else runs; none draws a fresh one."""
     stop: Words = Field(default_factory=list)
     """At most 64 of them, each of at most 1024 characters."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output."""
 
     def sampling_params(self) -> SamplingParams:
         """Raises BadRequest that names a field out of its range."""
@@ -40,6 +42,7 @@ class GenerateRequest(RequestModel):
             **left_open(self),
             seed=self.seed,
             stop=tuple(self.stop),
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
 
 
@@ -61,7 +64,7 @@ class GenerateEvent(WireModel):
     index: int
     """The prompt's place in the list."""
     text: str
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class GenerateUsageEvent(WireModel):
@@ -75,6 +78,8 @@ class LoglikelihoodRequest(RequestModel):
     prompts: Prompts
     continuations: Prompts
     """As many as prompts."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of a prompt's last tokens, at least 1; -1 keeps what the context leaves beside the continuation."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
