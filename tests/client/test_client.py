@@ -321,7 +321,7 @@ def test_both_clients_have_the_same_methods_and_arguments() -> None:
         (options.ChatOptions, ChatCompletionRequest, {"messages", "stream", "stream_options"}),
         (options.CompletionOptions, CompletionRequest, {"prompt", "stream", "stream_options"}),
         (options.GenerateOptions, GenerateRequest, {"prompts"}),
-        (options.ModelOption, LoglikelihoodRequest, {"prompts", "continuations"}),
+        (options.ScoreOptions, LoglikelihoodRequest, {"prompts", "continuations"}),
         (options.EmbeddingOptions, EmbeddingRequest, {"input"}),
         (options.TokenizeOptions, TokenizeRequest, {"prompt", "messages"}),
     ],
