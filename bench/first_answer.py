@@ -12,6 +12,7 @@ left.
 import argparse
 import json
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -64,7 +65,8 @@ class Program:
             errors="replace",
             start_new_session=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -93,6 +95,10 @@ class Program:
                     self.process.wait(patience)
                 except subprocess.TimeoutExpired:
                     continue
+        # Nobody has the other end any more.
+        self.reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 def _answers(url: str) -> bool:
@@ -183,7 +189,10 @@ def from_wheel(directory: Path, wheel: Path | None) -> Timeline:
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     timeline.mark("environment made")
     pip: list[str | Path] = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel], cwd=directory, env=env, check=True)
+    pip += ["-c", ROOT / "constraints.txt"]
+    subprocess.run([*pip, "--upgrade", "pip"], cwd=directory, env=env, check=True)
+    timeline.mark("pip renewed")
+    subprocess.run([*pip, wheel], cwd=directory, env=env, check=True)
     timeline.mark(f"{wheel.name} installed")
     assert shutil.which("c++", path=env["PATH"]) is None
     program = Program([venv / "bin" / "ostro", "serve", *SERVE], directory, env, timeline)
@@ -227,7 +236,9 @@ def main() -> None:
         else:
             timeline = from_clone(directory, with_torch=args.start == "torch")
     seconds = timeline.events[-1][0]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{seconds:.1f} s, at most {MOST_SECONDS[args.start]} wanted; the load before it was {load:.1f}")
+    print(f"{used.ru_utime + used.ru_stime:.0f} s of CPU time, with what came before the clock")
     if args.save:
         saved = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
         saved[args.start] = {"seconds": seconds, "load": round(load, 1), "timeline": timeline.events}

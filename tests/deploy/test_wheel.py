@@ -38,7 +38,7 @@ def test_it_installs_and_answers_natively_in_a_clean_environment_without_a_compi
 
 
 def test_one_that_must_have_the_core_is_not_built_without(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path]
     env = os.environ | {"CXX": "/nonexistent/c++", "OSTRO_NATIVE_REQUIRED": "1"}
     ran = subprocess.run([*pip, ROOT], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
