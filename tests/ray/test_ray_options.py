@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from doc_pages import tables
 
 from ostro.errors import BadRequest
 from ostro.ray.options import RayOptions, explicit, read_options
@@ -47,6 +48,6 @@ def test_replicas_work_out_for_themselves_what_nobody_said(tmp_path: Path) -> No
 
 
 def test_docs_list_every_setting_of_the_cluster() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
-    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert listed == list(RayOptions.model_fields)
+    page = Path(__file__).parents[2] / "docs" / "ray.md"
+    [table] = [table for table in tables(page) if table.head[0] == "setting"]
+    assert [row[0].strip("`") for row in table.rows] == list(RayOptions.model_fields)

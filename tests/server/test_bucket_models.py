@@ -5,9 +5,10 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from live_server import LiveServer, live_server
 from model_directory import pickle_weights, write_model
@@ -97,10 +98,28 @@ def test_a_model_on_its_way_is_told_and_takes_no_place(tmp_path: Path, silent_st
         assert ended(live) == 0
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until_alive(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(httpx.ConnectError):
+            client.get("/healthz")
+            return
+        time.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
 def test_a_server_of_one_model_is_loading_while_that_is_fetched(tmp_path: Path, silent_store: dict[str, str]) -> None:
     env = silent_store | {"OSTRO_CACHE": str(tmp_path / "cache")}
     reference = f"gs://{BUCKET}/models/far"
-    with live_server(tmp_path, reference, env=env, ready=False) as live, live.client() as client:
+    with live_server(tmp_path, reference, env=env, ready=False, port=free_port()) as live, live.client() as client:
+        until_alive(client)
         for _ in range(5):
             answer = client.get("/readyz")
             assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
@@ -121,9 +140,9 @@ def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_pa
                 body = {"model": name, "prompt": "the dog", "max_tokens": 2}
                 answer = client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, answer.text
-        log = [json.loads(line)["message"] for line in live.log_text.splitlines() if line.startswith("{")]
+        log = [json.loads(line) for line in live.log_text.splitlines() if line.startswith("{")]
+    said = [(line["message"], line.get("model")) for line in log]
     # Known from its files, two made room before it was loaded, not after.
-    assert log.index("one is unloaded to make room.") < next(
-        number for number, message in enumerate(log) if message.startswith("two was loaded")
-    )
-    assert "does not fit" not in "".join(log)
+    [made_room] = [number for number, (message, _) in enumerate(said) if message == "one is unloaded to make room."]
+    assert made_room < said.index(("ready", "two"))
+    assert "does not fit" not in str(said)

@@ -50,7 +50,7 @@ def metrics() -> Metrics:
 @pytest.fixture
 def app(metrics: Metrics, tmp_path: Path) -> FastAPI:
     """Over a model that is never loaded, with the middlewares that count requests."""
-    settings = read_settings({"model": Given("tiny", "--model")}, directory=tmp_path).settings
+    settings = read_settings({"model": Given("org/tiny", "--model")}, directory=tmp_path).settings
 
     async def build() -> FastAPI:
         return build_app(build_models(settings), middlewares=middlewares(settings, Keyring(), metrics))

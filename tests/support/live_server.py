@@ -32,11 +32,19 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    directory: Path, *args: str, faults: str = "fake", env: Mapping[str, str] | None = None, ready: bool = True
+    directory: Path,
+    *args: str,
+    faults: str = "fake",
+    env: Mapping[str, str] | None = None,
+    ready: bool = True,
+    port: int = 0,
 ) -> Iterator[LiveServer]:
-    """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false."""
+    """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false.
+
+    A server whose model is not found for long says late where it listens: give it a `port`.
+    """
     log = directory / "server.log"
-    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", *args]
+    command = [sys.executable, "-m", "ostro", "serve", "--port", str(port), "--log-format", "json", *args]
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command,
@@ -47,7 +55,7 @@ def live_server(
             cwd=directory,
         )
     try:
-        server = LiveServer(_url(process, log), process, log)
+        server = LiveServer(f"http://127.0.0.1:{port}" if port else _url(process, log), process, log)
         if ready:
             _until_ready(server)
         yield server
