@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -248,8 +249,8 @@ def meaning(settings: ServeSettings, name: str) -> object:
             return roots(settings)
         case ["cache"]:
             return cache_root()
-        case [part, field]:
-            return getattr(getattr(settings, part)(), field)
+        case [part, *fields] if fields:
+            return attrgetter(".".join(fields))(getattr(settings, part)())
     value = getattr(settings, name)
     return value() if callable(value) else value
 
