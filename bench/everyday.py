@@ -99,12 +99,13 @@ def report_answers(
                 mark = " " if prompt.is_answered(each.text) else "!"
                 end = f"{each.choices[0].finish_reason}, {each.num_generated}"
                 print(f"  {mark} {prompt.text} -> {each.text[:100]!r} ({end})")
-    unfinished = [
-        prompt.text
-        for prompt, ours, theirs in zip(prompts, reasons["native"], reasons["float32"], strict=True)
-        if ours != "stop" and theirs == "stop"
-    ]
-    print(f"{title}: unfinished natively, finished in float32: {unfinished or 'none'}")
+    for ours, theirs in (("native", "float32"), ("float32", "native")):
+        unfinished = [
+            prompt.text
+            for prompt, end, other in zip(prompts, reasons[ours], reasons[theirs], strict=True)
+            if end != "stop" and other == "stop"
+        ]
+        print(f"{title}: unfinished in {ours} but not in {theirs}: {unfinished or 'none'}")
 
 
 def report_divergence(prompts: Sequence[Prompt], native: LLM, exact: LLM) -> None:
