@@ -135,6 +135,8 @@ LAYERS = {
             "ostro.planning",
             "ostro.kernels.cpu.library",
             "ostro.models.config",
+            "ostro.models.config_check",
+            "ostro.models.rope_settings",
             "ostro.runner.memory",
             "ostro.runner.precision",
             "ostro.weights",

@@ -12,7 +12,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from ostro.models.base import Model
 from ostro.models.config import ConfigReader
 from ostro.models.registry import FAMILIES, build_model, load_weights
-from ostro.models.rope import Rotary, rope_settings
+from ostro.models.rope import Rotary
+from ostro.models.rope_settings import rope_settings
 
 Config = Mapping[str, object]
 

@@ -1,13 +1,16 @@
 """Reading a model's config.json: typed look-ups whose errors name the key. Knows no tensors and no file formats."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown
+from typing import TypeGuard
 
 from ostro.errors import BadCheckpoint
 
 # Ten times the longest context and the widest layer that anyone trains.
-_LARGEST = 100_000_000
+LARGEST = 100_000_000
+# What a number may be unless its reader knows better: within float32, with room to multiply.
+_SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-30, 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +26,25 @@ class ConfigReader:
     def get(self, key: str) -> object:
         return self.values.get(key)
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A size or a count: nothing in a model is zero or negative, and nothing is beyond `_LARGEST`."""
+    def integer(self, key: str, default: int | None = None, *, most: int = LARGEST) -> int:
+        """A size or a count: nothing in a model is zero or negative."""
         value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST:
-            raise BadCheckpoint(f"{self.source}: {key!r} must be an integer from 1 to {_LARGEST}, got {value!r}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise BadCheckpoint(f"{self.source}: {key!r} must be an integer from 1 to {most}, got {shown(value)}.")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero, as scales, bases and caps are."""
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        least: float = _SMALLEST_NUMBER,
+        most: float = _LARGEST_NUMBER,
+    ) -> float:
+        """A number above zero, as scales, bases and caps are."""
         value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise BadCheckpoint(f"{self.source}: {key!r} must be a number above 0, got {value!r}.")
+        if not _is_number(value, least, most):
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a number from {least} to {most}, got {shown(value)}.")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -46,19 +56,19 @@ class ConfigReader:
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be true or false, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be true or false, got {shown(value)}.")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be a string, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a string, got {shown(value)}.")
         return value
 
     def table(self, key: str) -> Mapping[str, object] | None:
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be an object, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be an object, got {shown(value)}.")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -66,13 +76,16 @@ class ConfigReader:
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of strings, got {value!r}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of strings, got {shown(value)}.")
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._value(key, None)
-        if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of numbers, got {value!r}.")
+        if not isinstance(value, list | tuple) or not all(map(_is_number, value)):
+            raise BadCheckpoint(
+                f"{self.source}: {key!r} must be a list of numbers from {_SMALLEST_NUMBER} to {_LARGEST_NUMBER}, "
+                f"got {shown(value)}."
+            )
         return tuple(float(item) for item in value)
 
     @property
@@ -86,3 +99,8 @@ class ConfigReader:
         if default is None:
             raise BadCheckpoint(f"{self.source} has no {key!r}, which this architecture needs; {self._cure}.")
         return default
+
+
+def _is_number(value: object, least: float = _SMALLEST_NUMBER, most: float = _LARGEST_NUMBER) -> TypeGuard[int | float]:
+    """Compared before it is converted: an integer of JSON may be too large for a float. NaN is never in a range."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from ostro.errors import BadRequest, Unsupported, UnsupportedModel
+from ostro.errors import BadRequest, Unsupported
 from ostro.models.base import AttentionContext, Model, ModelShape, Module
 from ostro.models.config import ConfigReader
 from ostro.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm
-from ostro.models.rope import Rotary, Rotation, rope_settings
+from ostro.models.rope import Rotary, Rotation
+from ostro.models.rope_settings import rope_settings
 
 
 class PreNormLayer(Module):
@@ -132,9 +133,4 @@ def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[i
     types = config.texts("layer_types")
     if not types:
         return tuple(otherwise(layer) for layer in range(num_layers))
-    if len(types) != num_layers or not {"sliding_attention", "full_attention"}.issuperset(types):
-        raise UnsupportedModel(
-            f"config.json: 'layer_types' must say sliding_attention or full_attention for each of {num_layers} layers, "
-            f"got {', '.join(types)}."
-        )
     return tuple(name == "sliding_attention" for name in types)

@@ -15,7 +15,8 @@ from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Modul
 from ostro.models.config import ConfigReader
 from ostro.models.decoder import Backbone, CausalLM, model_shape, sliding_layers
 from ostro.models.layers import Attention, Embedding, GatedMLP, HeadNorm, RMSNorm
-from ostro.models.rope import RopeSettings, Rotary, Rotation, rope_settings
+from ostro.models.rope import Rotary, Rotation
+from ostro.models.rope_settings import RopeSettings, full_and_sliding_ropes, rope_settings
 
 
 def build_gemma2(config: ConfigReader, max_seq_len: int | None) -> CausalLM:
@@ -36,7 +37,7 @@ def build_gemma3(config: ConfigReader, max_seq_len: int | None) -> CausalLM:
         _attention(config, shape, layer, slides=slides[layer], qk_norm=HeadNorm(shape, eps, offset=1.0))
         for layer in range(shape.num_layers)
     ]
-    return _around(config, shape, attentions, _full_and_sliding_ropes(config), rope_of_layer=[int(s) for s in slides])
+    return _around(config, shape, attentions, full_and_sliding_ropes(config), rope_of_layer=[int(s) for s in slides])
 
 
 class SandwichLayer(Module):
@@ -78,19 +79,6 @@ def _attention(
     )
     bias = config.flag("attention_bias", False)
     return Attention(layer, shape, spec, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
-
-
-def _full_and_sliding_ropes(config: ConfigReader) -> list[RopeSettings]:
-    by_type = ConfigReader(config.table("rope_parameters") or {})
-    full = {
-        "rope_theta": config.number("rope_theta", 1e6),
-        **(by_type.table("full_attention") or config.table("rope_scaling") or {}),
-    }
-    sliding = {
-        "rope_theta": config.number("rope_local_base_freq", 1e4),
-        **(by_type.table("sliding_attention") or {}),
-    }
-    return [rope_settings(config, full), rope_settings(config, sliding)]
 
 
 def _around(

@@ -27,7 +27,8 @@ from ostro.models.hrm_layers import Level, StableLinear, Table
 from ostro.models.layers import parameter
 from ostro.models.loading import Weighted, fill, places_of
 from ostro.models.ragged import Ragged
-from ostro.models.rope import RopeSettings, Rotary, Rotation
+from ostro.models.rope import Rotary, Rotation
+from ostro.models.rope_settings import RopeSettings
 
 __all__ = ["Carry", "Dialect", "HrmConfig", "HrmModel", "build_hrm", "load_hrm"]
 

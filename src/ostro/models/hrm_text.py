@@ -21,7 +21,8 @@ from ostro.models.config import ConfigReader
 from ostro.models.decoder import CausalLM, model_shape
 from ostro.models.layers import Embedding, FusedLinear, GatedMLP, Linear, parameter
 from ostro.models.loading import Place, Weighted
-from ostro.models.rope import Rotary, Rotation, rope_settings
+from ostro.models.rope import Rotary, Rotation
+from ostro.models.rope_settings import rope_settings
 
 
 def build_hrm_text(config: ConfigReader, max_seq_len: int | None) -> CausalLM:

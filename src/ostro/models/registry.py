@@ -8,6 +8,7 @@ import torch
 from ostro.errors import UnsupportedModel
 from ostro.models.base import Model
 from ostro.models.config import ConfigReader
+from ostro.models.config_check import check_config
 from ostro.models.gemma import build_gemma2, build_gemma3
 from ostro.models.gpt2 import build_gpt2
 from ostro.models.hrm_text import build_hrm_text
@@ -58,6 +59,7 @@ def build_model(
     """
     reader = ConfigReader(config)
     family, is_bare = _family(reader)
+    check_config(config)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,7 +1,7 @@
-"""Rotary position embeddings: a model's rope settings, and the cosines and sines they give for positions.
+"""Rotary position embeddings: the cosines and sines that a model's rope settings give for positions.
 
-Settings come as config.json spells them: `rope_theta` and `rope_scaling`, or one `rope_parameters` table. Frequencies
-are computed in float32 by the formulas models were trained with: a rounding that differs would grow with position.
+Frequencies are computed in float32 by the formulas models were trained with: a rounding that differs would grow with
+position.
 """
 
 import math
@@ -11,50 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.base import Module
 from ostro.models.config import ConfigReader
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSettings:
-    table: ConfigReader
-    """`rope_theta`, `partial_rotary_factor`, `rope_type`, and what that type of scaling needs."""
-    max_positions: int
-    """The context that config.json declares."""
-    original_positions: int
-    """The context before it was stretched, for scalings that tell."""
-
-    @property
-    def kind(self) -> str:
-        if self.table.get("long_factor") is not None:
-            return "longrope"  # Early files call it "su" or "yarn".
-        return self.table.text("rope_type", self.table.text("type", "default"))
-
-    @property
-    def theta(self) -> float:
-        return self.table.number("rope_theta", 10000.0)
-
-    def default_context(self) -> int:
-        # Beyond its original context longrope takes other factors, for short prompts too: only on request.
-        return min(self.original_positions, self.max_positions) if self.kind == "longrope" else self.max_positions
-
-    def longest_context(self) -> int:
-        if self.kind != "yarn":
-            return self.max_positions
-        # Yarn is switched on by adding its table, and max_position_embeddings is often left as it was.
-        return max(self.max_positions, int(self.original_positions * self.table.number("factor", 1.0)))
-
-
-def rope_settings(config: ConfigReader, table: Mapping[str, object] | None = None) -> RopeSettings:
-    """Rope of the model, or of the layers that `table` is for where a model has several."""
-    if table is None:
-        outer = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-        table = {**outer, **(config.table("rope_scaling") or config.table("rope_parameters") or {})}
-    reader = ConfigReader(table)
-    max_positions = config.integer("max_position_embeddings")
-    original = "original_max_position_embeddings"
-    return RopeSettings(reader, max_positions, config.integer(original, reader.integer(original, max_positions)))
+from ostro.models.rope_settings import RopeSettings
 
 
 class Rotary(Module):
@@ -66,10 +25,7 @@ class Rotary(Module):
 
     def __init__(self, settings: RopeSettings, *, head_dim: int, max_seq_len: int) -> None:
         super().__init__()
-        if settings.kind not in _SCALINGS:
-            known = ", ".join(sorted(_SCALINGS))
-            raise UnsupportedModel(f"Rope scaling {settings.kind!r} is not known; known are {known}.")
-        rotary_dim = int(head_dim * settings.table.number("partial_rotary_factor", 1.0))
+        rotary_dim = settings.rotary_dim(head_dim)
         # On the CPU wherever the model goes: a device's own powers may differ in the last digit.
         with torch.device("cpu"):
             periods = settings.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
@@ -160,8 +116,6 @@ def _longrope(periods: Tensor, settings: RopeSettings, max_seq_len: int) -> tupl
     table, original = settings.table, settings.original_positions
     key = "long_factor" if max_seq_len > original else "short_factor"
     factors = table.numbers(key)
-    if len(factors) != len(periods):
-        raise BadCheckpoint(f"config.json: {key!r} must list {len(periods)} numbers, got {len(factors)}.")
     stretch = table.number("factor", settings.max_positions / original)
     attention = table.optional_number("attention_factor")
     if attention is None:

@@ -28,6 +28,7 @@ from ostro.kernels.cpu.library import (
     why_missing,
 )
 from ostro.models.config import ConfigReader
+from ostro.models.rope_settings import full_and_sliding_ropes, rope_settings
 from ostro.planning.outcome import Parts
 from ostro.planning.shapes import Shape
 from ostro.planning.tensors import Stored, Tensor
@@ -178,14 +179,9 @@ def _family(config: ConfigReader) -> str:
 
 def _rotated(config: ConfigReader, shape: Shape) -> list[int]:
     """Dimensions of a head that turn with the position, for each way of turning."""
-    table = config.table("rope_scaling") or config.table("rope_parameters") or {}
-    shares = [ConfigReader(table).number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))]
-    if _family(config).startswith("gemma3"):
-        by_type = ConfigReader(config.table("rope_parameters") or {})
-        full = by_type.table("full_attention") or config.table("rope_scaling") or {}
-        tables = (full, by_type.table("sliding_attention") or {})
-        shares = [ConfigReader(each).number("partial_rotary_factor", 1.0) for each in tables]
-    return [2 * -(-int(shape.head_dim * share) // 2) for share in shares]
+    is_gemma3 = _family(config).startswith("gemma3")
+    ropes = full_and_sliding_ropes(config) if is_gemma3 else (rope_settings(config),)
+    return [settings.rotary_dim(shape.head_dim) for settings in ropes]
 
 
 # --- how much ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from ostro.errors import BadRequest, UnsupportedModel
 from ostro.models.config import ConfigReader
+from ostro.models.config_check import check_config
+from ostro.models.rope_settings import rope_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ def read_shape(config: Mapping[str, object], max_seq_len: int | None = None) -> 
     names = reader.texts("architectures") or (reader.text("model_type", "(none named)"),)
     for read, known in KNOWN.items():
         if not known.isdisjoint(names):
+            check_config(config)
             return read(reader, max_seq_len)
     raise UnsupportedModel(f"Architecture {', '.join(names)} is not supported.")
 
@@ -34,6 +37,7 @@ def read_shape(config: Mapping[str, object], max_seq_len: int | None = None) -> 
 def _decoder_shape(config: ConfigReader, max_seq_len: int | None) -> Shape:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", hidden // heads)
+    settings = rope_settings(config)
     return Shape(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
@@ -41,7 +45,7 @@ def _decoder_shape(config: ConfigReader, max_seq_len: int | None) -> Shape:
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        max_seq_len=_served(max_seq_len, *_contexts(config)),
+        max_seq_len=_served(max_seq_len, settings.default_context(), settings.longest_context()),
         widest=max(config.integer("intermediate_size"), heads * head_dim),
     )
 
@@ -71,19 +75,6 @@ def _gpt2_shape(config: ConfigReader, max_seq_len: int | None) -> Shape:
         max_seq_len=_served(max_seq_len, positions, positions),
         widest=config.integer("n_inner", 4 * hidden),
     )
-
-
-def _contexts(config: ConfigReader) -> tuple[int, int]:
-    """The context that is served unless one is asked for, and the longest that may be: see `models.rope`."""
-    positions = config.integer("max_position_embeddings")
-    table = ConfigReader(config.table("rope_scaling") or config.table("rope_parameters") or {})
-    original = "original_max_position_embeddings"
-    before = config.integer(original, table.integer(original, positions))
-    if table.get("long_factor") is not None:
-        return min(before, positions), positions
-    if table.text("rope_type", table.text("type", "default")) == "yarn":
-        return positions, max(positions, int(before * table.number("factor", 1.0)))
-    return positions, positions
 
 
 def _served(asked: int | None, usual: int, longest: int) -> int:

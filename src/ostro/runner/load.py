@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ostro.config import EngineConfig
 from ostro.errors import Unsupported
 from ostro.machine import device_here
+from ostro.models.config_check import check_config
 from ostro.runner.base import ModelRunner
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
+    # Before anything else, as a model that was packed before is not built again.
+    check_config(checkpoint.config)
     reason = _why_torch(config)
     if reason is None:
         config.check_device("cpu")

@@ -6,7 +6,8 @@ from ostro.kernels.gpu.rope_store import rope_store, rope_store_plain, rotation_
 from ostro.models.base import ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.layers import HeadNorm
-from ostro.models.rope import Rotary, rope_settings
+from ostro.models.rope import Rotary
+from ostro.models.rope_settings import rope_settings
 
 PAGE, PAGES = 16, 40
 

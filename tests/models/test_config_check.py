@@ -1,0 +1,163 @@
+"""Every number of a config is validated before anything is sized by it: by all runners, by planning, natively."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import tiny_models
+from model_directory import write_model
+from native_models import ModelCheckpoint, needs_library, savable_model
+from tiny_configs import GPT2, HRM_TEXT, LLAMA, LONGROPE, PHI3
+
+from ostro.config import EngineConfig
+from ostro.errors import BadCheckpoint, OstroError, UnsupportedModel
+from ostro.models.config_check import check_config
+from ostro.planning import read_shape
+from ostro.runner.load import load_runner
+
+Config = Mapping[str, object]
+
+GEMMA3: Config = {**tiny_models.GEMMA2, "architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"] * 2}
+FAMILIES: Mapping[str, Config] = {
+    "gemma2": tiny_models.GEMMA2,
+    "gemma3": GEMMA3,
+    "gpt2": GPT2,
+    "hrm_text": HRM_TEXT,
+    "llama": LLAMA,
+    "mistral": tiny_models.MISTRAL,
+    "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
+    "phi3": PHI3,
+    "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
+}
+WRONG: tuple[object, ...] = (0, -1, 2**31, 10**400, math.nan, math.inf, -math.inf, True, "8", [8], {}, 0.5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_of_each_family_passes(family: str) -> None:
+    check_config(FAMILIES[family])
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [(family, field) for family, config in FAMILIES.items() for field, value in config.items() if type(value) is int],
+)
+def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> None:
+    for wrong in WRONG:
+        if field == "query_pre_attn_scalar" and wrong in (0.5, 2**31):
+            continue  # A number like any other.
+        with pytest.raises(BadCheckpoint, match=f"'{field}'"):
+            check_config({**FAMILIES[family], field: wrong})
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        *((family, "rms_norm_eps") for family in FAMILIES if family != "gpt2"),
+        *((family, "rope_theta") for family in FAMILIES if family != "gpt2"),
+        ("gpt2", "layer_norm_epsilon"),
+        ("gemma2", "attn_logit_softcapping"),
+        ("gemma2", "final_logit_softcapping"),
+        ("gemma2", "query_pre_attn_scalar"),
+        ("gemma3", "rope_local_base_freq"),
+        ("hrm_text", "embedding_scale"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> None:
+    named = "rope_theta" if field == "rope_local_base_freq" else field
+    for wrong in (0, -1.0, 1e-45, 1e39, 10**400, math.nan, math.inf, True, "1", [1.0]):
+        with pytest.raises(BadCheckpoint, match=f"'({named}|{field})'"):
+            check_config({**FAMILIES[family], field: wrong})
+
+
+@pytest.mark.parametrize("factor", [2, 4000, 400000, 0, -0.5, math.nan, 0.1])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt2", "phi3")])
+def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, factor: float) -> None:
+    """A partial_rotary_factor above one made the native core write beyond its buffers."""
+    table = {"rope_type": "default", "partial_rotary_factor": factor}
+    rope = {"full_attention": table, "sliding_attention": table} if family == "gemma3" else table
+    with pytest.raises(BadCheckpoint, match="'partial_rotary_factor'"):
+        check_config({**FAMILIES[family], "rope_parameters": rope})
+
+
+@pytest.mark.parametrize("kv_heads", [3, 8, 5])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt2", "hrm_text")])
+def test_key_heads_must_divide_the_heads(family: str, kv_heads: int) -> None:
+    """Four heads with three or eight KV heads were computed from memory that nothing had written."""
+    with pytest.raises(BadCheckpoint, match=r"'num_key_value_heads' is \d, but it must be a divisor"):
+        check_config({**FAMILIES[family], "num_key_value_heads": kv_heads})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hidden_size": 18}, "hidden_size"),
+        ({"head_dim": 3}, "partial_rotary_factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": math.inf}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_slow"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": -1}}, "attention_factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}, "max_position_embeddings": 10**8}, "factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "low_freq_factor",
+        ),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [1.0]}}, "short_factor"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1.0, math.nan]}}, "long_factor"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1.0, 0.0]}}, "long_factor"),
+        ({"rope_scaling": LONGROPE, "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        ({"rope_scaling": [1.0]}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": 7}}, "rope_type"),
+    ],
+)
+def test_numbers_that_do_not_agree_are_refused_by_name(changes: Config, field: str) -> None:
+    with pytest.raises(BadCheckpoint, match=f"'{field}'"):
+        check_config({**LLAMA, **changes})
+
+
+def test_a_rope_scaling_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UnsupportedModel, match="'ntk' is not known; known are default, dynamic, linear"):
+        check_config({**LLAMA, "rope_scaling": {"rope_type": "ntk"}})
+
+
+def test_a_message_stays_short_however_long_the_value_is() -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        check_config({**LLAMA, "hidden_size": "9" * 1_000_000})
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("changes", [{"partial_rotary_factor": 400000}, {"num_key_value_heads": 3}])
+def test_planning_refuses_what_loading_refuses(changes: Config) -> None:
+    with pytest.raises(BadCheckpoint, match=f"'{next(iter(changes))}'"):
+        read_shape({**LLAMA, **changes})
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_library)])
+@pytest.mark.parametrize(
+    "changes", [{"partial_rotary_factor": 2}, {"partial_rotary_factor": 4000}, {"num_key_value_heads": 3}]
+)
+def test_every_runner_refuses_a_config_before_it_reads_a_tensor(backend: str, changes: Config) -> None:
+    config = {**tiny_models.LLAMA, "hidden_size": 64}
+
+    class Unread(ModelCheckpoint):
+        def tensors(self):  # type: ignore[no-untyped-def]
+            raise AssertionError("a tensor was read")
+
+    checkpoint = Unread(savable_model(config), {**config, **changes})
+    engine = EngineConfig(cpu_backend="native" if backend == "native" else "torch")
+    with pytest.raises(OstroError, match=f"'{next(iter(changes))}'"):
+        load_runner(checkpoint, engine)
+
+
+def test_a_directory_whose_config_is_hostile_is_refused_by_name(tmp_path: Path) -> None:
+    import json
+
+    from ostro.llm import LLM
+
+    model = write_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "partial_rotary_factor": 400000}))
+    with pytest.raises(BadCheckpoint, match=r"'partial_rotary_factor' must be a number from 0.001 to 1.0, got 400000"):
+        LLM(str(model))
