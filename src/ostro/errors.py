@@ -5,6 +5,7 @@
     │   ├── ContextLengthExceeded     400  prompt and output together do not fit the model's context
     │   └── Unsupported               400  the loaded model or this build cannot do what was asked
     ├── NotAuthorized                 401  no key, or one that opens nothing here
+    ├── NotAllowed                    403  this caller may not ask for it, whatever else they send
     ├── ModelNotFound                 503  a model's files are not where they should be
     │   └── UnknownModel              404  no model has the name that was asked for
     ├── BodyTimeout                   408  a request's body came too slowly
@@ -94,6 +95,12 @@ class NotAuthorized(OstroError):
     http_status = 401
     openai_type = "invalid_request_error"
     openai_code = "invalid_api_key"
+
+
+class NotAllowed(OstroError):
+    http_status = 403
+    openai_type = "invalid_request_error"
+    openai_code = "not_allowed"
 
 
 class ModelNotFound(OstroError):

@@ -87,7 +87,7 @@ def client(
 ) -> httpx.AsyncClient:
     ingress = Ingress(engines, keyring or Keyring(), BodyLimits(max_bytes=1 << 20), request_seconds=request_seconds)
     transport = httpx.ASGITransport(ingress, root_path=root_path)
-    return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30)
 
 
 async def until_idle(replica: EngineReplica) -> None:

@@ -49,7 +49,7 @@ def ask(
     async def get() -> httpx.Response:
         app = RequestLog(answer, on_end=ended.append, access_log=access_log, quiet=["/healthz", "/unready"])
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
             return await client.post(path, content=b"the secret prompt")
 
     return asyncio.run(get()), ended

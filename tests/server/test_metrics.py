@@ -60,7 +60,7 @@ def app(metrics: Metrics, tmp_path: Path) -> FastAPI:
 
 def ask(app: FastAPI, method: str, path: str) -> None:
     async def request() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
             await client.request(method, path)
 
     asyncio.run(request())

@@ -51,7 +51,7 @@ def test_a_loaded_model_that_left_its_place_is_listed_and_unloaded(
         models = models_under_a_root(held)
         app = build_app(models, gate=Gate(GateLimits()), options=HttpOptions())
         try:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 assert (await client.post("/admin/load/leaves")).json()["state"] == "ready"
                 held.clear()
                 await models.pool.catalog.refresh()

@@ -133,7 +133,7 @@ def asked(tmp_path: Path, path: str, *, ui: bool, keys: tuple[str, ...] = ()) ->
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=await build())
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path)
 
     return asyncio.run(ask())

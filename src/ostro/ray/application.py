@@ -86,7 +86,11 @@ class Front:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         settings = self._settings
         return Ingress(
-            _Handles(self._engines), settings.keyring(), settings.http().body, request_seconds=settings.request_timeout
+            _Handles(self._engines),
+            settings.keyring(),
+            settings.http().body,
+            request_seconds=settings.request_timeout,
+            hosts=settings.hosts(),
         )
 
 

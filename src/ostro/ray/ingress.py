@@ -15,14 +15,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ostro.errors import BodyTimeout, NotAuthorized, OstroError, Unavailable
+from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
 from ostro.ray.call import Call, Key, key_of
 from ostro.ray.exposition import merged
 from ostro.ray.replica import WholeAnswer
-from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH, OPEN_PATHS, Keyring, bearer
+from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH, OPEN_PATHS, Keyring, check_caller
 from ostro.server.body import BodyLimits
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import error_response
+from ostro.server.hosts import HostRule
 from ostro.server.metrics import CONTENT_TYPE
 from ostro.server.schemas import ErrorBody
 from ostro.server.sse import DONE, event
@@ -60,10 +61,20 @@ class Engines(Protocol):
 class Ingress:
     """An ASGI application."""
 
-    def __init__(self, engines: Engines, keyring: Keyring, limits: BodyLimits, request_seconds: float) -> None:
-        """`request_seconds` is how long a request may take: no first byte of an answer comes later."""
+    def __init__(
+        self,
+        engines: Engines,
+        keyring: Keyring,
+        limits: BodyLimits,
+        request_seconds: float,
+        hosts: HostRule | None = None,
+    ) -> None:
+        """`request_seconds` is how long a request may take: no first byte of an answer comes later. `hosts` are the
+        names that requests without a key may be sent to; None is any.
+        """
         self._engines = engines
         self._keyring = keyring
+        self._hosts = hosts
         self._limits = limits
         self._wait_seconds = request_seconds + _LATE_SECONDS
 
@@ -141,8 +152,8 @@ class Ingress:
         if announced.isdecimal() and int(announced) > self._limits.max_bytes:
             return b""
         try:
-            self._keyring.label([call.path, call.raw_path.decode("latin-1")], bearer(http.headers))
-        except NotAuthorized:
+            check_caller(self._keyring, self._hosts, [call.path, call.raw_path.decode("latin-1")], http.headers)
+        except (NotAuthorized, NotAllowed):
             return b""
         try:
             async with asyncio.timeout(self._limits.seconds):

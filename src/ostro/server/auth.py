@@ -6,7 +6,8 @@ routing, and on what decoding makes of it: the stricter of the two holds. Keys a
 them are compared, each in constant time.
 
 A browser that shows somebody's web page can reach a server that nobody else can, and tells whose page it is in Origin.
-So where the admin's part needs no key, it is closed to pages of other servers.
+So where the admin's part needs no key, it is closed to pages of other servers. And what needs no key is answered only
+under the server's own names (`server.hosts`), but for the probes: a page could make the browser take it for its own.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ from typing import Self
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.errors import BadRequest, NotAuthorized
+from ostro.errors import BadRequest, NotAllowed, NotAuthorized, OstroError
 from ostro.server.error_handlers import refuse
+from ostro.server.hosts import HostRule
 from ostro.server.logging import RequestRecord
 
 ANONYMOUS = "anonymous"
@@ -115,11 +117,16 @@ def read_key_file(path: Path) -> list[str]:
 class Authentication:
     """ASGI middleware: nobody gets further without the key that the path needs."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, origins: Iterable[str] = ()) -> None:
-        """`origins` are those whose pages may call the admin's part without a key, by name."""
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, origins: Iterable[str] = (), hosts: HostRule | None = None
+    ) -> None:
+        """`origins` are those whose pages may call the admin's part without a key, by name. `hosts` are the names that
+        requests without a key may be sent to; None is any.
+        """
         self.app = app
         self.keyring = keyring
         self.origins = frozenset(origins)
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -127,10 +134,10 @@ class Authentication:
             return
         paths, headers = _paths(scope), Headers(scope=scope)
         try:
-            label = self.keyring.label(paths, bearer(headers))
+            label = check_caller(self.keyring, self.hosts, paths, headers)
             if label == ANONYMOUS and any(map(_is_admins, paths)):
                 self._check_origin(headers)
-        except NotAuthorized as error:
+        except (NotAuthorized, NotAllowed) as error:
             await _refuse(error, scope, receive, send)
             return
         record = scope.get("state", {}).get("record")
@@ -150,6 +157,16 @@ class Authentication:
             )
 
 
+def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str], headers: Headers) -> str:
+    """The label of whoever asks. Raises NotAuthorized for a key that does not open the path, and NotAllowed for a
+    request without a key to a name that is not the server's.
+    """
+    label = keyring.label(paths, bearer(headers))
+    if label == ANONYMOUS and hosts is not None and not OPEN_PATHS.issuperset(paths):
+        hosts.check(headers)
+    return label
+
+
 def _paths(scope: Scope) -> list[str]:
     """The path as it came and as it reads decoded."""
     raw = scope.get("raw_path")
@@ -165,7 +182,7 @@ def bearer(headers: Headers) -> str | None:
     return None
 
 
-async def _refuse(error: NotAuthorized, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})
         return

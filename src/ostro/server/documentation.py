@@ -19,6 +19,7 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{model}"
 _SHARED_ERRORS = {
     401: "The API key is missing or unknown.",
+    403: "The caller may not ask for this; the message says what would have to be set.",
     500: "The server met a fault.",
     503: "The model is loading, the server is draining or the engine is down; see Retry-After.",
 }

@@ -185,7 +185,12 @@ def middlewares(
         # Before the keys: a browser asks without one what it may send.
         *([_cors(settings)] if settings.enable_cors else []),
         *([Middleware(PlaygroundEndpoint, assets=assets)] if assets else []),
-        Middleware(Authentication, keyring=keyring, origins=settings.cors_origins if settings.enable_cors else ()),
+        Middleware(
+            Authentication,
+            keyring=keyring,
+            origins=settings.cors_origins if settings.enable_cors else (),
+            hosts=settings.hosts(),
+        ),
         Middleware(MetricsEndpoint, metrics=metrics),
     ]
 

@@ -47,6 +47,7 @@ from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
 from ostro.server.body import BodyLimits
 from ostro.server.env_file import as_in_dotenv
+from ostro.server.hosts import HostRule, check_pattern
 from ostro.server.limits import GateLimits
 
 PREFIX = "OSTRO_"
@@ -209,6 +210,10 @@ def _http_address(value: str) -> str:
 
 
 Positive = Annotated[int, Field(ge=1)]
+Hosts = Annotated[
+    tuple[Annotated[str, AfterValidator(check_pattern)], ...],
+    BeforeValidator(_listed),
+]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 References = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
@@ -363,6 +368,14 @@ class ServeSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="port to listen on; 0 picks a free one and logs it"
+    )
+    allowed_hosts: Hosts = Field(
+        (),
+        description=(
+            "names that clients without a key may call the server by, such as ostro.example.com or *.example.com; * is "
+            "any. IP addresses, localhost, the name in host and, with host 0.0.0.0, the machine's own name are always "
+            "allowed; with api_key all are"
+        ),
     )
     openai_strict: bool = Field(
         False,
@@ -568,6 +581,9 @@ class ServeSettings(BaseSettings):
             wait_seconds=self.load_timeout,
             idle_seconds=self.idle_timeout,
         )
+
+    def hosts(self) -> HostRule:
+        return HostRule.of(self.allowed_hosts, self.host)
 
     def keyring(self) -> Keyring:
         keys = [each.get_secret_value() for each in self.api_key]
