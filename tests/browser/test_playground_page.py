@@ -398,8 +398,6 @@ def test_sliders_show_the_models_own_defaults_and_send_only_what_was_touched(
 ) -> None:
     page = visit(playground)
     fixed_answer(page, "Yes.")
-    with_defaults(page, {"org/beta": {"temperature": 0.25, "top_k": 7, "max_tokens": 33}})
-    page.reload()
     sliders = {name: page.get_by_role("spinbutton", name=name) for name in ("Temperature", "Top k", "Max tokens")}
 
     def shown() -> list[str]:
@@ -431,17 +429,6 @@ def test_sliders_show_the_models_own_defaults_and_send_only_what_was_touched(
     assert sent("jumps") == {"model": "alpha"}
     picker.select_option("org/beta")
     assert shown() == ["0.25", "7", "33"]
-
-
-def with_defaults(page: Page, own: dict[str, dict[str, float]]) -> None:
-    def add(route: Route) -> None:
-        answer = route.fetch()
-        models = answer.json()
-        for card in models["data"]:
-            card["sampling_defaults"] = own.get(card["id"], {}) if card["state"] == "ready" else None
-        route.fulfill(response=answer, json=models)
-
-    page.route("**/v1/models", add)
 
 
 def load(page: Page) -> None:

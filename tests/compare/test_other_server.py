@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_server import live_server
+from live_server import end_gently, live_server
 from model_directory import write_model
 from safetensors.torch import load_file, save_file
 
@@ -70,12 +70,7 @@ def transformers_serve(model: Path, log: Path) -> Iterator[str]:
         _until_healthy(f"http://127.0.0.1:{port}", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_gently(process)
 
 
 def _until_healthy(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

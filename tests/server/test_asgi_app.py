@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from live_server import end_gently
 
 from ostro.app import create_app
 from ostro.errors import BadRequest
@@ -50,13 +51,7 @@ def uvicorn(directory: Path, env: Mapping[str, str]) -> Iterator[Uvicorn]:
         with httpx.Client(base_url=_url(process, log), timeout=20.0, trust_env=False) as client:
             yield Uvicorn(client, process, log)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_gently(process)
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:

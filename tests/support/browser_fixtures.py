@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -35,12 +36,16 @@ def chromium() -> Iterator[Browser]:
         launched.close()
 
 
+BETA_DEFAULTS = {"temperature": 0.25, "top_k": 7, "max_new_tokens": 33}
+
+
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Two tiny models that are loaded when asked for; open to all."""
+    """Two tiny models that are loaded when asked for; open to all. The second has sampling defaults of its own."""
     root = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("alpha", "org/beta")):
         write_model(root / name, seed=seed)
+    (root / "org/beta/generation_config.json").write_text(json.dumps(BETA_DEFAULTS))
     directory = tmp_path_factory.mktemp("tiny")
     with live_server(directory, "--ui", "--models", str(root), "--threads", "1", faults="") as live:
         yield live

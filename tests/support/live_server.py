@@ -60,13 +60,18 @@ def live_server(
             _until_ready(server)
         yield server
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_gently(process)
+
+
+def end_gently(process: subprocess.Popen[bytes]) -> None:
+    """By SIGTERM, and by force if it has not ended then."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:

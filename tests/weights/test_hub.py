@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, Hub, hub_environment, running_hub, silent_hub
 from gguf_factory import write_tiny_gguf
+from hrm_brain import write_brain
 
 REPO = "acme/tiny-llama"
 
@@ -101,6 +102,17 @@ def test_pickles_of_the_hub_are_fetched_only_where_there_is_nothing_better(tmp_p
         assert sorted(hub.served) == found
         assert json.loads(open_from(hub, tmp_path, HF_HUB_OFFLINE="1"))[1] == found
         assert open_from(hub, tmp_path, program=PLAN).endswith(" True")
+
+
+def test_a_published_hrm_is_fetched_without_its_code_and_opens(tmp_path: Path) -> None:
+    write_brain(tmp_path / "run", dialect="upstream").rename(tmp_path / "run" / "checkpoint")
+    published = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    extra = {"hrm_act_v1.py": b"raise SystemExit", "README.md": b"", "step_90": b"an older one"}
+    with running_hub({REPO: published | extra}) as hub:
+        name, found, _ = json.loads(open_from(hub, tmp_path))
+        assert (name, found) == (REPO, sorted(hub.served))
+        assert {"all_config.yaml", "checkpoint"} <= set(found) <= published.keys()
+        assert json.loads(open_from(hub, tmp_path, HF_HUB_OFFLINE="1"))[1] == found
 
 
 def test_a_revision_can_be_named_and_a_cached_model_opens_offline(hub: Hub, tmp_path: Path) -> None:

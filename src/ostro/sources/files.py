@@ -5,6 +5,7 @@ Weights are read in one format, and only that is fetched: safetensors before GGU
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
@@ -26,6 +27,9 @@ _FORMATS: dict[WeightFormat, re.Pattern[str]] = {
     "gguf": re.compile(r"[^/]+\.gguf"),
     "pickle": re.compile(r"pytorch_model(?:-\d{5}-of-\d{5})?\.bin|pytorch_model\.bin\.index\.json"),
 }
+# The weights of a run of HRM's own trainer have no suffix: what is published, or one of its steps.
+HRM_CONFIG, HRM_PUBLISHED = "all_config.yaml", "checkpoint"
+_HRM_STEP = re.compile(r"step_(\d+)")
 _UNWANTED = re.compile(r"consolidated.*\.safetensors")
 # What a tokenizer is read from: its vocabulary, its settings, and the ids and the template that go with them.
 _OF_TOKENIZER = frozenset(
@@ -49,10 +53,27 @@ def model_files(names: Collection[str]) -> list[str]:
     """Those of a directory that are the model's."""
     if (wanted := levanter_files(names)) is not None:
         return wanted
+    if (wanted := hrm_files(names)) is not None:
+        return wanted
     wanted = [name for name in names if _WANTED.fullmatch(name) and not _UNWANTED.fullmatch(name)]
     read = weight_format(wanted)
     others = [pattern for form, pattern in _FORMATS.items() if form != read]
     return [name for name in wanted if not any(pattern.fullmatch(name) for pattern in others)]
+
+
+def hrm_files(names: Collection[str]) -> list[str] | None:
+    """Those of a run of HRM's own trainer: its config, its latest weights, its tokenizer. None if it is no such run."""
+    weights = [name for name in names if hrm_step(name) is not None]
+    if HRM_CONFIG not in names or not weights:
+        return None
+    return [HRM_CONFIG, max(weights, key=lambda name: hrm_step(name) or 0), *tokenizer_files(names)]
+
+
+def hrm_step(name: str) -> float | None:
+    """When the trainer wrote weights of this name: at a step, or at the end, as what is published. None for others."""
+    if name == HRM_PUBLISHED:
+        return math.inf
+    return int(step[1]) if (step := _HRM_STEP.fullmatch(name)) else None
 
 
 def weight_format(names: Collection[str]) -> WeightFormat | None:
@@ -89,7 +110,7 @@ def gguf_files(names: Collection[str], file: str) -> list[str]:
 
 
 def is_model(names: Collection[str]) -> bool:
-    return any(name in _CONFIGS or name.endswith(_ITS_OWN_CONFIG) for name in names)
+    return hrm_files(names) is not None or any(name in _CONFIGS or name.endswith(_ITS_OWN_CONFIG) for name in names)
 
 
 def is_index(name: str) -> bool:
@@ -99,6 +120,8 @@ def is_index(name: str) -> bool:
 
 def missing(names: Collection[str], indexes: Mapping[str, bytes]) -> list[str]:
     """What the model lacks; `indexes` has the content of every index among its files."""
+    if hrm_files(names) is not None:
+        return []
     if not any(name.endswith(_WEIGHTS) and not name.startswith("adapter/") for name in names):
         return [_NO_WEIGHTS]
     needed = [file for name, content in indexes.items() for file in _indexed(name, content)]

@@ -141,6 +141,8 @@ def open_cached_alias(alias: Alias) -> Checkpoint | None:
 
 
 def _open_hub_path(path: Path, name: str) -> Checkpoint:
+    if is_hrm(path):
+        return open_hrm(path, name=name)
     return _open_gguf(path, name) if path.suffix == ".gguf" else open_directory(path, name=name)
 
 
@@ -174,6 +176,8 @@ def _open_object(model: StoredModel, model_config: str | None, *, progress: bool
 
 
 def _open_local_directory(directory: Path, model_config: str | None, name: str | None = None) -> Checkpoint:
+    if is_hrm(directory):
+        return open_hrm(directory, name=name)
     if is_levanter(directory):
         return open_levanter(directory, None if model_config is None else Path(model_config), name=name)
     if not _has_safetensors(directory):

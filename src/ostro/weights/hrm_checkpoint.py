@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError
+from ostro.sources.files import HRM_PUBLISHED, hrm_step
 from ostro.weights.hf_checkpoint import read_pickle, read_safetensors
 from ostro.weights.hrm_settings import (
     BRAIN,
@@ -43,8 +44,6 @@ _STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
 _MIND = "mind"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _PICKLES = (".pt", ".pth", ".bin")
-_STEP = re.compile(r"step_\d+")
-_PUBLISHED = "checkpoint"
 # By vocabulary: one row for each token.
 _TABLES = ("inner.embed_tokens.embedding_weight", "inner.lm_head.weight")
 # What torch.compile and the loss that wraps the model leave in names.
@@ -114,7 +113,7 @@ def is_hrm(path: Path) -> bool:
         return False
     if path.name in (_STUDENT, _LEGACY):
         return True
-    if _is_upstream_name(path):
+    if hrm_step(path.name) is not None:
         return is_upstream(path.parent) or nearby(path.parent, BRAIN) is not None
     if path.suffix not in (".safetensors", *_PICKLES):
         return False
@@ -176,15 +175,10 @@ def _students(directory: Path) -> list[Path]:
     return []
 
 
-def _is_upstream_name(path: Path) -> bool:
-    """Whether upstream's trainer, or whoever publishes its result, names weights so."""
-    return path.name == _PUBLISHED or _STEP.fullmatch(path.name) is not None
-
-
 def _steps(directory: Path) -> list[Path]:
     """Upstream's weights in a directory, the latest last; what is published after all steps."""
-    files = [path for path in directory.iterdir() if _is_upstream_name(path) and path.is_file()]
-    return sorted(files, key=lambda path: int(path.name.removeprefix("step_")) if path.name != _PUBLISHED else 1 << 62)
+    files = [path for path in directory.iterdir() if hrm_step(path.name) is not None and path.is_file()]
+    return sorted(files, key=lambda path: hrm_step(path.name) or 0)
 
 
 def _weights_in(directory: Path) -> Path:
@@ -196,7 +190,7 @@ def _weights_in(directory: Path) -> Path:
     found = students or _steps(directory)
     if not found:
         raise ModelNotFound(
-            f"{directory} holds neither {_STUDENT} nor a {_PUBLISHED} or step of upstream's trainer (step_1000)."
+            f"{directory} holds neither {_STUDENT} nor a {HRM_PUBLISHED} or step of upstream's trainer (step_1000)."
         )
     return found[-1]
 
@@ -208,9 +202,9 @@ def _home(weights: Path) -> Path:
 
 
 def _name(weights: Path, home: Path) -> str:
-    if _STEP.fullmatch(weights.name):
-        return f"{home.name}-{weights.name}"
-    return home.name if weights.name in (_STUDENT, _LEGACY, _PUBLISHED) else weights.stem
+    if weights.name in (_STUDENT, _LEGACY, HRM_PUBLISHED):
+        return home.name
+    return weights.stem if hrm_step(weights.name) is None else f"{home.name}-{weights.name}"
 
 
 def _starter_file(path: Path) -> Path | None:
@@ -226,7 +220,7 @@ def _trusted(base: Path, file: Path) -> Path:
         trouble = f"outside the brain's directory. Move it into {file.parent}"
     elif is_starter(base):
         trouble = "itself a starter. Name a model there"
-    elif base.is_file() and (base.suffix in _PICKLES or _is_upstream_name(base)):
+    elif base.is_file() and (base.suffix in _PICKLES or hrm_step(base.name) is not None):
         trouble = "a pickle, which Ostro reads only when you name it yourself. Convert it to safetensors"
     else:
         return base

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint
+from ostro.sources.files import HRM_CONFIG
 from ostro.weights.json_file import read_json_object
 from ostro.weights.yaml_file import read_yaml, shown
 
 ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
-BRAIN, METADATA, UPSTREAM = "brain.json", "checkpoint_metadata.json", "all_config.yaml"
+BRAIN, METADATA = "brain.json", "checkpoint_metadata.json"
 _LAYER = re.compile(r"inner\.([HL])_level\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.weight")
 
@@ -67,7 +68,7 @@ class HrmSettings:
 def read_told(weights: Path) -> Told:
     """All that the files near the weights tell, if there are any. Those of upstream's trainer stand beside them."""
     brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, METADATA)
-    upstream = weights.absolute().parent / UPSTREAM
+    upstream = weights.absolute().parent / HRM_CONFIG
     if upstream.is_file() and (brain is None or brain.parent != upstream.parent):
         return read_told_file(upstream)
     tables: list[tuple[str, Mapping[str, object]]] = []
@@ -87,7 +88,7 @@ def read_told_file(path: Path) -> Told:
         # As of upstream's trainer, whose own settings surround `arch`.
         outer, *inner = _tables(path, _read_yaml(path), "arch")
         tables = [*inner, outer]
-    return Told(str(path), tuple(tables), {BRAIN: "aios", UPSTREAM: "upstream"}.get(path.name))
+    return Told(str(path), tuple(tables), {BRAIN: "aios", HRM_CONFIG: "upstream"}.get(path.name))
 
 
 def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[str, Mapping[str, object]]]:
@@ -115,7 +116,7 @@ def lower_keys(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_upstream(directory: Path) -> bool:
-    path = directory / UPSTREAM
+    path = directory / HRM_CONFIG
     try:
         arch = _read_yaml(path).get("arch") if path.is_file() else None
     except BadCheckpoint:

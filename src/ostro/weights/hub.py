@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound, OstroError
-from ostro.sources.files import VOCABULARIES, gguf_files, tokenizer_files, weight_format
+from ostro.sources.files import VOCABULARIES, gguf_files, hrm_files, tokenizer_files, weight_format
 from ostro.weights.gguf_checkpoint import is_first_file
 
 if TYPE_CHECKING:
@@ -180,6 +180,8 @@ def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
 
 def _patterns(names: Collection[str]) -> list[str]:
     """Of the files of a model that is a directory."""
+    if (of_hrm := hrm_files(names)) is not None:
+        return [glob.escape(name) for name in of_hrm]
     return [*_FILES, *_PICKLES] if weight_format(names) == "pickle" else _FILES
 
 
