@@ -80,7 +80,11 @@ class EngineConfig:
         ),
     )
     chat_template: str | None = field(
-        default=None, metadata=_means("chatml, gemma, llama3, generic, or a .jinja file (default: the model's own)")
+        default=None,
+        metadata=_means(
+            "chatml, gemma, llama3, mistral, generic, or a .jinja file; a model without a template gets the one whose "
+            "special tokens it has (default: the model's own)"
+        ),
     )
     generation_config: GenerationConfig = field(
         default="auto",

@@ -20,9 +20,12 @@ _CORPUS = ["the quick brown fox jumps over the lazy dog and the dog does not min
 
 
 def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0) -> Path:
-    """A Llama whose greedy choices are clear and depend on all of the context. Not trained: it babbles."""
+    """A Llama whose greedy choices are clear and depend on all of the context. Not trained: it babbles.
+
+    Without a template its tokens identify none either.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    core = _tokenizer()
+    core = _tokenizer(SPECIAL if chat_template is not None else [SPECIAL[0], "<|begin|>", SPECIAL[2]])
     core.save(str(directory / "tokenizer.json"))
     _write(directory / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": chat_template})
     config = {
@@ -100,7 +103,7 @@ def _write(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value))
 
 
-def _tokenizer() -> tokenizers.Tokenizer:
+def _tokenizer(special: list[str]) -> tokenizers.Tokenizer:
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -108,7 +111,7 @@ def _tokenizer() -> tokenizers.Tokenizer:
     core.train_from_iterator(
         _CORPUS, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
     )
-    core.add_special_tokens(SPECIAL)
+    core.add_special_tokens(special)
     return core
 
 

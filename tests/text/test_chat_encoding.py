@@ -1,7 +1,6 @@
 """Conversations as ids: those of transformers where texts are ordinary, and out of users' hands where they are not."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -138,12 +137,6 @@ def test_beginning_token_is_written_once() -> None:
     ids = sentencepiece_like().encode_chat(user("the dog"))
     assert ids[0] == bos
     assert ids.count(bos) == 1
-
-
-def test_model_without_a_template_says_what_to_set(tmp_path: Path) -> None:
-    byte_level_core().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(BadRequest, match="Set chat_template to chatml"):
-        Tokenizer.load(tmp_path).encode_chat(user("x"))
 
 
 def test_empty_conversation_is_refused() -> None:

@@ -53,9 +53,16 @@ def test_built_in_formats_are_those_the_families_were_trained_on() -> None:
         "gemma": "<s><start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\n",
         "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>"
         "\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        "mistral": "<s>[INST] S\n\nU[/INST]",
         "generic": "<s>System: S\n\nUser: U\n\nAssistant:",
     }
     assert {name: rendered(builtin.source, messages) for name, builtin in BUILTIN_TEMPLATES.items()} == expected
+
+
+def test_mistrals_system_text_goes_before_the_last_users_and_answers_are_ended() -> None:
+    assert rendered(BUILTIN_TEMPLATES["mistral"].source) == (
+        "<s>[INST] Is 3 < 4?\n[/INST] Yes.</s>[INST]  Be brief. \n\nÜnïcode & <b>html</b>[/INST]"
+    )
 
 
 def test_text_parts_are_one_text_to_the_template() -> None:

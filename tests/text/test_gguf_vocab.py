@@ -83,9 +83,18 @@ def test_end_token_is_appended_where_the_file_says_so() -> None:
 def test_turn_end_that_only_the_template_names_ends_generation() -> None:
     end, turn_end = control_ids()
     with_template = byte_level_file(ids={"eos": end}, template=CHATML)
-    without = byte_level_file(ids={"eos": end})
+    another = byte_level_file(ids={"eos": end}, template="{{ messages[0].content }}")
     assert Tokenizer.load(with_template).eos_ids == {end, turn_end}
-    assert Tokenizer.load(without).eos_ids == {end}
+    assert Tokenizer.load(another).eos_ids == {end}
+
+
+def test_a_file_without_a_template_gets_the_one_that_its_tokens_identify() -> None:
+    end, turn_end = control_ids()
+    tokenizer = Tokenizer.load(byte_level_file(ids={"eos": end}))
+    assert tokenizer.eos_ids == {end, turn_end}
+    assert tokenizer.encode_chat([{"role": "user", "content": "hi"}]) == byte_level().encode_chat(
+        [{"role": "user", "content": "hi"}]
+    )
 
 
 @given(

@@ -24,7 +24,7 @@ from text_vocabs import (
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, UnsupportedModel
-from ostro.text import Tokenizer
+from ostro.text import BUILTIN_TEMPLATES, Tokenizer
 from ostro.text.gguf_vocab import gguf_vocab
 from ostro.weights import read_gguf_header
 
@@ -144,8 +144,10 @@ def test_default_is_taken_of_several_named_templates(tmp_path: Path) -> None:
 def test_ends_come_from_the_model_config_where_no_other_file_names_them(tmp_path: Path) -> None:
     shutil.copy(model_directory() / "tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7, "bos_token_id": 5}))
+    _, turn_end = control_ids()
     tokenizer = Tokenizer.load(tmp_path)
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.chat_template) == (5, frozenset({7}), None)
+    # The turn's end is that of the built-in format that its tokens identify.
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (5, frozenset({7, turn_end}))
 
 
 def test_sentencepiece_file_alone_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
@@ -219,6 +221,59 @@ def test_chosen_template_wins_over_the_models_own_and_its_turn_end_ends_generati
     own_file.write_text("mine")
     chosen = Tokenizer.load(model_directory(), chat_template=str(own_file))
     assert chosen.decode(chosen.encode_chat([{"role": "user", "content": "x"}])) == "mine"
+
+
+def bare_core() -> tokenizers.Tokenizer:
+    """Bytes and no special tokens."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+@pytest.mark.parametrize(
+    ("markers", "eos", "name"),
+    [
+        (["<|im_start|>", "<|im_end|>"], "<|im_end|>", "chatml"),
+        (["<start_of_turn>", "<end_of_turn>"], "<eos>", "gemma"),
+        (["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "<|end_of_text|>", "llama3"),
+        (["[INST]", "[/INST]", "</s>"], "</s>", "mistral"),
+        # One that was trained on in another format has the tokens of both, and ends its texts by the later one's.
+        (
+            ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"],
+            "<|eot_id|>",
+            "llama3",
+        ),
+    ],
+)
+def test_a_model_without_a_template_gets_the_one_that_its_tokens_identify(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, markers: list[str], eos: str, name: str
+) -> None:
+    core = bare_core()
+    core.add_special_tokens([*markers, "<s>", eos])
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": eos}))
+    with caplog.at_level("INFO", "ostro"):
+        tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.source == BUILTIN_TEMPLATES[name].source
+    turn_end = BUILTIN_TEMPLATES[name].turn_end
+    assert turn_end is not None
+    assert tokenizer.eos_ids == {core.token_to_id(eos), core.token_to_id(turn_end)}
+    [line] = caplog.messages
+    assert f"its special tokens are those of {name}," in line
+
+
+def test_a_model_whose_tokens_identify_no_template_says_what_to_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = bare_core()
+    core.add_special_tokens(["<|endoftext|>", "<|im_end|>", "[INST]"])
+    core.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    with pytest.raises(BadRequest, match=r"no chat template.*Set chat_template to chatml, gemma, llama3, mistral"):
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])
+    assert not caplog.messages
 
 
 def test_default_models_tokens_are_those_of_its_original_rules() -> None:

@@ -1,14 +1,19 @@
-"""Templates for models that bring none, and the rule that chooses. Nothing is guessed: an operator names one.
+"""Templates for models that bring none, and the rule that chooses: what the operator names, else the model's own, else
+the format whose special tokens the model has.
 
-A format only works on a model whose vocabulary has its markers, so that is checked; `generic` needs none.
+A format only works on a model whose vocabulary has its markers, so that is checked; `generic` needs none, and is never
+chosen unasked.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import BadRequest
 from ostro.text.chat import ChatTemplate
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,26 @@ _GEMMA = """\
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif -%}
 """
 
+# As Mistral's own tokenizers write it since their third version: the system's text goes before the last user's.
+_MISTRAL = """\
+{{- bos_token }}
+{%- set ns = namespace(preface='', last_user=-1) -%}
+{%- for message in messages -%}
+{%- if message.role in ('system', 'developer') -%}
+{%- set ns.preface = ns.preface ~ (message.content or '') ~ '\n\n' -%}
+{%- elif message.role != 'assistant' -%}
+{%- set ns.last_user = loop.index0 -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{{ ' ' ~ (message.content or '') | trim ~ '</s>' }}
+{%- elif message.role not in ('system', 'developer') -%}
+{{ '[INST] ' ~ (ns.preface if loop.index0 == ns.last_user else '') ~ (message.content or '') ~ '[/INST]' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+
 _GENERIC = """\
 {{- bos_token }}
 {%- for message in messages -%}
@@ -65,20 +90,32 @@ BUILTIN_TEMPLATES: dict[str, BuiltinTemplate] = {
     "chatml": BuiltinTemplate(_CHATML, ("<|im_start|>", "<|im_end|>")),
     "gemma": BuiltinTemplate(_GEMMA, ("<start_of_turn>", "<end_of_turn>")),
     "llama3": BuiltinTemplate(_LLAMA3, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
+    "mistral": BuiltinTemplate(_MISTRAL, ("[INST]", "[/INST]", "</s>")),
     "generic": BuiltinTemplate(_GENERIC),
 }
 
 CHOICES = f"{', '.join(BUILTIN_TEMPLATES)} or the path of a .jinja file"
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    template: ChatTemplate | None
+    turn_end: str | None = None
+    """The token by which a built-in format ends a turn."""
+
+
 def choose_template(
     choice: str | None, own: str | None, variables: Mapping[str, str], has_token: Callable[[str], bool]
-) -> ChatTemplate | None:
-    """What the operator chose: a built-in's name or a file; else the model's own template; else none."""
+) -> Choice:
+    """What the operator chose: a built-in's name or a file; else the model's own template; else the built-in that the
+    model's tokens identify; else none. `has_token` tells whether the vocabulary has a token.
+    """
+    if choice is None and own is not None:
+        return Choice(ChatTemplate(own, variables))
     if choice is None:
-        return None if own is None else ChatTemplate(own, variables)
+        return _identified(variables, has_token)
     if choice.endswith(".jinja"):
-        return ChatTemplate(_read(Path(choice)), variables)
+        return Choice(ChatTemplate(_read(Path(choice)), variables))
     builtin = BUILTIN_TEMPLATES.get(choice)
     if builtin is None:
         raise BadRequest(f"Unknown chat template {choice!r}. Set chat_template to {CHOICES}.", param="chat_template")
@@ -89,7 +126,26 @@ def choose_template(
             "Set chat_template to generic or to the path of a .jinja file.",
             param="chat_template",
         )
-    return ChatTemplate(builtin.source, variables)
+    return Choice(ChatTemplate(builtin.source, variables), builtin.turn_end)
+
+
+def _identified(variables: Mapping[str, str], has_token: Callable[[str], bool]) -> Choice:
+    """The built-in whose markers the model has; of several, the one that ends a turn as the model ends its texts."""
+    found = {
+        name: builtin
+        for name, builtin in BUILTIN_TEMPLATES.items()
+        if builtin.markers and all(map(has_token, builtin.markers))
+    }
+    if not found:
+        return Choice(None)
+    ending = [name for name, builtin in found.items() if builtin.turn_end == variables.get("eos_token")]
+    name = (ending or list(found))[0]
+    _log.info(
+        "The model has no chat template; its special tokens are those of %s, whose format is used. Set chat_template "
+        "for another.",
+        name,
+    )
+    return Choice(ChatTemplate(found[name].source, variables), found[name].turn_end)
 
 
 def _read(path: Path) -> str:

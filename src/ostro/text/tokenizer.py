@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ostro.errors import BadRequest, ModelNotFound
-from ostro.text.builtin_templates import BUILTIN_TEMPLATES, CHOICES, choose_template
+from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts, render_guarded
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
@@ -72,11 +72,12 @@ class Tokenizer:
         from ostro.weights.gguf_header import read_gguf_header
 
         vocab = gguf_vocab(read_gguf_header(path).metadata)
+        template, turn_end = _template(choice, vocab.chat_template, vocab.special_pieces, vocab.core)
         return cls(
             vocab.core,
             bos_id=vocab.bos_id,
-            eos_ids=vocab.eos_ids | _turn_end_id(choice, vocab.core),
-            chat_template=_template(choice, vocab.chat_template, vocab.special_pieces, vocab.core),
+            eos_ids=vocab.eos_ids | turn_end,
+            chat_template=template,
             pieces=vocab.pieces,
         )
 
@@ -86,12 +87,8 @@ class Tokenizer:
 
         core = read_core(directory)
         settings = read_settings(directory, core)
-        return cls(
-            core,
-            bos_id=settings.bos_id,
-            eos_ids=settings.eos_ids | _turn_end_id(choice, core),
-            chat_template=_template(choice, settings.chat_template, settings.special_pieces, core),
-        )
+        template, turn_end = _template(choice, settings.chat_template, settings.special_pieces, core)
+        return cls(core, bos_id=settings.bos_id, eos_ids=settings.eos_ids | turn_end, chat_template=template)
 
     # text -> ids
 
@@ -117,7 +114,8 @@ class Tokenizer:
         """The template's markers become special tokens; the same texts within messages and tools stay text."""
         if self.chat_template is None:
             raise BadRequest(
-                f"This model has no chat template. Set chat_template to {CHOICES}, or send a plain prompt.",
+                "This model has no chat template, and its special tokens are those of none that is built in. "
+                f"Set chat_template to {CHOICES}, or send a plain prompt.",
                 param="messages",
             )
         mark = secrets.token_hex(8)
@@ -241,12 +239,8 @@ def _is_byte_level(core: tokenizers.Tokenizer) -> bool:
 
 def _template(
     choice: str | None, own: str | None, variables: Mapping[str, str], core: tokenizers.Tokenizer
-) -> ChatTemplate | None:
-    return choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None)
-
-
-def _turn_end_id(choice: str | None, core: tokenizers.Tokenizer) -> frozenset[int]:
-    """The token by which a chosen built-in template ends a turn."""
-    builtin = BUILTIN_TEMPLATES.get(choice) if choice is not None else None
-    token = core.token_to_id(builtin.turn_end) if builtin is not None and builtin.turn_end is not None else None
-    return frozenset() if token is None else frozenset({token})
+) -> tuple[ChatTemplate | None, frozenset[int]]:
+    """The template, and the token by which a built-in one ends a turn."""
+    chosen = choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None)
+    token = None if chosen.turn_end is None else core.token_to_id(chosen.turn_end)
+    return chosen.template, frozenset() if token is None else frozenset({token})
