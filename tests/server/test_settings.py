@@ -252,6 +252,75 @@ def test_config_file_may_be_named_in_the_environment_or_dotenv(tmp_path: Path, m
         read(tmp_path)
 
 
+AIOS_YAML = "brains: {dir: x}\nweb: {port: 1}\nserve:\n  hrm: {port: 9100, max_batch_size: 3}\n  other: {a: 1}\n"
+
+
+def write_found(directory: Path, name: str, text: str) -> Path:
+    (directory / "config").mkdir(exist_ok=True)
+    (directory / "config" / name).write_text(text)
+    return directory / "config" / name
+
+
+def test_settings_are_picked_up_where_aios_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_found(tmp_path, "default.yaml", AIOS_YAML)
+    merged = read(tmp_path)
+    assert (merged.settings.port, merged.settings.max_batch_seqs) == (9100, 3)
+    assert merged.origins["port"] == f"port in {path}"
+    assert merged.notes == (f"settings come from {path}, its section serve.hrm; ignored: brains, web, serve.other.",)
+    monkeypatch.setenv("OSTRO_PORT", "9101")
+    assert read(tmp_path).settings.port == 9101
+    assert read(tmp_path, port=9102).settings.port == 9102
+
+
+def test_a_config_file_that_is_named_wins_over_the_one_that_is_found(tmp_path: Path) -> None:
+    write_found(tmp_path, "default.yaml", AIOS_YAML)
+    merged = read(tmp_path, yaml_text="host: 127.0.0.2")
+    assert (merged.settings.port, merged.settings.host, merged.notes) == (8000, "127.0.0.2", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("defaults: [a, b]", "it has no section serve.hrm or ostro."),
+        ("a: !include b", "could not determine a constructor"),
+        ("- 1", "it holds no sections."),
+    ],
+)
+def test_another_programs_file_in_that_place_is_told_of_and_left_alone(tmp_path: Path, text: str, words: str) -> None:
+    path = write_found(tmp_path, "default.yaml", text)
+    merged = read(tmp_path)
+    [note] = merged.notes
+    assert note.startswith(f"{path} is not used: ")
+    assert words in note
+    assert merged.settings.port == 8000
+
+
+def test_a_wrong_setting_in_a_found_file_is_an_error(tmp_path: Path) -> None:
+    write_found(tmp_path, "default.yaml", "serve: {hrm: {prot: 1}}")
+    with pytest.raises(BadRequest, match=r"default\.yaml: prot is no setting\. Did you mean port\?"):
+        read(tmp_path)
+
+
+def test_a_logging_config_is_picked_up_unless_its_code_is_not_installed(tmp_path: Path) -> None:
+    path = write_found(tmp_path, "logging.yaml", "version: 1\nhandlers: {a: {class: logging.StreamHandler}}\n")
+    merged = read(tmp_path)
+    assert merged.settings.logging_config == path
+    assert merged.notes == (f"logging is configured by {path}.",)
+    write_found(tmp_path, "logging.yaml", "version: 1\nhandlers: {a: {class: nowhere_at_all.Handler}}\n")
+    merged = read(tmp_path)
+    assert merged.settings.logging_config is None
+    assert merged.notes == (f"{path} is not used: it names nowhere_at_all.Handler, which is not installed.",)
+
+
+def test_sections_of_other_programs_in_a_named_file_are_ignored_with_a_line(tmp_path: Path) -> None:
+    merged = read(tmp_path, yaml_text=AIOS_YAML.replace("  other: {a: 1}\n", ""))
+    assert merged.settings.port == 9100
+    [note] = merged.notes
+    assert note.endswith("sections of other programs are ignored: brains, web.")
+    with pytest.raises(BadRequest, match="Did you mean model_settings"):
+        read(tmp_path, yaml_text="serve: {port: 1}\nmodel_setings: {a: {pinned: true}}")
+
+
 def test_what_a_setting_implies_gives_way_to_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCS_BUCKET", "my-models")
     monkeypatch.setenv("MAX_CACHED_MODELS", "5")

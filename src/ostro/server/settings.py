@@ -654,7 +654,8 @@ def read_settings(
 ) -> Merged:
     """Merges `given`, which is the command line's, with the environment, `.env` in the directory, and a YAML file."""
     check_environment(environ)
-    file = _from_yaml(config or _named_config(directory))
+    named = config or _named_config(directory)
+    file = _from_yaml(named) if named is not None else _found(directory)
     dotenv = DotEnvSettingsSource(ServeSettings, env_file=directory / ".env")
     sources = [
         _from_yaml(INSTALLED_DEFAULTS if INSTALLED_DEFAULTS.is_file() else None).settings,
@@ -767,6 +768,32 @@ class _File:
     notes: tuple[str, ...] = ()
 
 
+def _found(directory: Path) -> _File:
+    """What AI-OS's files in the directory say, where no other file is named."""
+    from ostro.server.found_config import find_logging, find_settings
+
+    settings: dict[str, Given] = {}
+    notes: list[str] = []
+    logging, note = find_logging(directory)
+    if logging is not None:
+        settings["logging_config"] = Given(logging, f"found at {logging}")
+    notes += [] if note is None else [note]
+    found = find_settings(directory)
+    if found is None:
+        return _File(settings=settings, notes=tuple(notes))
+    return _File(found.path, settings | _gathered(found.sections, found.path, {}), notes=(found.note, *notes))
+
+
+def _gathered(content: object, path: Path, found: dict[str, Given]) -> dict[str, Given]:
+    """With the settings of a file, none of which may be said twice, added to those found in it before."""
+    for key, name, value in _settings_in(content, path):
+        if name in found:
+            raise BadRequest(f"{path}: {key} says again what {found[name].origin} has said. Keep one of the two.")
+        if value is not None:
+            found[name] = Given(value, f"{key} in {path}")
+    return found
+
+
 def _from_yaml(path: Path | None) -> _File:
     if path is None:
         return _File()
@@ -778,16 +805,27 @@ def _from_yaml(path: Path | None) -> _File:
     if training is not None:
         found = {name: Given(value, f"{key} in {path}") for name, (key, value) in training.settings.items()}
         content = {key: value for key, value in training.rest.items() if _is_ours(key)}
-    for key, name, value in _settings_in(content, path):
-        if name in found:
-            raise BadRequest(f"{path}: {key} says again what {found[name].origin} has said. Keep one of the two.")
-        if value is not None:
-            found[name] = Given(value, f"{key} in {path}")
     if training is None:
-        return _File(path, found)
+        content, foreign = _without_foreign(content)
+        note = f"{path}: sections of other programs are ignored: {', '.join(foreign)}."
+        return _File(path, _gathered(content, path, found), notes=(note,) if foreign else ())
+    _gathered(content, path, found)
     ignored = [*(str(key) for key in training.rest if not _is_ours(key)), *training.unused]
     note = f"{path} is a Levanter training config, of which serving uses {', '.join(_keys(found.values()))}"
     return _File(path, found, True, (f"{note}; ignored: {', '.join(ignored)}." if ignored else f"{note}.",))
+
+
+def _without_foreign(content: object) -> tuple[object, list[str]]:
+    """Of a file with a section `serve`, which it shares with other programs: ours, and the names of theirs."""
+    if not isinstance(content, dict) or not isinstance(content.get("serve"), dict):
+        return content, []
+    foreign = [key for key, value in content.items() if isinstance(value, dict) and not _resembles_ours(key)]
+    return {key: value for key, value in content.items() if key not in foreign}, [str(key) for key in foreign]
+
+
+def _resembles_ours(key: object) -> bool:
+    """Whether it is a setting, a section, or perhaps a misspelt one of them."""
+    return _is_ours(key) or bool(difflib.get_close_matches(str(key).replace("-", "_"), _known_keys(), 1))
 
 
 def _keys(given: Iterable[Given]) -> list[str]:
