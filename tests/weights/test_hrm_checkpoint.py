@@ -308,6 +308,34 @@ def test_upstreams_vocabulary_must_be_the_tensors(tmp_path: Path) -> None:
         open_hrm(path)
 
 
+@pytest.mark.parametrize("prefix", ["", "q_head."])
+def test_a_q_head_in_a_file_of_its_own_is_used_where_the_weights_have_none(tmp_path: Path, prefix: str) -> None:
+    headless = {name: tensor for name, tensor in WEIGHTS.items() if "q_head" not in name}
+    head = {"weight": torch.full((2, 32), 0.5), "bias": torch.tensor([1.0, -1.0])}
+    path = make_brain(tmp_path, ARCH, headless)
+    torch.save({prefix + name: tensor for name, tensor in head.items()}, tmp_path / "q_head.pt")
+    checkpoint = open_hrm(path)
+    assert_same_tensors(checkpoint, headless | {f"inner.q_head.{name}": tensor for name, tensor in head.items()})
+    model = load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
+    layout = Ragged([3], torch.device("cpu"))
+    carry = model.advance(model.start(layout), model.embed(torch.tensor([1, 2, 3]), layout), layout)
+    state = carry.z_h[0].sum() * 0.5
+    torch.testing.assert_close(model.halting(carry, layout)[0], torch.stack([state + 1, state - 1]))
+
+
+def test_the_weights_own_q_head_wins_over_the_file(tmp_path: Path) -> None:
+    path = make_brain(tmp_path)
+    torch.save({"weight": torch.zeros(2, 32), "bias": torch.zeros(2)}, tmp_path / "q_head.pt")
+    assert_same_tensors(open_hrm(path), WEIGHTS)
+
+
+def test_weights_without_any_q_head_are_named(tmp_path: Path) -> None:
+    path = make_brain(tmp_path, ARCH, {name: tensor for name, tensor in WEIGHTS.items() if "q_head" not in name})
+    checkpoint = open_hrm(path)
+    with pytest.raises(BadCheckpoint, match=r"lacks 2 tensors \(inner\.q_head"):
+        load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
+
+
 # --- what the operator tells ----------------------------------------------------------------------------------------
 
 FLAGS: Mapping[str, int] = {"num_heads": 4, "H_cycles": 2, "L_cycles": 3}

@@ -44,6 +44,7 @@ _STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
 _MIND = "mind"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _PICKLES = (".pt", ".pth", ".bin")
+_Q_HEAD = "inner.q_head."
 # By vocabulary: one row for each token.
 _TABLES = ("inner.embed_tokens.embedding_weight", "inner.lm_head.weight")
 # What torch.compile and the loss that wraps the model leave in names.
@@ -103,6 +104,16 @@ class HrmCheckpoint:
         for stored_name, tensor in stored:
             name = _WRAPPERS.sub("", stored_name)
             yield name, _with_rows(tensor, wanted) if name in _TABLES and rows != wanted else tensor
+        yield from self._own_q_head()
+
+    def _own_q_head(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """The head that AI-OS keeps in a file of its own, where the weights have none."""
+        file = self.weights.parent / _STARTER_HEAD
+        if any(name.startswith(_Q_HEAD) for name in self.shapes.of) or not file.is_file():
+            return
+        _log.info("the q-head comes from %s", file)
+        for name, tensor in read_pickle(file, frozenset()):
+            yield _Q_HEAD + name.rpartition(".")[2], tensor
 
 
 def is_hrm(path: Path) -> bool:
