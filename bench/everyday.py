@@ -13,6 +13,7 @@ the words of which one must be in a right answer.
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Prompt:
     expect: tuple[str, ...]
 
     def is_answered(self, answer: str) -> bool:
-        return not self.expect or any(word in answer for word in self.expect)
+        return not self.expect or any(re.search(rf"\b{re.escape(word)}\b", answer) for word in self.expect)
 
 
 def main() -> None:

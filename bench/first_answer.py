@@ -243,6 +243,8 @@ def main() -> None:
         saved = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
         saved[args.start] = {"seconds": seconds, "load": round(load, 1), "timeline": timeline.events}
         RESULTS.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if seconds > MOST_SECONDS[args.start]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

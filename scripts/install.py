@@ -395,7 +395,8 @@ def serves_default_model(environment: Environment, arguments: Sequence[str]) -> 
         env={"PYTHONPATH": str(ROOT / "src")},
     )
     settings = dict(re.findall(r"^(\w+): (\S*)", printed, re.MULTILINE))
-    return all(settings[name] in ("[]", "null") for name in ("model", "models", "checkpoint_path", "gcs_bucket"))
+    # Without settings (`--help`) nothing is served.
+    return all(settings.get(name) in ("[]", "null") for name in ("model", "models", "checkpoint_path", "gcs_bucket"))
 
 
 def fetch_default_model(environment: Environment) -> None:

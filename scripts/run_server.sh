@@ -23,7 +23,8 @@ given() {
     [ ! -f .env ] || cat .env
     config=${OSTRO_CONFIG:-}
     for word in "$@"; do
-        [ "${before:-}" != --config ] || config=$word
+        case "${before:-}" in --config | --config-path) config=$word ;; esac
+        case "$word" in --config=* | --config-path=*) config=${word#*=} ;; esac
         before=$word
         printf '%s\n' "$word"
     done

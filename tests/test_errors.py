@@ -74,6 +74,8 @@ def test_what_may_name_files_of_the_server_is_not_for_clients() -> None:
         ("Nothing at gs://bucket/models/acme/tiny. Check.", "Nothing at tiny. Check."),
         ("('~/models/tiny/'), or ./here/it.gguf", "('tiny/'), or it.gguf"),
         ("a.bin of org/name and/or 3/4 https://user:secret@host/simple/", "a.bin of org/name and/or 3/4 simple/"),
+        ("Nothing at https://user:secret@host/?sig=secret. Check.", "Nothing at host. Check."),
+        ("Nothing at https://host/a/b.gguf?sig=secret#part.", "Nothing at b.gguf."),
     ],
 )
 def test_places_are_cut_down_to_their_last_part(message: str, public: str) -> None:

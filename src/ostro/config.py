@@ -259,7 +259,7 @@ class EngineConfig:
             ("pages_per_seq", None),
         ):
             if getattr(self, name) != idle:
-                cure = "Leave it out." if idle == () else f"Set it to {idle}."
+                cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
                 raise BadRequest(f"An HRM does not take {name}. {cure}", param=name)
 
     @property

@@ -41,7 +41,11 @@ def without_places(message: str) -> str:
 
     def last_part(match: re.Match[str]) -> str:
         place = match[0].rstrip("/.,;:)")
-        return place.rpartition("/")[2] + match[0][len(place) :]
+        rest = match[0][len(place) :]
+        if "://" in place:
+            # Neither who asks nor what they sign with.
+            place = re.split(r"[?#]", place, maxsplit=1)[0].rstrip("/").rpartition("@")[2]
+        return place.rpartition("/")[2] + rest
 
     return _PLACE.sub(last_part, message)
 

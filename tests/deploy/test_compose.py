@@ -14,12 +14,13 @@ from checkout import ENGINE_STOP_SECONDS, ROOT, known_variables
 from dockerfile import read_dockerfile
 
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS
-from ostro.server.settings import ALIASES
+from ostro.server.settings import ALIASES, check_environment
 
 COMPOSE, GPU = (
     yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("compose.yaml", "compose.gpu.yaml")
 )
 SERVER: dict[str, Any] = COMPOSE["services"]["ostro"]
+DRAIN: str = SERVER["environment"]["OSTRO_DRAIN_TIMEOUT"]
 
 
 def _seconds(text: str) -> int:
@@ -76,7 +77,7 @@ def test_the_port_of_a_dotenv_file_is_the_one_that_is_published() -> None:
     [port] = SERVER["ports"]
     assert port.partition(":")[2] == "${OSTRO_PUBLISHED_PORT:-${OSTRO_PORT:-${PORT:-8000}}}:8000"
     assert {name: value for name, value in SERVER["environment"].items() if value} == {
-        "OSTRO_DRAIN_TIMEOUT": "20",
+        "OSTRO_DRAIN_TIMEOUT": DRAIN,
         "OSTRO_HOST": "0.0.0.0",
         "OSTRO_PORT": "8000",
         "OSTRO_CACHE": "/cache/ostro",
@@ -95,8 +96,20 @@ def test_variables_are_known() -> None:
     assert set(SERVER["environment"]) <= known_variables()
 
 
+def test_a_dotenv_file_with_any_variable_of_the_file_is_taken_by_the_server() -> None:
+    named = set(re.findall(r"\bOSTRO_\w+", (ROOT / "compose.yaml").read_text(encoding="utf-8")))
+    assert "OSTRO_MODELS_DIR" in named
+    check_environment(named)
+
+
+def test_what_a_dotenv_file_may_set_is_not_overridden() -> None:
+    """But for what the container itself fixes: where it listens, and where its volume is."""
+    fixed = {name for name, value in SERVER["environment"].items() if value and not value.startswith(f"${{{name}:-")}
+    assert fixed == {"OSTRO_HOST", "OSTRO_PORT", "OSTRO_CACHE"}
+
+
 def test_requests_under_way_have_time_to_end() -> None:
-    drain = float(SERVER["environment"]["OSTRO_DRAIN_TIMEOUT"])
+    drain = float(DRAIN.removeprefix("${OSTRO_DRAIN_TIMEOUT:-").removesuffix("}"))
     assert _seconds(SERVER["stop_grace_period"]) >= drain + ENGINE_STOP_SECONDS
 
 

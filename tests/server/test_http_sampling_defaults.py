@@ -89,6 +89,16 @@ def test_the_operators_word_counts_before_the_models(model: Path, tmp_path: Path
         assert card["sampling_defaults"] == {"temperature": 1.0, "max_tokens": 9}
 
 
+def test_no_default_is_shown_that_a_request_could_not_ask_for(model: Path, tmp_path: Path) -> None:
+    told = ostro(tmp_path, "serve", str(model), "--max-new-tokens", "7", "--print-config")
+    assert "; a silent request gets temperature 0.0, max_tokens 7\n" in told
+    with live_server(tmp_path, str(model), "--max-new-tokens", "7", faults="") as live, live.client() as client:
+        [card] = client.get("/v1/models").json()["data"]
+        assert card["sampling_defaults"] == {"temperature": 0.0, "max_tokens": 7}
+        answer = client.post("/v1/chat/completions", json={"messages": SAY, "min_tokens": 7}).json()
+        assert answer["usage"]["completion_tokens"] == 7
+
+
 def test_the_file_can_be_ignored(model: Path, tmp_path: Path) -> None:
     with live_server(tmp_path, str(model), "--generation-config", "ignore", faults="") as live, live.client() as client:
         assert len({text(client, "/v1/completions", seed=seed) for seed in range(3)}) == 3

