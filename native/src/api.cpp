@@ -1,7 +1,10 @@
 // The library's plain C interface: what ostro.kernels.cpu calls through ctypes. Structs are those of plan.h, pack.h and
 // sample.h. Nothing throws across it: what fails returns null or a number below zero.
+#include <cstdio>
 #include <exception>
+#include <string>
 
+#include "check.h"
 #include "kernels.h"
 #include "pack.h"
 #include "plan.h"
@@ -17,7 +20,26 @@ using namespace ostro;
 namespace {
 
 // Changes with any change of a struct, of a format or of what a function means: a library of another version is refused.
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
+
+// A plan that was looked at, and what its batches are held to.
+struct Checked {
+  Checked(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
+          const std::vector<Rotation>& rotations, const std::vector<Step>& steps)
+      : limits(shape, buffers, rotations, steps),
+        num_buffers(static_cast<int>(buffers.size())),
+        plan(kernels, shape, buffers, rotations, steps) {}
+
+  const BatchLimits limits;
+  const int num_buffers;
+  Plan plan;
+  std::string why;
+};
+
+Checked* refused(const std::string& reason, char* why, int why_size) {
+  std::snprintf(why, why_size, "%s", reason.c_str());
+  return nullptr;
+}
 
 }  // namespace
 
@@ -57,25 +79,47 @@ OSTRO_API void ostro_unpack_row(const Matrix* matrix, int panel, int row, float*
   unpack_row(*matrix, panel, row, to);
 }
 
-OSTRO_API Plan* ostro_plan(const char* isa, const Shape* shape, const BufferShape* buffers, int num_buffers,
-                           const Rotation* rotations, int num_rotations, const Step* steps, int num_steps) {
+// Null where a plan is refused, and why; without a reason there is no memory for it, or no thread.
+OSTRO_API Checked* ostro_plan(const char* isa, const Shape* shape, const BufferShape* buffers, int num_buffers,
+                              const Rotation* rotations, int num_rotations, const Step* steps, int num_steps, char* why,
+                              int why_size) {
   const Kernels* kernels = find_kernels(isa);
-  if (!kernels) return nullptr;
-  // No memory, or no thread.
+  if (!kernels) return refused("there are no kernels of that name", why, why_size);
   try {
-    return new Plan(*kernels, *shape, {buffers, buffers + num_buffers}, {rotations, rotations + num_rotations},
-                    {steps, steps + num_steps});
+    const std::vector<BufferShape> all_buffers(buffers, buffers + num_buffers);
+    const std::vector<Rotation> all_rotations(rotations, rotations + num_rotations);
+    const std::vector<Step> all_steps(steps, steps + num_steps);
+    const std::string reason = why_no_plan(*kernels, *shape, all_buffers, all_rotations, all_steps);
+    if (!reason.empty()) return refused(reason, why, why_size);
+    return new Checked(*kernels, *shape, all_buffers, all_rotations, all_steps);
   } catch (const std::exception&) {
-    return nullptr;
+    return refused("", why, why_size);
   }
 }
 
-OSTRO_API void ostro_free(Plan* plan) { delete plan; }
-OSTRO_API float* ostro_buffer(Plan* plan, int index) { return plan->buffer(index); }
-OSTRO_API void ostro_copy_page(Plan* plan, int from, int to) { plan->copy_page(from, to); }
-OSTRO_API void ostro_run(Plan* plan, const Batch* batch, int begin, int end) { plan->run(*batch, begin, end); }
+OSTRO_API void ostro_free(Checked* checked) { delete checked; }
 
-OSTRO_API void ostro_profile(Plan* plan, double* seconds) {
-  const auto taken = plan->take_profile();
+OSTRO_API float* ostro_buffer(Checked* checked, int index) {
+  return index >= 0 && index < checked->num_buffers ? checked->plan.buffer(index) : nullptr;
+}
+
+// Whether both are pages.
+OSTRO_API int ostro_copy_page(Checked* checked, int from, int to) {
+  const int pages = checked->limits.pages;
+  if (from < 0 || from >= pages || to < 0 || to >= pages) return 0;
+  checked->plan.copy_page(from, to);
+  return 1;
+}
+
+// Null; or, where nothing was run, why. The text is there until the plan is next run.
+OSTRO_API const char* ostro_run(Checked* checked, const Batch* batch, int begin, int end) {
+  checked->why = why_no_run(checked->limits, *batch, begin, end);
+  if (!checked->why.empty()) return checked->why.c_str();
+  checked->plan.run(*batch, begin, end);
+  return nullptr;
+}
+
+OSTRO_API void ostro_profile(Checked* checked, double* seconds) {
+  const auto taken = checked->plan.take_profile();
   for (int op = 0; op < kOps; ++op) seconds[op] = taken[op];
 }

@@ -42,6 +42,7 @@ struct Step {
   float scale;     // of embeddings, of scores
   float cap;       // 0 is none
   float eps;
+  int32_t norm_size, bias_size;  // numbers in them
   int32_t reserved;
   const float* norm;  // null is none; of kAttend for each head of queries and keys
   const float* bias;
@@ -64,7 +65,7 @@ struct Rotation {
   const float* cosines;
   const float* sines;
   int32_t rotated;
-  int32_t reserved;
+  int32_t positions;
 };
 
 // One sequence's tokens of a step.
@@ -72,7 +73,7 @@ struct Piece {
   int32_t row;    // of its first token
   int32_t start;  // that token's position
   int32_t length;
-  int32_t reserved;
+  int32_t num_pages;
   const int32_t* pages;
 };
 
@@ -84,6 +85,7 @@ struct Batch {
   Draw* draws;
 };
 
+// Does not look at what it is given: see check.h.
 class Plan {
  public:
   Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> buffers, std::vector<Rotation> rotations,

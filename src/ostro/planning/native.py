@@ -133,8 +133,8 @@ def _parts(
     for each in matrices:
         counts[each.kept_in] += each.rows * each.cols
     page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
-    # Of each turned pair of dimensions a cosine and a sine, at each position.
-    other = _PROCESS + _step_bytes(config, shape, panel) + 4 * rotated * shape.max_seq_len
+    # Of each rotated pair of dimensions a cosine and a sine, at each position that the pages can hold.
+    other = _PROCESS + _step_bytes(config, shape, panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
     return Parts(
         backend=f"native ({isa})",
         precision=in_words((name for name, _ in counts.most_common()), cells.name.lower()),

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # As native/src/api.cpp has it.
-_VERSION = 2
+_VERSION = 3
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -102,6 +102,8 @@ class CStep(Structure):
         ("scale", c_float),
         ("cap", c_float),
         ("eps", c_float),
+        ("norm_size", c_int32),
+        ("bias_size", c_int32),
         ("reserved", c_int32),
         ("norm", c_void_p),
         ("bias", c_void_p),
@@ -127,7 +129,7 @@ class CBuffer(Structure):
 
 
 class CRotation(Structure):
-    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("rotated", c_int32), ("reserved", c_int32))
+    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("rotated", c_int32), ("positions", c_int32))
 
 
 class CPiece(Structure):
@@ -135,7 +137,7 @@ class CPiece(Structure):
         ("row", c_int32),
         ("start", c_int32),
         ("length", c_int32),
-        ("reserved", c_int32),
+        ("num_pages", c_int32),
         ("pages", c_void_p),
     )
 
@@ -223,12 +225,12 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_unpack_row": (None, [POINTER(CMatrix), c_int, c_int, c_void_p]),
         "ostro_plan": (
             c_void_p,
-            [c_char_p, POINTER(CShape), c_void_p, c_int, c_void_p, c_int, c_void_p, c_int],
+            [c_char_p, POINTER(CShape), c_void_p, c_int, c_void_p, c_int, c_void_p, c_int, c_char_p, c_int],
         ),
         "ostro_free": (None, [c_void_p]),
         "ostro_buffer": (c_void_p, [c_void_p, c_int]),
-        "ostro_copy_page": (None, [c_void_p, c_int, c_int]),
-        "ostro_run": (None, [c_void_p, POINTER(CBatch), c_int, c_int]),
+        "ostro_copy_page": (c_int, [c_void_p, c_int, c_int]),
+        "ostro_run": (c_char_p, [c_void_p, POINTER(CBatch), c_int, c_int]),
         "ostro_profile": (None, [c_void_p, POINTER(c_double)]),
     }
     for name, (result, arguments) in signatures.items():

@@ -148,6 +148,10 @@ class PackedFile:
             lib.ostro_point(byref(matrix), self._bytes.ctypes.data + entry.at)
         return found
 
+    @property
+    def num_vectors(self) -> int:
+        return len(self._vectors)
+
     def vector(self, number: int) -> Floats:
         entry = self._vectors[number]
         return self._bytes[entry.at : entry.at + 4 * entry.count].view(np.float32)

@@ -5,14 +5,14 @@ program.run(tokens, pieces, asked, draws)     one native call, in which other Py
 """
 
 from collections.abc import Sequence
-from ctypes import Array, addressof, byref, c_double, c_float
-from dataclasses import asdict, dataclass
+from ctypes import Array, addressof, byref, c_double, c_float, create_string_buffer
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ostro.errors import ModelError
+from ostro.errors import BadCheckpoint, ModelError
 from ostro.kernels.cpu.library import (
     PAGE,
     After,
@@ -28,6 +28,9 @@ from ostro.kernels.cpu.library import (
     library,
 )
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
+
+# A refusal is one line.
+_MOST_REASON = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +125,18 @@ class Program:
         cells: Cells = Cells.FLOAT32,
         threads: int = 1,
     ) -> None:
+        """Raises BadCheckpoint for a program whose steps do not fit its buffers, pages and weights."""
         self.spec = spec = ProgramSpec.from_json(packed.program)
-        self.max_asked, self._max_tokens = max_asked, max_tokens
+        _check(spec)
+        self.max_asked = max_asked
         # What the plan points to.
         self._packed = packed
         self._matrices = packed.pointed()
-        self._tables = [_rotation_tables(packed.vector(each.frequencies), each.factor, spec) for each in spec.rotations]
+        # No sequence is longer than all pages together, however long the model's context is.
+        positions = min(spec.max_seq_len, num_pages * PAGE)
+        self._tables = [
+            _rotation_tables(self._vector(each.frequencies), each.factor, positions) for each in spec.rotations
+        ]
         self._lib = library()
         shape = CShape(
             heads=spec.heads,
@@ -142,12 +151,24 @@ class Program:
         rows = [(max_asked if each.asked else max_tokens, each.cols) for each in spec.buffers]
         buffers = (CBuffer * len(rows))(*(CBuffer(*each) for each in rows))
         rotations = (CRotation * len(self._tables))(
-            *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1]) for cos, sin in self._tables)
+            *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1], len(cos)) for cos, sin in self._tables)
         )
         steps = (CStep * len(spec.steps))(*map(self._step, spec.steps))
+        why = create_string_buffer(_MOST_REASON)
         self._plan: int | None = self._lib.ostro_plan(
-            isa.encode(), byref(shape), buffers, len(buffers), rotations, len(rotations), steps, len(steps)
+            isa.encode(),
+            byref(shape),
+            buffers,
+            len(buffers),
+            rotations,
+            len(rotations),
+            steps,
+            len(steps),
+            why,
+            len(why),
         )
+        if self._plan is None and why.value:
+            raise _bad(why.value.decode())
         if self._plan is None:
             raise ModelError(
                 "There is no memory for a step's work, or no thread. Lower kv_memory, max_batch_tokens or threads."
@@ -170,11 +191,9 @@ class Program:
         last: int | None = None,
     ) -> None:
         """Runs the steps from `first` up to `last`. What is drawn stands in `draws` afterwards."""
-        # Native code looks at nothing twice.
-        assert len(tokens) <= self._max_tokens
-        assert len(asked) <= self.max_asked
-        assert all(len(piece.pages) * PAGE >= piece.start + piece.length for piece in pieces)
-        native = (CPiece * len(pieces))(*(CPiece(p.row, p.start, p.length, 0, p.pages.ctypes.data) for p in pieces))
+        native = (CPiece * len(pieces))(
+            *(CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data) for p in pieces)
+        )
         batch = CBatch(
             num_rows=len(tokens),
             num_pieces=len(pieces),
@@ -186,7 +205,10 @@ class Program:
             draws=None if draws is None else addressof(draws),
         )
         end = len(self.spec.steps) if last is None else last
-        self._lib.ostro_run(self._plan, byref(batch), first, end)
+        refusal = self._lib.ostro_run(self._plan, byref(batch), first, end)
+        if refusal is not None:
+            # A mistake of ours, not of a file's or a caller's: without the check it would be a stray write.
+            raise AssertionError(refusal.decode())
 
     def buffer(self, number: int) -> Floats:
         """A view of a buffer, [rows, columns]: what the last run has left there."""
@@ -195,7 +217,8 @@ class Program:
         return np.ctypeslib.as_array((c_float * (rows * cols)).from_address(address)).reshape(rows, cols)
 
     def copy_page(self, source: int, target: int) -> None:
-        self._lib.ostro_copy_page(self._plan, source, target)
+        if not self._lib.ostro_copy_page(self._plan, source, target):
+            raise AssertionError(f"There are no pages {source} and {target}.")
 
     def profile(self) -> dict[str, float]:
         """Seconds by operation since the last call."""
@@ -205,15 +228,51 @@ class Program:
 
     def _step(self, spec: StepSpec) -> CStep:
         values = {name: getattr(spec, name) for name in StepSpec.__slots__ if name not in ("norm", "bias", "matrix")}
-        matrix = None if spec.matrix is None else addressof(self._matrices[spec.matrix])
-        return CStep(**values, norm=self._address(spec.norm), bias=self._address(spec.bias), matrix=matrix)
+        step = CStep(**values)
+        if spec.norm is not None:
+            norm = self._vector(spec.norm)
+            step.norm, step.norm_size = norm.ctypes.data, len(norm)
+        if spec.bias is not None:
+            bias = self._vector(spec.bias)
+            step.bias, step.bias_size = bias.ctypes.data, len(bias)
+        if spec.matrix is not None:
+            if not 0 <= spec.matrix < len(self._matrices):
+                raise _bad(f"a step reads matrix {spec.matrix}, and there are {len(self._matrices)}")
+            step.matrix = addressof(self._matrices[spec.matrix])
+        return step
 
-    def _address(self, vector: int | None) -> int | None:
-        return None if vector is None else self._packed.vector(vector).ctypes.data
+    def _vector(self, number: int) -> Floats:
+        if not 0 <= number < self._packed.num_vectors:
+            raise _bad(f"a step reads vector {number}, and there are {self._packed.num_vectors}")
+        return self._packed.vector(number)
 
 
-def _rotation_tables(frequencies: Floats, factor: float, spec: ProgramSpec) -> tuple[Floats, Floats]:
-    angles = np.arange(spec.max_seq_len, dtype=np.float32)[:, None] * frequencies
+def _check(spec: ProgramSpec) -> None:
+    """What the native core is not told, and that no number is cut to its 32 bits in silence. It looks at the rest."""
+    parts: list[ProgramSpec | BufferSpec | RotationSpec | StepSpec]
+    parts = [spec, *spec.buffers, *spec.rotations, *spec.steps]
+    for part in parts:
+        for each in fields(part):
+            value = getattr(part, each.name)
+            if isinstance(value, int) and not -(2**31) <= value < 2**31:
+                raise _bad(f"{each.name} is {value}")
+    for name, number, width in (("hidden", spec.hidden, spec.hidden_size), ("logits", spec.logits, spec.vocab_size)):
+        if number is not None and not (0 <= number < len(spec.buffers) and 0 < width <= spec.buffers[number].cols):
+            raise _bad(f"there is no buffer {number} for {width} columns of {name}")
+    if not 0 <= spec.head_step <= spec.logits_step <= len(spec.steps):
+        raise _bad(f"the head is steps {spec.head_step} and {spec.logits_step} of {len(spec.steps)}")
+    if spec.max_seq_len < 1:
+        raise _bad(f"max_seq_len is {spec.max_seq_len}")
+
+
+def _bad(why: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"The packed weights describe a step that cannot run: {why}. Delete them; they are made again."
+    )
+
+
+def _rotation_tables(frequencies: Floats, factor: float, positions: int) -> tuple[Floats, Floats]:
+    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
     scale = np.float32(factor)
     return np.cos(angles) * scale, np.sin(angles) * scale
 

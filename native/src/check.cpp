@@ -1,0 +1,237 @@
+#include "check.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+
+namespace ostro {
+namespace {
+
+constexpr int kMostThreads = 1024;
+constexpr int kDimMultiple = 16;
+constexpr const char* kNames[kOps] = {"embed", "linear", "norm", "attend", "gather", "softcap", "sample"};
+
+// Thrown and caught in this file alone: the checks below read as a list of what must hold.
+struct Broken {
+  std::string why;
+};
+
+template <typename... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::string why;
+  const auto text = [](const auto& part) -> std::string {
+    if constexpr (std::is_convertible_v<decltype(part), std::string>) return part;
+    else return std::to_string(part);
+  };
+  ((why += text(parts)), ...);
+  throw Broken{why};
+}
+
+void require_range(const char* name, int64_t value, int64_t least, int64_t most) {
+  require(value >= least && value <= most, name, " is ", value, ", not from ", least, " to ", most);
+}
+
+void require_matrix(const Kernels& kernels, const Step& step) {
+  require(step.matrix != nullptr && step.matrix->data != nullptr, "it has no matrix");
+  const Matrix& matrix = *step.matrix;
+  require_range("its matrix's number of rows", matrix.rows, 1, INT_MAX);
+  require_range("its matrix's number of columns", matrix.cols, 1, INT_MAX / 8);
+  require(matrix.rows % kernels.panel == 0, "its matrix has ", matrix.rows, " rows, no multiple of ", kernels.panel);
+  require_range("its matrix's format", matrix.codes, kFloat32, kInt8Halves);
+  require_range("its matrix's scales", matrix.scales, kHalfScales, kFloatScales);
+  require(matrix.codes != kUnsigned4 || matrix.has_minima, "its matrix lacks minima");
+  require(matrix.codes == kFloat32 || matrix.codes == kFloat16 || matrix.cols % kGroup == 0, "its matrix has ",
+          matrix.cols, " columns, no multiple of ", kGroup);
+  require(matrix.cols == step.cols, "its matrix has ", matrix.cols, " columns, and the step ", step.cols);
+}
+
+// One plan's steps, in order. Rows are tokens before a gather, and rows that are asked for after it.
+class Steps {
+ public:
+  Steps(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
+        const std::vector<Rotation>& rotations)
+      : kernels_(kernels), shape_(shape), buffers_(buffers), rotations_(rotations), rows_(shape.max_rows) {}
+
+  void check(const Step& step) {
+    switch (static_cast<Op>(step.op)) {
+      case Op::kEmbed:
+        require_matrix(kernels_, step);
+        require(!gathered_, "it comes after a gather");
+        require(std::isfinite(step.scale), "its scale is not finite");
+        whole("out", step.out, 0, step.cols);
+        break;
+      case Op::kLinear: linear(step); break;
+      case Op::kNorm:
+        norm(step, step.cols);
+        require(step.norm != nullptr, "it has no weights");
+        require_range("after", step.after, 0, static_cast<int>(After::kAdd));
+        whole("in", step.in, step.in_at, step.cols);
+        whole("out", step.out, step.out_at, step.cols);
+        break;
+      case Op::kAttend: attend(step); break;
+      case Op::kGather:
+        require(!gathered_, "it is the second gather");
+        require_range("cols", step.cols, 1, INT_MAX / 8);
+        whole("in", step.in, 0, step.cols);
+        require_range("out", step.out, 0, static_cast<int>(buffers_.size()) - 1);
+        rows_ = buffers_[step.out].rows;
+        whole("out", step.out, 0, step.cols);
+        gathered_ = true;
+        break;
+      case Op::kSoftcap:
+        require(std::isfinite(step.cap) && step.cap > 0, "its cap is not a number above zero");
+        require(step.cols % kernels_.panel == 0, "it has ", step.cols, " columns, no multiple of ", kernels_.panel);
+        whole("out", step.out, 0, step.cols);
+        break;
+      case Op::kSample:
+        require(gathered_, "it comes before a gather");
+        whole("in", step.in, 0, step.cols);
+        break;
+    }
+  }
+
+ private:
+  // That columns [at, at + cols) are in the buffer, which has a row for each that the step works on.
+  void whole(const char* which, int buffer, int at, int64_t cols) const {
+    require_range(which, buffer, 0, static_cast<int>(buffers_.size()) - 1);
+    const BufferShape& shape = buffers_[buffer];
+    require(cols > 0 && at >= 0 && at + cols <= shape.cols, "columns ", at, " to ", at + cols, " of buffer ", buffer,
+            " do not exist: it has ", shape.cols);
+    require(shape.rows >= rows_, "buffer ", buffer, " has ", shape.rows, " rows, and the step ", rows_);
+  }
+
+  void norm(const Step& step, int64_t cols) const {
+    if (!step.norm) return;
+    require(std::isfinite(step.eps) && step.eps > 0, "its eps is not a number above zero");
+    require(cols > 0 && cols % kernels_.panel == 0, "it norms ", cols, " columns, no multiple of ", kernels_.panel);
+    require(step.norm_size >= cols, "its norm has ", step.norm_size, " weights for ", cols, " columns");
+  }
+
+  void linear(const Step& step) const {
+    require_matrix(kernels_, step);
+    norm(step, step.cols);
+    require_range("after", step.after, 0, static_cast<int>(After::kGelu));
+    const int rows = step.matrix->rows;
+    const bool gated = step.after >= static_cast<int>(After::kSilu);
+    require(!gated || rows % (2 * kernels_.panel) == 0, "its gates and ups are ", rows,
+            " rows, no multiple of two panels of ", kernels_.panel);
+    require(!step.bias || step.bias_size >= rows, "its bias has ", step.bias_size, " numbers for ", rows, " rows");
+    whole("in", step.in, step.in_at, step.cols);
+    whole("out", step.out, step.out_at, gated ? rows / 2 : rows);
+    require(step.in != step.out, "it reads the buffer that it writes");
+  }
+
+  void attend(const Step& step) const {
+    const int64_t dim = shape_.head_dim, heads = shape_.heads, kv_heads = shape_.kv_heads;
+    require(!gathered_, "it comes after a gather");
+    require_range("layer", step.layer, 0, shape_.num_layers - 1);
+    require_range("rotation", step.rotation, -1, static_cast<int>(rotations_.size()) - 1);
+    require_range("window", step.window, 0, INT_MAX);
+    require(std::isfinite(step.scale), "its scale is not finite");
+    require(std::isfinite(step.cap) && step.cap >= 0, "its cap is negative or not finite");
+    norm(step, dim);
+    require(!step.norm || step.norm_size >= (heads + kv_heads) * dim, "its norm has ", step.norm_size, " weights for ",
+            heads + kv_heads, " heads of ", dim);
+    whole("in", step.in, step.in_at, (heads + 2 * kv_heads) * dim);
+    whole("out", step.out, step.out_at, heads * dim);
+    require(step.in != step.out, "it reads the buffer that it writes");
+  }
+
+  const Kernels& kernels_;
+  const Shape& shape_;
+  const std::vector<BufferShape>& buffers_;
+  const std::vector<Rotation>& rotations_;
+  int rows_;
+  bool gathered_ = false;
+};
+
+void require_shape(const Shape& shape) {
+  require_range("heads", shape.heads, 1, 1 << 16);
+  require_range("kv_heads", shape.kv_heads, 1, shape.heads);
+  require(shape.heads % shape.kv_heads == 0, shape.heads, " heads cannot share ", shape.kv_heads, " kv_heads evenly");
+  require_range("head_dim", shape.head_dim, kDimMultiple, kMostDim);
+  require(shape.head_dim % kDimMultiple == 0, "head_dim is ", shape.head_dim, ", no multiple of ", kDimMultiple);
+  require_range("num_layers", shape.num_layers, 1, 1 << 16);
+  require_range("num_pages", shape.num_pages, 1, INT_MAX);
+  require_range("cells", shape.cells, 0, static_cast<int>(Cells::kInt8));
+  require_range("max_rows", shape.max_rows, 1, 1 << 24);
+  require_range("threads", shape.threads, 1, kMostThreads);
+}
+
+void require_rotation(const Rotation& rotation, int head_dim) {
+  require(rotation.cosines && rotation.sines, "a rotation has no tables");
+  require_range("rotated", rotation.rotated, 2, head_dim);
+  require(rotation.rotated % 2 == 0, "rotated is ", rotation.rotated, ", and dimensions rotate in pairs");
+  require_range("a rotation's positions", rotation.positions, 1, INT_MAX);
+}
+
+}  // namespace
+
+std::string why_no_plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
+                        const std::vector<Rotation>& rotations, const std::vector<Step>& steps) try {
+  require_shape(shape);
+  for (const BufferShape& each : buffers) {
+    require_range("a buffer's number of rows", each.rows, 1, 1 << 24);
+    require_range("a buffer's number of columns", each.cols, 1, 1 << 26);
+  }
+  for (const Rotation& each : rotations) require_rotation(each, shape.head_dim);
+  Steps checked(kernels, shape, buffers, rotations);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    require(step.op >= 0 && step.op < kOps, "step ", i, " has the unknown operation ", step.op);
+    try {
+      checked.check(step);
+    } catch (const Broken& broken) {
+      require(false, "step ", i, " (", kNames[step.op], "): ", broken.why);
+    }
+  }
+  return "";
+} catch (const Broken& broken) {
+  return broken.why;
+}
+
+BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buffers,
+                         const std::vector<Rotation>& rotations, const std::vector<Step>& steps)
+    : rows(shape.max_rows),
+      asked(INT_MAX),
+      pages(shape.num_pages),
+      vocab(INT_MAX),
+      positions(INT_MAX),
+      steps(static_cast<int>(steps.size())) {
+  for (const Rotation& each : rotations) positions = std::min(positions, each.positions);
+  for (const Step& step : steps) {
+    if (static_cast<Op>(step.op) == Op::kEmbed) vocab = std::min(vocab, step.matrix->rows);
+    if (static_cast<Op>(step.op) == Op::kGather) asked = buffers[step.out].rows;
+  }
+}
+
+std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin, int end) try {
+  require_range("the number of rows", batch.num_rows, 1, limits.rows);
+  require_range("the number of rows asked for", batch.num_asked, 0, limits.asked);
+  require_range("the first step", begin, 0, limits.steps);
+  require_range("the last step", end, begin, limits.steps);
+  for (int i = 0; i < batch.num_rows; ++i) require_range("a token", batch.tokens[i], 0, limits.vocab - 1);
+  for (int i = 0; i < batch.num_asked; ++i) require_range("a row asked for", batch.asked[i], 0, batch.num_rows - 1);
+  for (int i = 0; i < batch.num_draws; ++i) {
+    require_range("a draw's row", batch.draws[i].row, 0, batch.num_asked - 1);
+    require_range("top_k", batch.draws[i].top_k, 0, INT_MAX);
+  }
+  int row = 0;
+  for (int i = 0; i < batch.num_pieces; ++i) {
+    const Piece& piece = batch.pieces[i];
+    require(piece.row == row, "a sequence's rows begin at ", piece.row, ", not at ", row);
+    require_range("a sequence's length", piece.length, 1, batch.num_rows - row);
+    require_range("a sequence's first position", piece.start, 0, limits.positions - piece.length);
+    const int used = (piece.start + piece.length - 1) / kPage + 1;
+    require(used <= piece.num_pages, "a sequence has ", piece.num_pages, " pages and needs ", used);
+    for (int page = 0; page < used; ++page) require_range("a page", piece.pages[page], 0, limits.pages - 1);
+    row += piece.length;
+  }
+  require(row == batch.num_rows, "sequences have ", row, " of ", batch.num_rows, " rows");
+  return "";
+} catch (const Broken& broken) {
+  return broken.why;
+}
+
+}  // namespace ostro

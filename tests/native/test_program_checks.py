@@ -1,0 +1,178 @@
+"""A program with a wrong number is refused with the step's name, and never runs: nothing is read or written beyond."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_models import needs_library, packed, savable_model
+from tiny_models import GEMMA2, LLAMA
+
+from ostro.errors import BadCheckpoint
+from ostro.kernels.cpu.library import instruction_sets
+from ostro.kernels.cpu.packed_file import PackedFile
+from ostro.kernels.cpu.program import Piece, Program
+
+pytestmark = needs_library
+
+_CONFIG = {**LLAMA, "hidden_size": 64, "architectures": ["Qwen3ForCausalLM"]}
+_WRONG = (-(2**31), -1, 1, 3, 17, 64, 65, 1000, 2**31 - 1, 2**40)
+_NUM_PAGES, _MAX_TOKENS = 8, 16
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> PackedFile:
+    return packed(_CONFIG, savable_model(_CONFIG), tmp_path_factory.mktemp("packed") / "model.ostro")
+
+
+@pytest.fixture(autouse=True)
+def restored(weights: PackedFile) -> Iterator[None]:
+    program = deepcopy(weights.program)
+    yield
+    weights.program.clear()
+    weights.program.update(program)
+
+
+def made(weights: PackedFile) -> Program:
+    return Program(
+        weights, isa=instruction_sets()[0], num_pages=_NUM_PAGES, max_tokens=_MAX_TOKENS, max_asked=4, threads=2
+    )
+
+
+def run(program: Program, **changes: Any) -> None:
+    given: dict[str, Any] = {
+        "tokens": [1, 2, 3],
+        "row": 0,
+        "start": 0,
+        "length": 3,
+        "pages": [0],
+        "asked": [2],
+        **changes,
+    }
+    pages = np.array(given["pages"], np.int32)
+    program.run(
+        np.array(given["tokens"], np.int32),
+        [Piece(given["row"], given["start"], given["length"], pages)],
+        np.array(given["asked"], np.int32),
+    )
+
+
+def places(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    for part in (program, *program["buffers"], *program["rotations"], *program["steps"]):
+        for name, value in part.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield part, name
+
+
+def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(weights: PackedFile) -> None:
+    """Each is set to each wrong value: the program is refused, or what it computes stays within its memory."""
+    refused = ran = 0
+    for part, name in list(places(weights.program)):
+        right = part[name]
+        for wrong in _WRONG:
+            part[name] = wrong
+            try:
+                program = made(weights)
+            except BadCheckpoint:
+                refused += 1
+            else:
+                run(program, tokens=[1], length=1, asked=[0])
+                ran += 1
+            part[name] = right
+    assert refused > 1000
+    assert ran > 100
+    run(made(weights))
+
+
+@pytest.mark.parametrize(
+    ("op", "field", "value", "why"),
+    [
+        (0, "cols", 63, "its matrix has 64 columns, and the step 63"),
+        (0, "matrix", 99, "reads matrix 99"),
+        (0, "matrix", None, "it has no matrix"),
+        (1, "in_at", 1, "columns 1 to 65 of buffer 0 do not exist: it has 64"),
+        (1, "out_at", -8, "columns -8 to "),
+        (1, "norm", -1, "reads vector -1"),
+        (1, "after", 4, "after is 4, not from 0 to 3"),
+        (1, "out", 7, "out is 7, not from 0 to 6"),
+        (1, "eps", 0.0, "its eps is not a number above zero"),
+        (2, "cols", 128, "for 128 columns"),
+        (3, "layer", 2, "layer is 2, not from 0 to 1"),
+        (3, "rotation", 1, "rotation is 1, not from -1 to 0"),
+        (3, "window", -1, "window is -1"),
+        (4, "cols", 65, "columns 0 to 65 of buffer 0 do not exist"),
+        (6, "cols", 65, "columns 0 to 65"),
+    ],
+)
+def test_a_step_is_refused_by_its_number_its_operation_and_what_is_wrong(
+    weights: PackedFile, op: int, field: str, value: int | None, why: str
+) -> None:
+    step = next(each for each in weights.program["steps"] if each["op"] == op)
+    step[field] = value
+    with pytest.raises(BadCheckpoint, match=rf"cannot run: .*{why}"):
+        made(weights)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("kv_heads", 3, "4 heads cannot share 3 kv_heads evenly"),
+        ("kv_heads", 8, "kv_heads is 8, not from 1 to 4"),
+        ("kv_heads", 0, "kv_heads is 0"),
+        ("head_dim", 24, "head_dim is 24, no multiple of 16"),
+        ("head_dim", 512, "head_dim is 512, not from 16 to 256"),
+        ("vocab_size", 65, "no buffer 6 for 65 columns of logits"),
+        ("hidden", 9, "no buffer 9"),
+        ("head_step", 99, "the head is steps 99"),
+        ("max_seq_len", 0, "max_seq_len is 0"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(weights: PackedFile, field: str, value: int, why: str) -> None:
+    weights.program[field] = value
+    with pytest.raises(BadCheckpoint, match=why):
+        made(weights)
+
+
+def test_more_than_a_head_does_not_rotate(weights: PackedFile) -> None:
+    """The rotary width of a config was believed, and keys were written beyond their heads."""
+    longer = max(range(weights.num_vectors), key=lambda number: len(weights.vector(number)))
+    weights.program["rotations"][0]["frequencies"] = longer
+    with pytest.raises(BadCheckpoint, match="rotated is 192, not from 2 to 16"):
+        made(weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tokens": [1, 2, 64]}, "a token is 64, not from 0 to 63"),
+        ({"tokens": [1, 2, -1]}, "a token is -1"),
+        ({"tokens": [1] * 17, "length": 17}, "the number of rows is 17, not from 1 to 16"),
+        ({"row": 1}, "rows begin at 1, not at 0"),
+        ({"length": 2}, "sequences have 2 of 3 rows"),
+        ({"length": 4}, "a sequence's length is 4"),
+        ({"start": 14}, "has 1 pages and needs 2"),
+        ({"start": 126, "pages": range(8)}, "a sequence's first position is 126"),
+        ({"start": -1}, "first position is -1"),
+        ({"pages": [8]}, "a page is 8, not from 0 to 7"),
+        ({"asked": [3]}, "a row asked for is 3"),
+        ({"asked": [0, 0, 0, 0, 0]}, "the number of rows asked for is 5, not from 0 to 4"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(weights: PackedFile, changes: dict[str, Any], why: str) -> None:
+    program = made(weights)
+    with pytest.raises(AssertionError, match=why):
+        run(program, **changes)
+    run(program)
+
+
+def test_a_page_that_is_none_is_not_copied(weights: PackedFile) -> None:
+    program = made(weights)
+    with pytest.raises(AssertionError, match="no pages 0 and 8"):
+        program.copy_page(0, 8)
+
+
+def test_gated_softcapped_programs_pass_the_same_checks(tmp_path: Path) -> None:
+    config = {**GEMMA2, "hidden_size": 64, "head_dim": 16}
+    run(made(packed(config, savable_model(config), tmp_path / "gemma.ostro")))
