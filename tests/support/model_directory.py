@@ -19,11 +19,13 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 32, 48, 2, 4, 2, 256
 _CORPUS = ["the quick brown fox jumps over the lazy dog and the dog does not mind", "system user assistant: yes, no"]
 
 
-def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0) -> Path:
+def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0, native: bool = False) -> Path:
     """A Llama whose greedy choices are clear and depend on all of the context. Not trained: it babbles.
 
     Without a template its tokens identify none either.
+    The native core runs it only if asked for here: its attention heads are twice as wide then, and half as many.
     """
+    wider = 2 if native else 1
     directory.mkdir(parents=True, exist_ok=True)
     core = _tokenizer(SPECIAL if chat_template is not None else [SPECIAL[0], "<|begin|>", SPECIAL[2]])
     core.save(str(directory / "tokenizer.json"))
@@ -35,8 +37,8 @@ def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: in
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_attention_heads": HEADS // wider,
+        "num_key_value_heads": KV_HEADS // wider,
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
