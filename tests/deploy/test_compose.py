@@ -77,6 +77,7 @@ def test_the_port_of_a_dotenv_file_is_the_one_that_is_published() -> None:
     [port] = SERVER["ports"]
     assert port.partition(":")[2] == "${OSTRO_PUBLISHED_PORT:-${OSTRO_PORT:-${PORT:-8000}}}:8000"
     assert {name: value for name, value in SERVER["environment"].items() if value} == {
+        "OSTRO_ALLOWED_HOSTS": "${OSTRO_ALLOWED_HOSTS:-ostro}",
         "OSTRO_DRAIN_TIMEOUT": DRAIN,
         "OSTRO_HOST": "0.0.0.0",
         "OSTRO_PORT": "8000",
