@@ -92,6 +92,7 @@ LAYERS = {
             "ostro.engine.sequence",
             "ostro.kernels.cpu",
             "ostro.models",
+            "ostro.sources",
             "ostro.weights",
             "ostro.machine",
             *_VALUES,

@@ -24,7 +24,6 @@ from ostro.config import EngineConfig, KVDType, Quantization
 from ostro.engine.handle import EngineHandle
 from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
-from ostro.kernels.cpu.library import instruction_sets, panel_of
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.base import Model
 from ostro.models.loading import places_of
@@ -32,10 +31,10 @@ from ostro.models.lora import Adapters
 from ostro.models.registry import FAMILIES, Family, build_model
 from ostro.planning import KNOWN, plan, read_shape
 from ostro.runner.load import load_runner
-from ostro.runner.native.load import packed_path
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources import base
+from ostro.sources.store import ModelStore
 from ostro.weights import GgufCheckpoint, open_checkpoint
 from ostro.weights.adapter import read_adapter
 
@@ -342,8 +341,8 @@ def test_gguf_is_counted_at_its_own_precision(
     found, spec = plan(checkpoint, engine), load_runner(checkpoint, engine).spec
     assert (found.backend, found.precision) == (spec.backend, spec.precision)
     assert found.precision == "Q4_1 and Q8_0 weights, float32 keys and values"
-    packed = packed_path(checkpoint, engine, panel_of(instruction_sets()[0]))
-    assert found.weights_bytes == pytest.approx(packed.stat().st_size, rel=0.01)
+    [packed] = ModelStore().packed()
+    assert found.weights_bytes == pytest.approx(packed.size, rel=0.01)
     assert found.weights_bytes < 1.1 * checkpoint.path.stat().st_size
 
 

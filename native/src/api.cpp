@@ -5,6 +5,7 @@
 #include <string>
 
 #include "check.h"
+#include "digest.h"
 #include "kernels.h"
 #include "pack.h"
 #include "plan.h"
@@ -20,7 +21,7 @@ using namespace ostro;
 namespace {
 
 // Changes with any change of a struct, of a format or of what a function means: a library of another version is refused.
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 
 // A plan that was looked at, and what its batches are held to.
 struct Checked {
@@ -60,6 +61,16 @@ OSTRO_API int ostro_panel(const char* isa) {
 // How many bytes a matrix takes once packed; fills in its format. Below zero where it cannot be packed.
 OSTRO_API int64_t ostro_format(int32_t source, int bits, Matrix* matrix) {
   return choose_format(source, bits, *matrix) ? Layout(*matrix).total() : -1;
+}
+
+// How many bytes a matrix of known format takes once packed in panels so wide. Below zero where no such matrix can be: what
+// a file says of a matrix is not believed before this was asked.
+OSTRO_API int64_t ostro_packed_bytes(const Matrix* matrix, int panel) {
+  return is_packable(*matrix, panel) ? Layout(*matrix).total() : -1;
+}
+
+OSTRO_API uint64_t ostro_digest(const uint8_t* data, int64_t size, uint64_t before) {
+  return digest(data, size, before);
 }
 
 // Points a matrix of known format at its packed bytes.

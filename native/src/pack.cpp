@@ -283,6 +283,28 @@ bool choose_format(int32_t source, int bits, Matrix& matrix) {
   }
 }
 
+bool is_packable(const Matrix& matrix, int panel) {
+  // No product of such sizes overflows.
+  constexpr int64_t kMostValues = int64_t{1} << 48;
+  if (panel <= 0 || matrix.rows <= 0 || matrix.cols <= 0 || matrix.rows % panel) return false;
+  if (static_cast<int64_t>(matrix.rows) * matrix.cols > kMostValues) return false;
+  if (matrix.scales != kHalfScales && matrix.scales != kFloatScales) return false;
+  switch (matrix.codes) {
+    case kFloat32:
+    case kFloat16: return matrix.has_minima == 0 && matrix.scales == kHalfScales;
+    case kInt8: break;
+    case kInt4:
+    case kInt8Halves:
+      if (matrix.has_minima) return false;
+      break;
+    case kUnsigned4:
+      if (!matrix.has_minima) return false;
+      break;
+    default: return false;
+  }
+  return (matrix.has_minima == 0 || matrix.has_minima == 1) && matrix.cols % kGroup == 0;
+}
+
 void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matrix, int panel, int threads,
                  uint8_t* to) {
   const int panels = matrix.rows / panel;

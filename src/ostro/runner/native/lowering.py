@@ -7,7 +7,7 @@ the native path needs torch: where the packed file is there already, nothing her
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import byref
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from ostro.errors import BadCheckpoint
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After, CMatrix, Op, library
-from ostro.kernels.cpu.packed_file import Floats, PackedWriter
+from ostro.kernels.cpu.packed_file import Floats, PackedLayout, PackedWriter
 from ostro.kernels.cpu.program import BufferSpec, ProgramSpec, RotationSpec, StepSpec
 from ostro.models.base import Model
 from ostro.models.decoder import Backbone, CausalLM, PreNormLayer
@@ -84,10 +84,24 @@ def check(model: Model, panel: int) -> None:
             raise NotNative("its activation has no native kernel")
 
 
-def lower(model: Model, checkpoint: Checkpoint, writer: PackedWriter, *, panel: int, bits: int) -> ProgramSpec:
-    """Packs the weights and lists the steps. `model` needs no weights of its own; `check` has passed it."""
+def lower(
+    model: Model,
+    checkpoint: Checkpoint,
+    writer: PackedWriter,
+    *,
+    bits: int,
+    make_room: Callable[[int], None] = lambda nbytes: None,
+) -> ProgramSpec:
+    """Packs the weights and lists the steps. `model` needs no weights of its own; `check` has passed it.
+
+    `make_room` is told how many bytes the file will take before any is written.
+    """
     assert isinstance(model, CausalLM)
-    return _Lowering(model, _Tensors(model, checkpoint), writer, panel, bits).program()
+    tensors, layout = _Tensors(model, checkpoint), PackedLayout(writer.panel)
+    _Lowering(model, tensors, layout, bits).program()
+    make_room(layout.nbytes)
+    writer.allocate(layout.nbytes)
+    return _Lowering(model, tensors, writer, bits).program()
 
 
 class _Tensors:
@@ -180,9 +194,9 @@ class _Lowering:
 
     _STREAM, _BESIDE, _QKV, _ATTENDED, _INNER, _ASKED, _LOGITS = range(7)
 
-    def __init__(self, model: CausalLM, tensors: _Tensors, writer: PackedWriter, panel: int, bits: int) -> None:
+    def __init__(self, model: CausalLM, tensors: _Tensors, writer: PackedLayout, bits: int) -> None:
         self._model, self._tensors, self._writer = model, tensors, writer
-        self._panel, self._bits = panel, bits
+        self._panel, self._bits = writer.panel, bits
         self._steps: list[StepSpec] = []
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._vectors: dict[int, int] = {}

@@ -1,0 +1,11 @@
+// A fast checksum of packed data. It finds damage; it is no defence against forgery.
+#pragma once
+
+#include <cstdint>
+
+namespace ostro {
+
+// The checksum of `size` bytes that follow what gave `before`; 0 starts a new one. How data is cut into calls matters.
+uint64_t digest(const uint8_t* data, int64_t size, uint64_t before);
+
+}  // namespace ostro

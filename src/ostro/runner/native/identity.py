@@ -1,0 +1,83 @@
+"""Whose weights a packed file holds, and how it was packed: the key that it is found by. Reads a sample of each file.
+
+Contents count, not where a file lies: a file that was replaced by another of the same size and time has another key.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostro.config import EngineConfig
+from ostro.kernels.cpu.library import library
+from ostro.sources.store import ModelStore
+from ostro.weights import Checkpoint
+from ostro.weights.gguf_checkpoint import GgufCheckpoint
+from ostro.weights.hf_checkpoint import HfCheckpoint
+
+# Changes with what a packed file holds: older files are made again.
+_FORMAT = 2
+# A block out of each stretch, at most so many of a file: a few milliseconds of reading, however large the file is.
+_BLOCK = 4096
+_STRETCH = 1 << 20
+_MOST_BLOCKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKey:
+    digest: str
+    source: str
+    """The checkpoint's path."""
+    variant: str
+    """How it is packed, in words. Of one source and one variant only the newest packed file is of use."""
+
+
+def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedKey:
+    made = (_FORMAT, library().ostro_version(), panel)
+    store = ModelStore()
+    files = [_file_facts(path, store) for path in _files(checkpoint)]
+    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), files]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    variant = f"panels of {panel}"
+    if config.quantize != "none":
+        variant += f", {config.quantize}"
+    if config.max_seq_len is not None:
+        variant += f", context {config.max_seq_len}"
+    return PackedKey(digest, str(checkpoint.path), variant)
+
+
+def sample_of(path: Path) -> str:
+    """A digest of blocks spread over the file from its first bytes to its last; of a small file, of all of it."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        for at, num_bytes in _blocks(path.stat().st_size):
+            file.seek(at)
+            digest.update(file.read(num_bytes))
+    return digest.hexdigest()
+
+
+def _blocks(size: int) -> Iterator[tuple[int, int]]:
+    if size <= _STRETCH:
+        yield 0, size
+        return
+    count = min(_MOST_BLOCKS, size // _STRETCH + 1)
+    yield from (((size - _BLOCK) * number // (count - 1), _BLOCK) for number in range(count))
+
+
+def _file_facts(path: Path, store: ModelStore) -> list[object]:
+    status = path.stat()
+    record = store.record(path)
+    # What a download was checked against says more than the time at which it came.
+    version = status.st_mtime_ns if record is None else [record.generation, record.crc32c, record.sha256]
+    return [status.st_size, version, sample_of(path)]
+
+
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    """The files that a checkpoint's tensors are in, or may be in."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return sorted({weight.path for weight in checkpoint.weights})
+    if isinstance(checkpoint, HfCheckpoint):
+        return sorted(checkpoint.files)
+    path = checkpoint.path
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
