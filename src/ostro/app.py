@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from ostro.cli.dotenv import read_cache_variables
 from ostro.errors import BadRequest
 from ostro.server.fleet import build_models
-from ostro.server.lifecycle import assemble, keep_telling, start_logging
-from ostro.server.limits import Gate
+from ostro.server.lifecycle import assemble, build_gate, keep_telling, start_logging
 from ostro.server.models import Models
 from ostro.server.settings import Given, ServeSettings, read_settings
 from ostro.server.supply import sweep_cache
@@ -54,7 +53,7 @@ def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
             log.warning(f"{name} is the ASGI server's to choose, and is not taken from {origin}.")
     sweep_cache()
     models = build_models(chosen)
-    gate = Gate(chosen.gate(), many_models=models.only is None)
+    gate = build_gate(chosen, keyring, models)
     tracer = start_tracing(chosen.otlp_endpoint)
 
     @asynccontextmanager

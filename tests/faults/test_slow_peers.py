@@ -109,9 +109,8 @@ def test_reader_of_a_byte_a_second_costs_bounded_memory(server: LiveServer) -> N
     body = {"prompt": "x", "max_tokens": 4000, "n": 4, "logprobs": 5, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     address = urlsplit(server.url)
-    head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
-    )
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\n"
+    f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
     peers = []
     before = resident_bytes(server.process.pid)
     with server.client() as client:
@@ -157,7 +156,10 @@ def trickle(host: str, port: int, head: bytes, drop: bytes) -> tuple[bytes, floa
 
 def test_body_that_trickles_in_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: 9999\r\n\r\n"
+    )
 
     async def run() -> tuple[bytes, float]:
         async with live_app(HttpOptions(body=BodyLimits(seconds=0.5))) as (host, port, _):

@@ -156,6 +156,22 @@ def test_origin_does_not_matter_to_who_has_the_key_nor_elsewhere() -> None:
     assert ask(Keyring(), "/v1/models", origin="http://evil.example").status_code == 200
 
 
+def test_admin_keys_and_those_named_for_it_may_hurry() -> None:
+    keyring = Keyring.of(["plain", "both"], ["boss"], ["urgent", "both"])
+    callers = {key: keyring.identify(["/v1/models"], key) for key in ("plain", "both", "boss", "urgent")}
+    assert {key for key, found in callers.items() if found is not None and found.may_hurry} == {
+        "both",
+        "boss",
+        "urgent",
+    }
+    assert keyring.num_callers == 4
+
+
+def test_callers_are_counted_with_the_anonymous_one_where_there_may_be_one() -> None:
+    keyrings = [Keyring(), Keyring.of(admin=["boss"]), Keyring.of(["a"]), Keyring.of(["a", "a", "b"], ["boss"])]
+    assert [keyring.num_callers for keyring in keyrings] == [1, 2, 1, 3]
+
+
 def test_keyring_holds_no_key() -> None:
     assert "first" not in repr(KEYS)
 

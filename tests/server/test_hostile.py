@@ -432,7 +432,7 @@ def raw(server: LiveServer, data: bytes, *, close: bool = False) -> bytes:
             return b""
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -462,9 +462,11 @@ def test_bytes_that_are_no_http_request_get_a_4xx_or_nothing(server: LiveServer,
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"y" * (4 << 20) + b"\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x-%d: y\r\n" % each for each in range(200_000)) + b"\r\n",
-        b"GET /" + b"x" * (4 << 20) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * (4 << 20) + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+        + b"".join(b"x-%d: y\r\n" % each for each in range(200_000))
+        + b"\r\n",
+        b"GET /" + b"x" * (4 << 20) + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
     ids=["value", "headers", "path"],
 )
@@ -497,7 +499,7 @@ def test_body_shorter_than_announced_is_nobodys_request(server: LiveServer) -> N
     ],
 )
 def test_path_that_is_none_of_ours_is_a_404(server: LiveServer, target: bytes) -> None:
-    answer = raw(server, b"GET " + target + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = raw(server, b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404 "), answer[:300]
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}

@@ -23,7 +23,7 @@ from ostro.server.schemas import CompletionResponse
 
 def request(body: dict[str, object], *, length: int | None = None) -> bytes:
     data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(data) if length is None else length}\r\n\r\n".encode() + data
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 
 from ostro.engine.request import Request
-from ostro.errors import BadRequest, QueueFull, RequestTimeout, Unavailable
+from ostro.errors import BadRequest, NotAllowed, QueueFull, RequestTimeout, Unavailable
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_params import SamplingParams
 from ostro.server.limits import FairClock, Gate, GateLimits, Usage
@@ -28,10 +28,9 @@ def a_record(key: str = "anonymous") -> RequestRecord:
     return RequestRecord(id="req", method="POST", path="/v1/completions", key=key)
 
 
-def a_request(tokens: int = 4, *, priority: int = 0, max_tokens: int | None = 8) -> Request:
-    return Request(
-        id=1, prompt_ids=tuple(range(tokens)), params=SamplingParams(max_tokens=max_tokens), seed=0, priority=priority
-    )
+def a_request(tokens: int = 4, *, priority: int = 0, max_tokens: int | None = 8, choices: int = 1) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, n=choices)
+    return Request(id=1, prompt_ids=tuple(range(tokens)), params=params, seed=0, priority=priority)
 
 
 class Visitor:
@@ -164,6 +163,100 @@ async def test_turns_that_the_engine_sees_interleave_two_keys() -> None:
     assert turns[:3] == turns[3:] == [0, 5, 10]
     for visitor in visitors:
         await visitor.leave()
+
+
+@in_loop
+async def test_key_that_floods_leaves_others_their_places() -> None:
+    """It could take every place, and another key's first request got a 429."""
+    gate = Gate(GateLimits(concurrent=2, waiting=6), num_keys=2)
+    flood = [Visitor(gate, "hostile") for _ in range(20)]
+    await settle()
+    refused = [each for each in flood if each.task.done()]
+    assert len(refused) == 14
+    with pytest.raises(QueueFull, match="6 requests of this key are under way or waiting already"):
+        await refused[0].task
+    polite = [Visitor(gate, "polite") for _ in range(2)]
+    await settle()
+    assert not any(each.task.done() for each in polite)
+    for visitor in (*(each for each in flood if each not in refused), *polite):
+        await visitor.leave()
+    await asyncio.gather(*(each.task for each in refused), return_exceptions=True)
+
+
+@in_loop
+async def test_key_that_holds_every_slot_it_can_get_leaves_others_one_at_least() -> None:
+    gate = Gate(GateLimits(concurrent=4), num_keys=2)
+    flood = [Visitor(gate, "hostile") for _ in range(10)]
+    await settle()
+    assert len(inside(flood)) == 3
+    polite = [Visitor(gate, "polite") for _ in range(2)]
+    await settle()
+    assert inside(polite) == [0]
+    for visitor in (*polite, *flood):
+        await visitor.leave()
+
+
+@in_loop
+async def test_request_takes_as_many_slots_as_it_has_sequences() -> None:
+    """One of 2,048 prompts counted as one."""
+    gate = Gate(GateLimits(concurrent=8))
+    single = Visitor(gate)
+    many = Visitor(gate, request=a_request(choices=3))
+    more = Visitor(gate, request=a_request(choices=100))
+    await settle()
+    late = Visitor(gate)
+    await settle()
+    assert inside([single, many, more, late]) == [0, 1, 2]  # 1 + 3 + half of all at most
+    await many.leave()
+    await settle()
+    assert late.entered.is_set()
+    for visitor in (single, more, late):
+        await visitor.leave()
+
+
+@in_loop
+async def test_key_that_queues_long_prompts_leaves_others_room_to_queue() -> None:
+    gate = Gate(GateLimits(concurrent=1, waiting_tokens=100), num_keys=2)
+    holders = [Visitor(gate, "hostile"), Visitor(gate, "polite")]
+    await settle()
+    hostile = [Visitor(gate, "hostile", request=a_request(70)) for _ in range(2)]
+    await settle()
+    with pytest.raises(QueueFull, match="70 prompt tokens of this key are waiting"):
+        await hostile[1].task
+    polite = Visitor(gate, "polite", request=a_request(25))
+    await settle()
+    assert not polite.task.done()
+    for visitor in (*holders, hostile[0], polite):
+        await visitor.leave()
+
+
+@in_loop
+async def test_negative_priority_is_for_keys_that_may() -> None:
+    """Anybody's overtook everybody."""
+    gate = Gate(GateLimits(), num_keys=2)
+    record = a_record("key-1")
+    record.may_hurry = False
+    async with gate.admit(record) as ticket:
+        with pytest.raises(NotAllowed, match="--priority-key") as refusal:
+            ticket.enlist([a_request(), a_request(priority=-1)])
+        assert (refusal.value.http_status, refusal.value.param) == (403, "priority")
+        assert ticket.enlist([a_request(priority=1)])[0].priority == 1
+
+
+@pytest.mark.parametrize(("num_keys", "share", "salts"), [(1, False, {""}), (2, True, {""}), (2, False, {"a ", "b "})])
+def test_keys_share_cached_prefixes_only_if_they_are_told_to(num_keys: int, share: bool, salts: set[str]) -> None:
+    @in_loop
+    async def run() -> None:
+        gate = Gate(GateLimits(), num_keys=num_keys, share_prefixes=share)
+        found = set()
+        for key in "ab":
+            async with gate.admit(a_record(key)) as ticket:
+                [request] = ticket.enlist([a_request()])
+                found.add(request.cache_salt)
+                assert request.tenant == key
+        assert found == salts
+
+    run()
 
 
 def test_key_that_was_idle_has_saved_up_nothing() -> None:

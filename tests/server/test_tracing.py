@@ -275,7 +275,7 @@ def test_client_that_goes_ends_its_spans(
     name = f"gone-{stream}"
     body = b'{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":%s}' % str(stream).lower().encode()
     head = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ncontent-type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: %s\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n"
     )
     address = urlsplit(server.url)

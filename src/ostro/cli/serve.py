@@ -42,6 +42,7 @@ _METAVARS = {
     "port": "PORT",
     "cors_origins": "ORIGIN,…",
     "api_key": "KEY,…",
+    "priority_key": "KEY,…",
     "admin_key": "KEY,…",
     "otlp_endpoint": "URL",
 }

@@ -36,6 +36,8 @@ class Request:
     """Lower runs first."""
     turn: int = 0
     """Order within a priority, for callers that share the engine fairly; ties by arrival."""
+    tenant: str = ""
+    """Whose request it is: tenants have equal claims to the batch and its pages."""
     task: Task = Task.GENERATE
     puzzle: int = 0
     """Whose embedding an HRM sees before the tokens; 0 stands for none in particular."""

@@ -18,8 +18,7 @@ from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
 from ostro.ray.call import Call
 from ostro.server.fleet import build_models
-from ostro.server.lifecycle import News, assemble
-from ostro.server.limits import Gate
+from ostro.server.lifecycle import News, assemble, build_gate
 from ostro.server.models import ANY, Models
 from ostro.server.settings import Given, read_settings
 from ostro.server.tracing.start import Tracer, start_tracing
@@ -69,8 +68,8 @@ class EngineReplica:
         settings = self.settings
         self._tracer = start_tracing(settings.otlp_endpoint)
         models = self._models = build_models(settings)
-        gate = Gate(settings.gate(), many_models=models.only is None)
-        self._app = assemble(settings, settings.keyring(), models, gate, self._tracer)
+        keyring = settings.keyring()
+        self._app = assemble(settings, keyring, models, build_gate(settings, keyring, models), self._tracer)
         await models.start()
         self._telling = asyncio.create_task(self._tell(models), name="news")
         try:

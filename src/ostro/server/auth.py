@@ -41,11 +41,13 @@ class Key:
     label: str
     """What logs and fair turns call it: the start of its digest says nothing of the key."""
     digest: bytes
+    may_hurry: bool = False
+    """Whether its requests may have a negative priority."""
 
     @classmethod
-    def of(cls, key: str, kind: str = "key") -> Self:
+    def of(cls, key: str, kind: str = "key", *, may_hurry: bool = False) -> Self:
         digest = hashlib.sha256(key.encode()).digest()
-        return cls(f"{kind}-{digest.hex()[:8]}", digest)
+        return cls(f"{kind}-{digest.hex()[:8]}", digest, may_hurry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,30 @@ class Keyring:
     admin: tuple[Key, ...] = ()
 
     @classmethod
-    def of(cls, keys: Iterable[str] = (), admin: Iterable[str] = ()) -> Self:
-        return cls(tuple(Key.of(each) for each in keys), tuple(Key.of(each, "admin") for each in admin))
+    def of(cls, keys: Iterable[str] = (), admin: Iterable[str] = (), urgent: Iterable[str] = ()) -> Self:
+        """`urgent` are API keys too, whose requests may have a negative priority, as those of admin keys may."""
+        urgent = dict.fromkeys(urgent)
+        every = {**dict.fromkeys(keys), **urgent}
+        return cls(
+            tuple(Key.of(each, may_hurry=each in urgent) for each in every),
+            tuple(Key.of(each, "admin", may_hurry=True) for each in dict.fromkeys(admin)),
+        )
 
-    def label(self, paths: Sequence[str], key: str | None) -> str:
-        """Who is asking for the path, given in all its spellings; raises NotAuthorized if they may not."""
+    @property
+    def num_callers(self) -> int:
+        """How many different callers can be told apart, the anonymous one included if there may be one."""
+        return len(self.keys) + len(self.admin) + (0 if self.keys else 1)
+
+    def identify(self, paths: Sequence[str], key: str | None) -> Key | None:
+        """Who is asking for the path, given in all its spellings: None is nobody in particular. Raises NotAuthorized if
+        they may not.
+        """
         known = None if key is None else _find(self.keys + self.admin, key)
         for path in paths:
             needed = self._needed(path)
             if needed and known not in needed:
                 raise _refusal(key, known)
-        return ANONYMOUS if known is None else known.label
+        return known
 
     def _needed(self, path: str) -> tuple[Key, ...]:
         """The keys of which one is needed; none if the path is open."""
@@ -134,15 +149,16 @@ class Authentication:
             return
         paths, headers = _paths(scope), Headers(scope=scope)
         try:
-            label = check_caller(self.keyring, self.hosts, paths, headers)
-            if label == ANONYMOUS and any(map(_is_admins, paths)):
+            key = check_caller(self.keyring, self.hosts, paths, headers)
+            if key is None and any(map(_is_admins, paths)):
                 self._check_origin(headers)
         except (NotAuthorized, NotAllowed) as error:
             await _refuse(error, scope, receive, send)
             return
         record = scope.get("state", {}).get("record")
         if isinstance(record, RequestRecord):
-            record.key = label
+            record.key = ANONYMOUS if key is None else key.label
+            record.may_hurry = key is None or key.may_hurry
         await self.app(scope, receive, send)
 
     def _check_origin(self, headers: Headers) -> None:
@@ -157,14 +173,14 @@ class Authentication:
             )
 
 
-def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str], headers: Headers) -> str:
-    """The label of whoever asks. Raises NotAuthorized for a key that does not open the path, and NotAllowed for a
-    request without a key to a name that is not the server's.
+def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str], headers: Headers) -> Key | None:
+    """Who is asking; None is nobody in particular. Raises NotAuthorized for a key that does not open the path, and
+    NotAllowed for a request without a key to a name that is not the server's.
     """
-    label = keyring.label(paths, bearer(headers))
-    if label == ANONYMOUS and hosts is not None and not OPEN_PATHS.issuperset(paths):
+    key = keyring.identify(paths, bearer(headers))
+    if key is None and hosts is not None and not OPEN_PATHS.issuperset(paths):
         hosts.check(headers)
-    return label
+    return key
 
 
 def _paths(scope: Scope) -> list[str]:

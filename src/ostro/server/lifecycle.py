@@ -206,6 +206,15 @@ def _cors(settings: ServeSettings) -> Middleware:
     )
 
 
+def build_gate(settings: ServeSettings, keyring: Keyring, models: Models) -> Gate:
+    return Gate(
+        settings.gate(),
+        many_models=models.only is None,
+        num_keys=keyring.num_callers,
+        share_prefixes=settings.share_prefix_cache,
+    )
+
+
 def assemble(
     settings: ServeSettings,
     keyring: Keyring,
@@ -262,7 +271,7 @@ class Server:
             loop.add_signal_handler(number, self._on_signal, number)
         _tell_start(self._merged)
         models = build_models(self._settings)
-        gate = Gate(self._settings.gate(), many_models=models.only is None)
+        gate = build_gate(self._settings, self._keyring, models)
         http = self._http(models, gate)
         await models.start()
         serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")

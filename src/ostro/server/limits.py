@@ -20,6 +20,10 @@ The line is served by priority, then by turn. Turns are fair between keys (start
 clock that counts the tokens it was given, and a request's turn is its key's clock, or the clock of whoever is being
 served if that is later. So a key that asks for much waits behind itself and not before others, and one that was idle
 saves up nothing.
+
+Turns decide who comes next, shares what there is to come to: with several keys each has its own part of the places, the
+slots and the tokens that may wait (`server.shares`), and a request takes as many slots as it has sequences. The engine
+divides its batch by the same labels.
 """
 
 import asyncio
@@ -34,9 +38,10 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol, TypeVar
 
 from ostro.engine.request import Request, Task
-from ostro.errors import BadRequest, QueueFull, RequestTimeout, Unavailable
+from ostro.errors import BadRequest, NotAllowed, QueueFull, RequestTimeout, Unavailable
 from ostro.outputs import Completion, Delta
 from ostro.server.logging import RequestRecord
+from ostro.server.shares import Shares
 
 _T = TypeVar("_T")
 
@@ -48,7 +53,7 @@ _LONGEST_RETRY = 60
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits:
     concurrent: int = 128
-    """Requests handed to the engine at a time."""
+    """Sequences handed to the engine at a time: each prompt of a request counts, and each choice of it."""
     waiting: int = 1024
     """Requests that may wait for that."""
     waiting_tokens: int = 1_000_000
@@ -130,6 +135,8 @@ class Ticket:
         self._held = AsyncExitStack()
         self.record = record
         self.holds_slot = False
+        self.num_slots = 1
+        """Slots that it takes, all at once."""
 
     async def take(self, model: AbstractAsyncContextManager[_T], name: str) -> _T:
         """Waits for a model, and keeps it until it is let go or the request leaves. Raises QueueFull if too many wait
@@ -145,13 +152,27 @@ class Ticket:
     def enlist(self, requests: Sequence[Request]) -> list[Request]:
         """The requests as the engine may have them. If they were prepared anew, they keep their turns."""
         requests = [self._gate.capped(request) for request in requests]
+        key = self.record.key
         if not self._turns:
             costs = [len(request.prompt_ids) + request.params.n for request in requests]
             self.record.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
-            self._turns = [self._gate.clock.turn(self.record.key, cost) for cost in costs]
             self._priority = min(request.priority for request in requests)
+            self._check_priority()
+            self.num_slots = self._gate.slots_for(sum(request.params.n for request in requests))
+            self._turns = [self._gate.clock.turn(key, cost) for cost in costs]
             self._cost = sum(costs)
-        return [replace(request, turn=turn) for request, turn in zip(requests, self._turns, strict=True)]
+        return [
+            replace(request, turn=turn, tenant=key, cache_salt=self._gate.salt(key, request.cache_salt))
+            for request, turn in zip(requests, self._turns, strict=True)
+        ]
+
+    def _check_priority(self) -> None:
+        if self._priority < 0 and not self.record.may_hurry:
+            raise NotAllowed(
+                "A negative priority goes ahead of everybody's requests, and this key may not ask for one. Leave "
+                "priority out, or have the key listed in --priority-key.",
+                param="priority",
+            )
 
     async def turn(self) -> None:
         """Waits for a slot. Raises QueueFull at once if too many tokens wait already and it was not in line before."""
@@ -255,9 +276,18 @@ class Gate:
     """Use within one event loop."""
 
     def __init__(
-        self, limits: GateLimits, *, many_models: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: GateLimits,
+        *,
+        many_models: bool = False,
+        num_keys: int = 1,
+        share_prefixes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With many models, requests that wait for one of them to be loaded leave room for those of others."""
+        """With many models, requests that wait for one of them to be loaded leave room for those of others. `num_keys`
+        is how many different keys requests may come with, and `share_prefixes` whether one may profit from prompts that
+        another has sent.
+        """
         self.limits = limits
         self.clock = FairClock()
         self.draining = False
@@ -265,14 +295,17 @@ class Gate:
         self.used: defaultdict[str, Usage] = defaultdict(Usage)
         """By the model's name in answers."""
         self.num_waiting = 0
-        self.waiting_tokens = 0
         self._time = clock
-        self._slots = limits.concurrent
-        self._places = limits.concurrent + limits.waiting
+        self._num_places = limits.concurrent + limits.waiting
+        self._places = Shares(self._num_places, num_keys=num_keys)
+        self._slots = Shares(limits.concurrent, num_keys=num_keys)
+        self._tokens = Shares(limits.waiting_tokens, num_keys=num_keys)
+        self._many_keys = num_keys > 1
+        self._share_prefixes = share_prefixes or num_keys <= 1
         self._many_models = many_models
         self._loading: Counter[str] = Counter()
         self._order = itertools.count()
-        self._line: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._lines: dict[str, list[_Waiting]] = {}
         self._waits: deque[float] = deque(maxlen=_MEASURED)
         self._empty = asyncio.Event()
         self._empty.set()
@@ -280,10 +313,11 @@ class Gate:
     @asynccontextmanager
     async def admit(self, record: RequestRecord) -> AsyncIterator[Ticket]:
         """Raises QueueFull or Unavailable if there is no room for one more."""
-        self._check()
+        self._check(record.key)
         ticket = Ticket(self, record)
         timer = asyncio.get_running_loop().call_later(self.limits.seconds, ticket.expire)
         self.num_inside += 1
+        self._places.take(record.key)
         self._empty.clear()
         try:
             yield ticket
@@ -293,6 +327,19 @@ class Gate:
                 await ticket.let_go()
             finally:
                 self._leave(ticket)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of requests in line."""
+        return self._tokens.used
+
+    def slots_for(self, sequences: int) -> int:
+        """How many a request takes. Never more than half of them: no single request holds up all others."""
+        return min(sequences, max(1, self.limits.concurrent // 2))
+
+    def salt(self, key: str, given: str) -> str:
+        """What keeps a request's cached prefixes apart from others': of several keys each has its own."""
+        return given if self._share_prefixes else f"{key} {given}"
 
     def drain(self) -> None:
         """Lets nobody in any more; who is inside may finish."""
@@ -330,7 +377,7 @@ class Gate:
         gets half of them, two such get a third each, and no number of them gets all.
         """
         waiting = self._loading[model]
-        if is_new and self._many_models and waiting >= max(1, self._places - self.num_inside):
+        if is_new and self._many_models and waiting >= max(1, self._num_places - self.num_inside):
             raise QueueFull(
                 f"{waiting} requests wait for this model to be loaded already. Try again later.",
                 retry_after=self.retry_after(),
@@ -345,10 +392,10 @@ class Gate:
 
     def take_slot(self, ticket: Ticket) -> bool:
         """Whether there is one now; the ticket gives it back when it leaves."""
-        # A free slot means that nobody waits: one that is given back goes to the line first.
-        if not self._slots:
+        # Room for a key means that none of its requests waits: what is given back goes to the line first.
+        if not self._slots.has_room(ticket.record.key):
             return False
-        self._slots -= 1
+        self._slots.take(ticket.record.key, ticket.num_slots)
         ticket.holds_slot = True
         self._waits.append(0.0)
         return True
@@ -357,49 +404,48 @@ class Gate:
         """Waits for a slot."""
         if self.take_slot(ticket):
             return
-        if is_new and self.waiting_tokens and self.waiting_tokens + tokens > self.limits.waiting_tokens:
-            raise QueueFull(
-                f"{self.waiting_tokens} prompt tokens are waiting already. Try again later.",
-                retry_after=self.retry_after(),
-            )
+        key = ticket.record.key
+        if is_new and not self._tokens.has_room(key, tokens):
+            raise self._full(self._tokens, key, "prompt tokens", "waiting")
         since = self._time()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (*rank, next(self._order), place)
-        heappush(self._line, entry)
+        entry = (*rank, next(self._order), place, ticket)
+        heappush(self._lines.setdefault(key, []), entry)
         self.num_waiting += 1
-        self.waiting_tokens += tokens
+        self._tokens.take(key, tokens)
         try:
             await place
-            ticket.holds_slot = True
         except asyncio.CancelledError:
             if place.cancelled():
-                if entry in self._line:
-                    self._line.remove(entry)
-                    heapify(self._line)
+                self._leave_line(entry)
             else:
                 # The slot came in the same moment as the end.
-                self._pass_on_slot()
+                self.give_back_slot(ticket)
             raise
         finally:
             self.num_waiting -= 1
-            self.waiting_tokens -= tokens
+            self._tokens.give_back(key, tokens)
             self._waits.append(self._time() - since)
 
     def give_back_slot(self, ticket: Ticket) -> None:
         ticket.holds_slot = False
-        self._pass_on_slot()
+        self._slots.give_back(ticket.record.key, ticket.num_slots)
+        self._serve_line()
 
-    def _check(self) -> None:
+    def _check(self, key: str) -> None:
         if self.draining:
             raise Unavailable("The server is shutting down.", retry_after=self.limits.retry_after_drain)
-        if self.num_inside >= self._places:
-            raise QueueFull(
-                f"{self.num_inside} requests are under way or waiting already. Try again later.",
-                retry_after=self.retry_after(),
-            )
+        if not self._places.has_room(key):
+            raise self._full(self._places, key, "requests", "under way or waiting")
+
+    def _full(self, shares: Shares, key: str, what: str, how: str) -> QueueFull:
+        """Tells a key about its own requests alone, if there are others."""
+        amount = f"{shares.used_by(key)} {what} of this key" if self._many_keys else f"{shares.used} {what}"
+        return QueueFull(f"{amount} are {how} already. Try again later.", retry_after=self.retry_after())
 
     def _leave(self, ticket: Ticket) -> None:
         self.num_inside -= 1
+        self._places.give_back(ticket.record.key)
         ticket.settle()
         if ticket.record.model is not None and ticket.record.let_in is not None:
             self.used[ticket.record.model].add(ticket.record)
@@ -409,12 +455,29 @@ class Gate:
             self.clock.rest()
             self._empty.set()
 
-    def _pass_on_slot(self) -> None:
-        """To the first in line."""
-        while self._line:
-            *_, place = heappop(self._line)
+    def _serve_line(self) -> None:
+        """Gives the slots that are free to whoever comes next, key by key, while there is room for any."""
+        while lines := [line for key, line in self._lines.items() if self._slots.has_room(key)]:
+            entry = min(line[0] for line in lines)
+            *_, place, ticket = entry
+            self._leave_line(entry)
             # One that is about to be told of its end has cancelled its place already.
             if not place.done():
+                self._slots.take(ticket.record.key, ticket.num_slots)
+                ticket.holds_slot = True
                 place.set_result(None)
-                return
-        self._slots += 1
+
+    def _leave_line(self, entry: "_Waiting") -> None:
+        key = entry[-1].record.key
+        line = self._lines.get(key, [])
+        if line and line[0] is entry:
+            heappop(line)
+        elif entry in line:
+            line.remove(entry)
+            heapify(line)
+        if not line:
+            self._lines.pop(key, None)
+
+
+_Waiting = tuple[int, int, int, asyncio.Future[None], Ticket]
+"""Priority, turn, order of arrival; then what is told when the slot comes, and whose it is."""

@@ -54,6 +54,8 @@ class RequestRecord:
     """The template of its path, such as /v1/models/{id}; None for a path that nobody serves."""
     key: str = "anonymous"
     """The label of the key it came with; never the key."""
+    may_hurry: bool = True
+    """Whether it may ask for a negative priority."""
     asked_model: str | None = None
     """What the client calls the model."""
     model: str | None = None

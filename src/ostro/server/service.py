@@ -244,6 +244,7 @@ class ModelService:
         continuation: Prompt,
         *,
         one_pass: bool = False,
+        cache_salt: str = "",
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> Request:
@@ -262,6 +263,7 @@ class ModelService:
                 adapter=adapter,
                 truncate_prompt_tokens=truncate_prompt_tokens,
             )
+            request = replace(request, cache_salt=cache_salt)
             door.check(request, prompt="prompts")
             return request
 

@@ -125,6 +125,7 @@ GROUPS: Mapping[str, str] = {
     "max_concurrent_requests": "Limits",
     "log_level": "Logging",
 }
+SECRETS = ("api_key", "priority_key", "admin_key")
 REPEATABLE = frozenset({"model", "models", "lora", "served_model_name"})
 ONLY_IN_FILES = frozenset({"model_settings"})
 # Other variables of ours, read elsewhere.
@@ -407,11 +408,25 @@ class ServeSettings(BaseSettings):
     # who
     api_key: Secrets = Field((), description="keys that clients must send")
     api_key_file: Path | None = Field(None, description="a file of such keys, one a line; # begins a comment")
+    priority_key: Secrets = Field(
+        (), description="keys like those of api_key that may also send a negative priority; admin keys may, too"
+    )
     admin_key: Secrets = Field((), description="keys for /admin (default: any API key)")
+    share_prefix_cache: bool = Field(
+        False,
+        description=(
+            "let all keys share cached prompts: faster where they send the same ones, but cached_tokens and the time "
+            "to the first token then tell each what others have sent"
+        ),
+    )
 
     # how much
     max_concurrent_requests: Positive | None = Field(
-        None, description="requests handed to the engine at a time (default: twice max_batch_seqs, or 512)"
+        None,
+        description=(
+            "requests handed to the engine at a time; one of several prompts or choices counts as so many, and as half "
+            "of all at most (default: twice max_batch_seqs, or 512)"
+        ),
     )
     max_new_tokens: Positive | None = Field(
         None, description="most tokens a request may ask for; more is a 400 (default: what fits)"
@@ -595,7 +610,8 @@ class ServeSettings(BaseSettings):
         keys = [each.get_secret_value() for each in self.api_key]
         if self.api_key_file is not None:
             keys += read_key_file(self.api_key_file)
-        return Keyring.of(keys, [each.get_secret_value() for each in self.admin_key])
+        admin, urgent = ([each.get_secret_value() for each in some] for some in (self.admin_key, self.priority_key))
+        return Keyring.of(keys, admin, urgent)
 
 
 OWN = frozenset(ServeSettings.model_fields) & {each.name for each in fields(EngineConfig)} - {"model"} | {
@@ -693,7 +709,7 @@ def read_settings(
         implied = _implied_by_several(settings, said, merged)
         settings = settings.model_copy(update={name: each.value for name, each in implied.items()})
         merged |= implied
-    for name in ("api_key", "admin_key"):
+    for name in SECRETS:
         # An unset variable in a script must not open the server to everybody.
         if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
@@ -929,7 +945,7 @@ def _check_together(settings: ServeSettings) -> None:
             "give the first model more names with served_model_name.",
             param="any_model_name",
         )
-    if any(not each.get_secret_value().isascii() for each in (*settings.api_key, *settings.admin_key)):
+    if not all(each.get_secret_value().isascii() for name in SECRETS for each in getattr(settings, name)):
         raise BadRequest("An API key travels in a header, so it must be plain ASCII. Choose another one.")
 
 
@@ -939,7 +955,7 @@ def _refusal(error: ErrorDetails, given: Mapping[str, Given]) -> BadRequest:
     complaint = _complaint(error)
     if name == "port" and str(value).startswith("tcp://"):
         complaint = "Kubernetes sets this for a Service of that name; set enableServiceLinks: false in the pod"
-    shown = "" if name in ("api_key", "admin_key") else f" = {_short(value)}"
+    shown = "" if name in SECRETS else f" = {_short(value)}"
     return BadRequest(f"{name}{shown} ({origin}): {complaint}.", param=name)
 
 

@@ -71,7 +71,7 @@ async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
         params = own.over(request.fallback).fill(asked)
 
         async def prepare_one(prompt: Prompt) -> EngineRequest:
-            return await model.service.prepare(prompt, params, adapter=model.adapter)
+            return await model.service.prepare(prompt, params, cache_salt=request.cache_salt, adapter=model.adapter)
 
         return await each_in_turn(prepare_one, request.prompts)
 
@@ -129,6 +129,7 @@ def _scoring(request: LoglikelihoodRequest, *, one_pass: bool = False) -> Job:
                 prompt,
                 next(continuations),
                 one_pass=one_pass,
+                cache_salt=request.cache_salt,
                 adapter=model.adapter,
                 truncate_prompt_tokens=request.truncate_prompt_tokens,
             )

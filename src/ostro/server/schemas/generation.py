@@ -24,6 +24,8 @@ class StreamOptions(RequestModel):
     """With include_usage: the usage so far in every event."""
 
 
+CacheSalt = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)]
+
 _WORD_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 
 Word = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
@@ -116,7 +118,7 @@ class GenerationRequest(RequestModel):
     """0 to 20 alternatives for each token of the prompt; not in a stream."""
     truncate_prompt_tokens: int | None = None
     """Keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output."""
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)] = ""
+    cache_salt: CacheSalt = ""
     """Prefixes are shared only between requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Lower goes first."""

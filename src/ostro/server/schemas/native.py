@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas.generation import FinishReason, Words, left_open
+from ostro.server.schemas.generation import CacheSalt, FinishReason, Words, left_open
 from ostro.server.schemas.prompts import Prompts
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal
 
@@ -33,6 +33,8 @@ class GenerateRequest(RequestModel):
     """At most 64 of them, each of at most 1024 characters."""
     truncate_prompt_tokens: int | None = None
     """Keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output."""
+    cache_salt: CacheSalt = ""
+    """Prefixes are shared only between requests of the same salt."""
 
     def sampling_params(self) -> SamplingParams:
         """Raises BadRequest that names a field out of its range."""
@@ -80,6 +82,8 @@ class LoglikelihoodRequest(RequestModel):
     """As many as prompts."""
     truncate_prompt_tokens: int | None = None
     """Keep so many of a prompt's last tokens, at least 1; -1 keeps what the context leaves beside the continuation."""
+    cache_salt: CacheSalt = ""
+    """Prefixes are shared only between requests of the same salt."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

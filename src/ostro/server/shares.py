@@ -1,0 +1,51 @@
+"""A capacity that several keys share, such as places or slots. Knows keys' labels and amounts; knows no requests.
+
+Half of it is kept for the keys, in equal parts; the rest goes to whoever comes first:
+
+    [ key 1 | key 2 | key 3 |        common        ]
+
+So a key that takes all it can get leaves every other key its part, and a key that is alone in using the server still
+gets more than half. With a single key there is nobody to keep anything for, and all is common.
+"""
+
+from collections import Counter
+
+
+class Shares:
+    def __init__(self, total: int, *, num_keys: int = 1) -> None:
+        """Every key's own part is at least 1, even if that is more than the total has to give."""
+        self._own = max(1, total // (2 * num_keys)) if num_keys > 1 else 0
+        self._common = max(0, total - num_keys * self._own)
+        self._common_used = 0
+        self._used: Counter[str] = Counter()
+        self.used = 0
+
+    def used_by(self, key: str) -> int:
+        return self._used[key]
+
+    def has_room(self, key: str, amount: int = 1) -> bool:
+        """Whether the key may take so much more. One that has nothing of its own part may always, however much it is;
+        where there are no such parts, whoever comes first may.
+        """
+        used = self._used[key]
+        if not (used if self._own else self.used):
+            return True
+        from_common = self._beyond_own(used + amount) - self._beyond_own(used)
+        return not from_common or self._common_used + from_common <= self._common
+
+    def take(self, key: str, amount: int = 1) -> None:
+        """Takes it, whether or not there is room."""
+        before = self._used[key]
+        after = before + amount
+        self._common_used += self._beyond_own(after) - self._beyond_own(before)
+        self.used += amount
+        if after:
+            self._used[key] = after
+        else:
+            del self._used[key]
+
+    def give_back(self, key: str, amount: int = 1) -> None:
+        self.take(key, -amount)
+
+    def _beyond_own(self, amount: int) -> int:
+        return max(0, amount - self._own)
