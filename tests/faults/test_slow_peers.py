@@ -109,8 +109,10 @@ def test_reader_of_a_byte_a_second_costs_bounded_memory(server: LiveServer) -> N
     body = {"prompt": "x", "max_tokens": 4000, "n": 4, "logprobs": 5, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     address = urlsplit(server.url)
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\n"
-    f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    )
     peers = []
     before = resident_bytes(server.process.pid)
     with server.client() as client:

@@ -204,8 +204,10 @@ def test_client_that_hangs_up_ends_its_request(tmp_path_factory: pytest.TempPath
     ):
         address = urlsplit(server.url)
         body = b'{"prompt":"x","max_tokens":8000,"ignore_eos":true,"stream":%s}' % str(stream).lower().encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        )
         with socket.create_connection((address.hostname, address.port)) as connection:
             connection.sendall(head % len(body) + body)
             deadline = time.monotonic() + 5
