@@ -79,10 +79,10 @@ class Evaluated(LM):
         return [each.text for each in self.llm.generate(prompts, params, progress=self.progress)]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        template = self.llm.tokenizer.chat_template
-        if template is None:
+        tokenizer = self.llm.tokenizer
+        if tokenizer.chat_template is None:
             raise BadRequest("This model has no chat template. Leave apply_chat_template out.", param="messages")
-        return template.render(chat_history, add_generation_prompt=add_generation_prompt)
+        return tokenizer.renderer.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     @property
     def _longest(self) -> int:

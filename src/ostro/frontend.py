@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request, Task
@@ -50,6 +50,14 @@ def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | No
         return Tokenizer.load(path, chat_template=config.chat_template, eos_ids=_eos_ids(checkpoint))
 
 
+class Sampling(NamedTuple):
+    """What is worked out once for all prompts of one request."""
+
+    params: SamplingParams
+    """With the model's own defaults for what the caller left out."""
+    bad_word_ids: tuple[tuple[int, ...], ...]
+
+
 class Frontend:
     """Makes requests of prompts. Numbers them; checks nothing that only the engine can know."""
 
@@ -78,12 +86,16 @@ class Frontend:
         chosen = load_tokenizer(config, checkpoint, tokenizer)
         return cls(name or checkpoint.name, chosen, checkpoint.pooling, sampling_defaults(checkpoint, config))
 
-    def request(self, prompt: Prompt, params: SamplingParams, *, max_len: int, adapter: str | None = None) -> Request:
-        """For a continuation of the prompt, by the model with the adapter. What the params leave out is the model's.
+    def sampling(self, params: SamplingParams) -> Sampling:
+        """For `request`. Tokenises the bad words: their length, and not the prompt's, is what it costs."""
+        return Sampling(self.defaults.fill(params), self.tokenizer.bad_word_ids(params.bad_words))
+
+    def request(self, prompt: Prompt, sampling: Sampling, *, max_len: int, adapter: str | None = None) -> Request:
+        """For a continuation of the prompt, by the model with the adapter.
 
         `max_len` is the length of the context, which decides how much of a prompt that may be truncated is kept.
         """
-        params = self.defaults.fill(params)
+        params = sampling.params
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         ids = _last(ids, params.truncate_prompt_tokens, max_len - _reserved(params, max_len))
         return Request(
@@ -92,7 +104,7 @@ class Frontend:
             params=params,
             seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
             eos_ids=self.tokenizer.eos_ids,
-            bad_word_ids=self.tokenizer.bad_word_ids(params.bad_words),
+            bad_word_ids=sampling.bad_word_ids,
             prompt_logprobs_from=None if params.prompt_logprobs is None else 1,
             adapter=adapter,
         )
@@ -112,7 +124,7 @@ class Frontend:
         whole, rest = self._encode_pair(prompt, continuation)
         context = _last(whole, params.truncate_prompt_tokens, max_len - len(rest))
         params = params.with_changes(truncate_prompt_tokens=None)
-        request = self.request([*context, *rest], params, max_len=max_len, adapter=adapter)
+        request = self.request([*context, *rest], self.sampling(params), max_len=max_len, adapter=adapter)
         return replace(request, prompt_logprobs_from=len(context), one_pass=one_pass)
 
     def embedding_request(
@@ -126,11 +138,12 @@ class Frontend:
                 param="model",
             )
         params = SamplingParams(max_tokens=0, truncate_prompt_tokens=truncate_prompt_tokens)
-        return replace(self.request(text, params, max_len=max_len, adapter=adapter), task=Task.EMBED)
+        request = self.request(text, self.sampling(params), max_len=max_len, adapter=adapter)
+        return replace(request, task=Task.EMBED)
 
     def solving_request(self, inputs: Sequence[int], *, max_len: int, puzzle: int = 0) -> Request:
         """For a token at every position of the inputs at once."""
-        request = self.request(inputs, SamplingParams(max_tokens=0), max_len=max_len)
+        request = self.request(inputs, self.sampling(SamplingParams(max_tokens=0)), max_len=max_len)
         return replace(request, task=Task.SOLVE, puzzle=puzzle)
 
     def collector(self, request: Request) -> "Collector":

@@ -15,7 +15,7 @@ from ostro.driver import Driver
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
-from ostro.frontend import Frontend, Message, Prompt
+from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta, Score, Solution, score, solution
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
@@ -193,7 +193,7 @@ class LLM:
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
-        return self._checked(self._frontend.request(prompt, params, max_len=self._max_len, adapter=adapter))
+        return self._prepare(prompt, self._frontend.sampling(params), adapter)
 
     def prepare_scoring(
         self,
@@ -245,11 +245,17 @@ class LLM:
         adapter: Adapter,
     ) -> list[Request]:
         batch = _as_list(prompts)
-        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else params
+        if isinstance(params, Sequence):
+            each = [self._frontend.sampling(own) for own in params]
+        else:
+            each = [self._frontend.sampling(params or SamplingParams())] * len(batch)
         if len(each) != len(batch):
             raise BadRequest(f"{len(batch)} prompts need as many sampling params, got {len(each)}.", param="params")
         chosen = _for_each(adapter, len(batch))
-        return [self.prepare(prompt, p, adapter=name) for prompt, p, name in zip(batch, each, chosen, strict=True)]
+        return [self._prepare(prompt, own, name) for prompt, own, name in zip(batch, each, chosen, strict=True)]
+
+    def _prepare(self, prompt: Prompt, sampling: Sampling, adapter: str | None) -> Request:
+        return self._checked(self._frontend.request(prompt, sampling, max_len=self._max_len, adapter=adapter))
 
     @property
     def _max_len(self) -> int:

@@ -4,6 +4,7 @@ The ranges are OpenAI's where OpenAI has the field, else those of the servers it
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -96,6 +97,13 @@ class SamplingParams:
         """A validated copy with some fields changed; what was left out before still is."""
         given = {each.name for each in fields(self) if each.init} - self.unset
         return type(self)(**({name: getattr(self, name) for name in given} | changes))
+
+    def without_texts(self) -> Self:
+        """A copy without stop strings and bad words. Not validated again: a large logit_bias makes that slow."""
+        bare = copy(self)
+        for name in ("stop", "bad_words"):
+            object.__setattr__(bare, name, ())
+        return bare
 
     def _check_integers(self) -> None:
         _integer("n", self.n, 1, MAX_CHOICES)

@@ -13,7 +13,7 @@ from ostro.server.schemas import (
     CompletionResponse,
     parse,
 )
-from ostro.text import Tokenizer
+from ostro.text.tokenizer import Tokenizer
 
 # é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.
 FIRST_HALF, SECOND_HALF, WHOLE, A, TWIN, END = range(6)

@@ -10,7 +10,7 @@ from fake_hub import Hub, hub_environment, running_hub
 from live_server import live_server
 from model_directory import write_model
 
-from ostro.text import Tokenizer
+from ostro.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_service_gives_what_the_offline_engine_gives(tmp_path: Path, monkeypatch
             for found, wanted in zip(await asyncio.gather(*runs), expected, strict=True):
                 assert_equal(found, wanted)
             assert_equal(await service.complete(await service.prepare_chat(CHAT, params[0])), expected_chat)
-            vector = await service.complete(await service.prepare_embedding("the dog"))
+            vector = await service.complete(*await service.prepare_embeddings(["the dog"]))
             assert vector.embedding == pytest.approx(expected_vector, abs=1e-6)
             await until_idle(service)
 
@@ -123,7 +123,7 @@ def test_request_that_cannot_run_is_refused_by_the_callers_name_for_it(
             with pytest.raises(BadRequest, match="prompt holds token id 99999999"):
                 await service.prepare([99999999], SamplingParams())
             with pytest.raises(Unsupported):
-                await service.prepare_embedding(text)
+                await service.prepare_embeddings([text])
             assert service.num_requests == 0
 
     asyncio.run(scenario())

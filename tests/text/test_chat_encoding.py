@@ -20,9 +20,10 @@ from tokenizers import AddedToken, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ostro.errors import BadRequest
-from ostro.text import Message, Tokenizer
+from ostro.text.chat import Message
 from ostro.text.control_text import ControlTexts
 from ostro.text.guard import PlainEncoder
+from ostro.text.tokenizer import Tokenizer
 
 
 def user(content: object) -> list[Message]:

@@ -1,13 +1,14 @@
-"""Templates: what they render, held to transformers, and what they may not do."""
+"""Templates: what they render, held to transformers, and what the sandbox keeps from them."""
 
-import time
 from collections.abc import Sequence
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ostro.errors import BadRequest, Unsupported
-from ostro.text import BUILTIN_TEMPLATES, ChatTemplate, Message, chat
+from ostro.text.builtin_templates import BUILTIN_TEMPLATES
+from ostro.text.chat import ChatTemplate, Message
+from ostro.text.jinja_template import JinjaTemplate
 
 CONVERSATION: list[Message] = [
     {"role": "system", "content": " Be brief. "},
@@ -19,7 +20,7 @@ VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def rendered(source: str, messages: Sequence[Message] = CONVERSATION) -> str:
-    return ChatTemplate(source, VARIABLES).render(messages)
+    return JinjaTemplate(ChatTemplate(source, VARIABLES)).render(messages)
 
 
 # What real templates use: white space control, namespaces, macros, loop controls, filters, string methods, JSON.
@@ -111,37 +112,3 @@ def test_failing_or_forbidden_template_is_a_short_bad_request(source: str) -> No
         rendered(source)
     assert len(caught.value.message) < 300
     assert "\n" not in caught.value.message
-
-
-ENDLESS = {
-    "loop without output": "{% set r = range(99999) | list %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
-    "loop over a call": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "loop with output": "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
-    "branching recursion": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-}
-
-
-@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
-def test_endless_template_is_ended(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MAX_SECONDS", 0.2)
-    started = time.monotonic()
-    with pytest.raises(BadRequest, match="ran longer"):
-        rendered(source)
-    assert time.monotonic() - started < 10
-
-
-GROWING = {
-    "repetition": "{{ 'x' * 10 ** 10 }}",
-    "list repetition": "{% set r = [0] * 9999999999 %}",
-    "power": "{{ 9 ** 99999999 }}",
-    "+": "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "~": "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "block": "{% set n = namespace(s=1) %}{% for i in [0]*99 %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
-    "output": "{% set s = 'x' * 99999 %}{% for i in range(99999) %}{{ s }}{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("source", GROWING.values(), ids=GROWING.keys())
-def test_template_that_grows_without_end_is_ended(source: str) -> None:
-    with pytest.raises(BadRequest, match=r"more than|too large"):
-        rendered(source)

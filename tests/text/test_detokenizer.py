@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from text_vocabs import byte_level, sentencepiece_like
 
-from ostro.text import Detokenizer, Tokenizer
+from ostro.text.detokenizer import Detokenizer
+from ostro.text.tokenizer import Tokenizer
 
 # Without ▁, which a SentencePiece vocabulary cannot tell from a space.
 characters = st.characters(exclude_characters="▁", exclude_categories=["Cs"])

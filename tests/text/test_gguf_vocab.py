@@ -28,9 +28,9 @@ from text_vocabs import (
 from tokenizers import Regex
 
 from ostro.errors import BadCheckpoint, OstroError, UnsupportedModel
-from ostro.text import Tokenizer
 from ostro.text.gguf_vocab import gguf_vocab
 from ostro.text.pretokenizers import PRE_TOKENIZERS
+from ostro.text.tokenizer import Tokenizer
 from ostro.weights import read_gguf_header
 
 

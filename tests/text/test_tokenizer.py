@@ -24,8 +24,9 @@ from text_vocabs import (
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, UnsupportedModel
-from ostro.text import BUILTIN_TEMPLATES, Tokenizer
+from ostro.text.builtin_templates import BUILTIN_TEMPLATES
 from ostro.text.gguf_vocab import gguf_vocab
+from ostro.text.tokenizer import Tokenizer
 from ostro.weights import read_gguf_header
 
 MIXED_TEXTS = [

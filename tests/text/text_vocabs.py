@@ -11,8 +11,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ostro.text import Tokenizer
 from ostro.text.gguf_vocab import gguf_vocab
+from ostro.text.tokenizer import Tokenizer
 from ostro.weights import read_gguf_header
 from ostro.weights.pypi import DEFAULT_MODEL, fetch
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from ostro import LLM, EngineConfig
 from ostro.errors import ModelNotFound
 from ostro.sources.store import ModelStore
-from ostro.text import Tokenizer
+from ostro.text.tokenizer import Tokenizer
 from ostro.weights.json_file import read_json_object
 from ostro.weights.tokenizer_files import fetch_tokenizer, find_tokenizer, naming_tokenizer
 

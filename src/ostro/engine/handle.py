@@ -452,7 +452,7 @@ def _submission(request: Request) -> bytes:
     """The request as it goes over the socket. Its texts stay here: the engine gets their token ids."""
     params = request.params
     if params.stop or params.bad_words:
-        request = replace(request, params=params.with_changes(stop=(), bad_words=()))
+        request = replace(request, params=params.without_texts())
     try:
         return frame(Submit(request))
     except (OverflowError, UnicodeEncodeError) as error:

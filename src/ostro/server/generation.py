@@ -30,8 +30,6 @@ from ostro.server.schemas import WireModel
 from ostro.server.service import Generation
 from ostro.server.sse import EventStream
 
-Prompt = str | list[int]
-
 # Fewer are written sooner than a thread is woken.
 _MANY_LOGPROBS = 256
 
@@ -135,17 +133,6 @@ class Answer(Response):
             except OstroError as error:
                 # The stream has told it.
                 self._record.error = error.openai_code or error.openai_type
-
-
-async def each_in_turn(
-    prepare: Callable[[Prompt], Awaitable[EngineRequest]], prompts: Sequence[Prompt]
-) -> list[EngineRequest]:
-    """Prepares prompts, of which there may be thousands, and lets others have the event loop in between."""
-    requests = []
-    for prompt in prompts:
-        requests.append(await prepare(prompt))
-        await asyncio.sleep(0)
-    return requests
 
 
 async def _all(ticket: Ticket, generations: Sequence[Generation]) -> list[Completion]:

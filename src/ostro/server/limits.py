@@ -151,7 +151,7 @@ class Ticket:
 
     def enlist(self, requests: Sequence[Request]) -> list[Request]:
         """The requests as the engine may have them. If they were prepared anew, they keep their turns."""
-        requests = [self._gate.capped(request) for request in requests]
+        requests = self._gate.capped(requests)
         key = self.record.key
         if not self._turns:
             costs = [len(request.prompt_ids) + request.params.n for request in requests]
@@ -354,8 +354,18 @@ class Gate:
         mean = sum(self._waits) / len(self._waits) if self._waits else 0.0
         return min(max(1, math.ceil(mean)), _LONGEST_RETRY)
 
-    def capped(self, request: Request) -> Request:
-        """Raises BadRequest if it asks for more tokens than it may."""
+    def capped(self, requests: Sequence[Request]) -> list[Request]:
+        """Raises BadRequest if one asks for more tokens than it may."""
+        capped: list[Request] = []
+        for number, request in enumerate(requests):
+            if number and request.params is requests[number - 1].params and request.task is requests[number - 1].task:
+                # All prompts of a request share their params, of which a changed copy is validated anew.
+                capped.append(replace(request, params=capped[-1].params))
+            else:
+                capped.append(self._capped(request))
+        return capped
+
+    def _capped(self, request: Request) -> Request:
         cap, params = self.limits.new_tokens, request.params
         if cap is None or request.task is not Task.GENERATE:
             return request

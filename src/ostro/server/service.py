@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ostro.config import EngineConfig
 from ostro.engine.door import Door
@@ -15,18 +17,24 @@ from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
 from ostro.engine.tally import Tally
 from ostro.errors import ContextLengthExceeded, ModelError, OstroError
-from ostro.frontend import Frontend, Message, Prompt
+from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.text.tokenizer import Tokenizer
+from ostro.text.tokenizer import ChatText, Tokenizer
 from ostro.weights import Pooling, open_checkpoint
 
 __all__ = ["Generation", "ModelService", "State"]
 
 # Shorter texts are tokenised sooner than a thread is woken.
 _LONG_TEXT = 2_000
+# What is tokenised in a thread before another request has its turn.
+_BATCH = 50_000
+# What a request costs beside its text, in characters tokenised.
+_EACH = 50
 _THREADS = 2
+
+_T = TypeVar("_T")
 
 
 class Generation:
@@ -191,6 +199,8 @@ class ModelService:
         if self._loading is not None:
             await asyncio.wait([self._loading])
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._frontend is not None:
+            self._frontend.tokenizer.close()
 
     async def prepare(
         self,
@@ -203,17 +213,34 @@ class ModelService:
         adapter: str | None = None,
     ) -> Request:
         """The engine's request for a prompt, text or token ids; raises BadRequest if it could never run."""
-        frontend, door = self._ready()
+        [request] = await self.prepare_all(
+            [prompt], params, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter
+        )
+        return request
 
-        def make() -> Request:
+    async def prepare_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        turn: int = 0,
+        adapter: str | None = None,
+    ) -> list[Request]:
+        """The engine's requests for the prompts, all with the same params."""
+        frontend, door = self._ready()
+        sampling = await self._sampling(frontend, params)
+
+        def make(prompt: Prompt) -> Request:
             if params.truncate_prompt_tokens is None:
                 _check_text(prompt, frontend.tokenizer, door, "prompt")
-            request = frontend.request(prompt, params, max_len=door.max_len)
-            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter)
+            request = frontend.request(prompt, sampling, max_len=door.max_len, adapter=adapter)
+            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
             door.check(request)
             return request
 
-        return await self._run(make, _length(prompt))
+        return await self._make_all(make, prompts, len)
 
     async def prepare_chat(
         self,
@@ -227,31 +254,37 @@ class ModelService:
     ) -> Request:
         """The engine's request for a conversation's next message, by the model's chat template."""
         frontend, door = self._ready()
+        if params.truncate_prompt_tokens is None:
+            _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
+        sampling = await self._sampling(frontend, params)
+        chat = await frontend.tokenizer.render_chat(messages)
 
-        def make() -> Request:
-            if params.truncate_prompt_tokens is None:
-                _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
-            request = frontend.request(frontend.tokenizer.encode_chat(messages), params, max_len=door.max_len)
-            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn, adapter=adapter)
+        def make(chat: ChatText) -> Request:
+            ids = frontend.tokenizer.encode_rendered(chat)
+            request = frontend.request(ids, sampling, max_len=door.max_len, adapter=adapter)
+            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
             door.check(request, prompt="messages")
             return request
 
-        return await self._run(make, _length(messages))
+        [request] = await self._make_all(make, [chat], lambda chat: len(chat.text))
+        return request
 
     async def prepare_scoring(
         self,
-        prompt: Prompt,
-        continuation: Prompt,
+        pairs: Sequence[tuple[Prompt, Prompt]],
         *,
         one_pass: bool = False,
         cache_salt: str = "",
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> Request:
-        """The engine's request for the log-likelihood of a continuation; `one_pass` as in `Request`."""
+    ) -> list[Request]:
+        """The engine's requests for the log-likelihoods of continuations, each after its prompt; `one_pass` as in
+        `Request`.
+        """
         frontend, door = self._ready()
 
-        def make() -> Request:
+        def make(pair: tuple[Prompt, Prompt]) -> Request:
+            prompt, continuation = pair
             _check_text(continuation, frontend.tokenizer, door, "continuations")
             if truncate_prompt_tokens is None:
                 _check_text(prompt, frontend.tokenizer, door, "prompts")
@@ -267,15 +300,15 @@ class ModelService:
             door.check(request, prompt="prompts")
             return request
 
-        return await self._run(make, _length(prompt) + _length(continuation))
+        return await self._make_all(make, pairs, lambda pair: len(pair[0]) + len(pair[1]))
 
-    async def prepare_embedding(
-        self, text: Prompt, *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
-    ) -> Request:
-        """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
+    async def prepare_embeddings(
+        self, texts: Sequence[Prompt], *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[Request]:
+        """The engine's requests for the texts' vectors; raises Unsupported for a model that gives none."""
         frontend, door = self._ready()
 
-        def make() -> Request:
+        def make(text: Prompt) -> Request:
             if truncate_prompt_tokens is None:
                 _check_text(text, frontend.tokenizer, door, "input")
             request = frontend.embedding_request(
@@ -284,18 +317,21 @@ class ModelService:
             door.check(request, prompt="input")
             return request
 
-        return await self._run(make, _length(text))
+        return await self._make_all(make, texts, len)
 
-    async def prepare_solving(self, inputs: Sequence[int], *, puzzle: int = 0) -> Request:
-        """The engine's request for a token at every position at once; refused for models that are not made for it."""
+    async def prepare_solving(self, puzzles: Sequence[tuple[Sequence[int], int]]) -> list[Request]:
+        """The engine's requests for a token at every position of each puzzle at once: pairs of its inputs and its id.
+        Refused for models that are not made for it.
+        """
         frontend, door = self._ready()
 
-        def make() -> Request:
-            request = frontend.solving_request(inputs, puzzle=puzzle, max_len=door.max_len)
+        def make(puzzle: tuple[Sequence[int], int]) -> Request:
+            inputs, number = puzzle
+            request = frontend.solving_request(inputs, puzzle=number, max_len=door.max_len)
             door.check(request, prompt="inputs")
             return request
 
-        return await self._run(make, len(inputs))
+        return await self._make_all(make, puzzles, lambda puzzle: len(puzzle[0]))
 
     def stream(self, request: Request) -> Generation:
         """Runs a prepared request. Submitted when first read; ended in the engine when closed or cancelled."""
@@ -356,16 +392,47 @@ class ModelService:
             )
         return frontend, self._door
 
-    async def _run(self, make: Callable[[], Request], length: int) -> Request:
-        """Long texts in a thread: the event loop has other callers to serve meanwhile."""
-        if length <= _LONG_TEXT:
-            return make()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+    async def run_off_loop(self, work: Callable[[], _T]) -> _T:
+        """Runs what takes long on texts in one of the model's threads, of which there are few: a model whose texts
+        take forever leaves other models theirs.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _sampling(self, frontend: Frontend, params: SamplingParams) -> Sampling:
+        if not params.bad_words:
+            return frontend.sampling(params)
+        return await self.run_off_loop(partial(frontend.sampling, params))
+
+    async def _make_all(
+        self, make: Callable[[_T], Request], items: Sequence[_T], length: Callable[[_T], int]
+    ) -> list[Request]:
+        """Off the event loop unless there is little to tokenise: it has other callers to serve meanwhile.
+
+        In batches, so that a request of many long prompts takes turns with others in the threads.
+        """
+        if sum(map(length, items)) + _EACH * len(items) <= _LONG_TEXT:
+            return list(map(make, items))
+        requests: list[Request] = []
+        for batch in _batches(items, length):
+            requests += await self.run_off_loop(lambda batch=batch: list(map(make, batch)))  # type: ignore[misc]
+        return requests
+
+
+def _batches(items: Sequence[_T], length: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
+    """Runs of items that take a few milliseconds to tokenise, or a single one that takes longer."""
+    begin = size = 0
+    for end, item in enumerate(items, 1):
+        size += length(item) + _EACH
+        if size >= _BATCH or end == len(items):
+            yield items[begin:end]
+            begin, size = end, 0
 
 
 def _open_frontend(located: Located, config: EngineConfig, tokenizer: Path | None) -> Frontend:
     checkpoint = open_checkpoint(Path(located.path), model_config=config.model_config)
-    return Frontend.load(checkpoint, config, name=located.name, tokenizer=tokenizer)
+    frontend = Frontend.load(checkpoint, config, name=located.name, tokenizer=tokenizer)
+    frontend.tokenizer.start()
+    return frontend
 
 
 def _name_of(reference: str | None) -> str:
@@ -383,14 +450,3 @@ def _last_words(messages: Sequence[Message]) -> str:
     """What every template puts into the conversation's text: others it may leave out, and white space around it."""
     content = messages[-1].get("content") if messages and messages[-1].get("role") == "user" else None
     return content.strip() if isinstance(content, str) else ""
-
-
-def _length(content: object) -> int:
-    """How much there is to tokenise, roughly: characters or token ids."""
-    if isinstance(content, str):
-        return len(content)
-    if isinstance(content, Mapping):
-        return sum(map(_length, content.values()))
-    if isinstance(content, Sequence):
-        return len(content) + sum(_length(part) for part in content if not isinstance(part, int))
-    return 0

@@ -1,22 +1,20 @@
-"""Conversations to ids with every control token the template's own. See control_text.py for the idea.
+"""Encodes conversations so that every control token is the template's own. See control_text.py for the idea.
 
-Knows the template and the tokenizer's core; reads no files.
+Knows the template's source and the tokenizer's core; renders nothing and reads no files.
 """
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 import tokenizers
 from tokenizers import AddedToken
 
 from ostro.errors import BadRequest
-from ostro.text.chat import ChatTemplate, Message
-from ostro.text.control_text import ControlTexts, Marker
+from ostro.text.chat import ChatTemplate
+from ostro.text.control_text import ControlTexts
 
-# Anyone may speak in these; system texts and earlier answers come from the application.
-_OUTSIDE_ROLES = frozenset({"user", "tool", "function"})
 _MARKER = re.compile(r"<\S.*>|\[\S.*\]|\{\S.*\}")
 
 
@@ -87,38 +85,3 @@ def guarded_texts(added: Collection[AddedToken], template: ChatTemplate | None) 
     source = template.source if template is not None else ""
     markers = {token.content for token in added if _MARKER.fullmatch(token.content) and token.content in source}
     return ControlTexts(special), ControlTexts(special | markers)
-
-
-def render_guarded(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, object]] | None,
-    *,
-    add_generation_prompt: bool,
-    controls: ControlTexts,
-    guarded: ControlTexts,
-    mark: str,
-) -> str:
-    """The conversation's text, with the mark before every control text that a message or a tool brought in.
-
-    `controls` are guarded in all messages; `guarded` has also the template's other markers, and these only users and
-    tools may not write: an answer's own <think> is part of the conversation.
-    """
-
-    def marked(way: Callable[[ControlTexts, str, str], str]) -> tuple[list[Message], list[Message] | None, bool]:
-        inside = Marker(lambda text: way(controls, text, mark))
-        outside = Marker(lambda text: way(guarded, text, mark))
-        turns = [(outside if message.get("role") in _OUTSIDE_ROLES else inside)(message) for message in messages]
-        offered = inside(tools)
-        return cast(list[Message], turns), cast(list[Message] | None, offered), inside.marked_any or outside.marked_any
-
-    turns, offered, _ = marked(ControlTexts.marked)
-    rendered = template.render(turns, tools=offered, add_generation_prompt=add_generation_prompt)
-    # A template may also join or cut texts so that a control text arises that was in no message. With the mark at
-    # every place where one could begin, none can; where both ways agree on the markers, none has.
-    turns, offered, possible = marked(ControlTexts.marked_everywhere)
-    if not possible:
-        return rendered
-    strict = template.render(turns, tools=offered, add_generation_prompt=add_generation_prompt)
-    agree = controls.unmarked_texts(rendered, mark) == controls.unmarked_texts(strict, mark)
-    return rendered if agree else strict

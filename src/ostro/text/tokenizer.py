@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
@@ -18,8 +18,16 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message
-from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts, render_guarded
+from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
+from ostro.text.renderer import Renderer
+
+
+class ChatText(NamedTuple):
+    """A rendered conversation; the mark stands before control texts that are not the template's own."""
+
+    text: str
+    mark: str
 
 
 class Tokenizer:
@@ -50,7 +58,8 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
         self.drops_first_space = codec.drops_first_space
-        self._controls, self._guarded = guarded_texts(self._added.values(), chat_template)
+        controls, self._guarded = guarded_texts(self._added.values(), chat_template)
+        self._renderer = None if chat_template is None else Renderer(chat_template, controls, self._guarded)
 
     @classmethod
     def load(cls, path: Path, *, chat_template: str | None = None, eos_ids: Iterable[int] = ()) -> Self:
@@ -90,6 +99,15 @@ class Tokenizer:
         template, turn_end = _template(choice, settings.chat_template, settings.special_pieces, core)
         return cls(core, bos_id=settings.bos_id, eos_ids=settings.eos_ids | turn_end, chat_template=template)
 
+    def start(self) -> None:
+        """Starts what renders the chat template, so that the first conversation need not wait for it."""
+        if self._renderer is not None:
+            self._renderer.start()
+
+    def close(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+
     # text -> ids
 
     def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
@@ -112,25 +130,31 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> list[int]:
         """The template's markers become special tokens; the same texts within messages and tools stay text."""
-        if self.chat_template is None:
+        mark = secrets.token_hex(8)
+        text = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, mark=mark)
+        return self.encode_rendered(ChatText(text, mark))
+
+    async def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> ChatText:
+        """For `encode_rendered`: the first half of `encode_chat`, without holding up the event loop."""
+        mark = secrets.token_hex(8)
+        text = await self.renderer.render_async(messages, add_generation_prompt=add_generation_prompt, mark=mark)
+        return ChatText(text, mark)
+
+    def encode_rendered(self, chat: ChatText) -> list[int]:
+        if chat.mark not in chat.text:
+            return self.encode(chat.text, add_special=False)
+        return self._plain.encode_marked(chat.text, chat.mark)
+
+    @property
+    def renderer(self) -> Renderer:
+        """Of the chat template; raises BadRequest where there is none."""
+        if self._renderer is None:
             raise BadRequest(
                 "This model has no chat template, and its special tokens are those of none that is built in. "
                 f"Set chat_template to {CHOICES}, or send a plain prompt.",
                 param="messages",
             )
-        mark = secrets.token_hex(8)
-        rendered = render_guarded(
-            self.chat_template,
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            controls=self._controls,
-            guarded=self._guarded,
-            mark=mark,
-        )
-        if mark not in rendered:
-            return self.encode(rendered, add_special=False)
-        return self._plain.encode_marked(rendered, mark)
+        return self._renderer
 
     @cached_property
     def num_closing(self) -> int:

@@ -11,7 +11,7 @@ from ostro.server.api import Api, record_of
 from ostro.server.body import read_request
 from ostro.server.chunks import CompletionChunks
 from ostro.server.documentation import described
-from ostro.server.generation import Answer, Job, Prompt, each_in_turn
+from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.responses import completion_response
 from ostro.server.schemas import CompletionChunk, CompletionRequest, CompletionResponse, WireModel
@@ -45,12 +45,9 @@ def _job(api: Api, request: CompletionRequest, name: str) -> Job:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
 
     async def prepare(model: Model) -> list[EngineRequest]:
-        async def prepare_one(prompt: Prompt) -> EngineRequest:
-            return await model.service.prepare(
-                prompt, params, cache_salt=request.cache_salt, priority=request.priority, adapter=model.adapter
-            )
-
-        return await each_in_turn(prepare_one, request.prompt)
+        return await model.service.prepare_all(
+            request.prompt, params, cache_salt=request.cache_salt, priority=request.priority, adapter=model.adapter
+        )
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         return completion_response(request, completions, model.service.tokenizer, model=model.name, strict=strict)

@@ -1,7 +1,5 @@
 """POST /v1/embeddings."""
 
-from functools import partial
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +9,7 @@ from ostro.outputs import Completion
 from ostro.server.api import Api
 from ostro.server.body import read_request
 from ostro.server.documentation import described
-from ostro.server.generation import Answer, Job, each_in_turn
+from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.responses import embedding_response, finish_reason
 from ostro.server.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
@@ -31,12 +29,9 @@ def router(api: Api) -> APIRouter:
 
 def _job(request: EmbeddingRequest) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
-        prepare_one = partial(
-            model.service.prepare_embedding,
-            adapter=model.adapter,
-            truncate_prompt_tokens=request.truncate_prompt_tokens,
+        return await model.service.prepare_embeddings(
+            request.input, adapter=model.adapter, truncate_prompt_tokens=request.truncate_prompt_tokens
         )
-        return await each_in_turn(prepare_one, request.input)
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         for completion in completions:

@@ -9,7 +9,7 @@ from ostro.outputs import Completion, solution
 from ostro.server.api import Api
 from ostro.server.body import read_request
 from ostro.server.documentation import described
-from ostro.server.generation import Answer, Job, Prompt, each_in_turn
+from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.schemas import SolveRequest, SolveResponse, WireModel
 
@@ -28,13 +28,8 @@ def router(api: Api) -> APIRouter:
 
 def _job(request: SolveRequest) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
-        puzzles = iter(request.puzzle_ids or [0] * len(request.inputs))
-
-        async def prepare_one(inputs: Prompt) -> EngineRequest:
-            assert not isinstance(inputs, str)
-            return await model.service.prepare_solving(inputs, puzzle=next(puzzles))
-
-        return await each_in_turn(prepare_one, request.inputs)
+        numbers = request.puzzle_ids or [0] * len(request.inputs)
+        return await model.service.prepare_solving(list(zip(request.inputs, numbers, strict=True)))
 
     return Job(request.model, prepare, _answers)
 

@@ -13,7 +13,7 @@ from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.api import Api, record_of
 from ostro.server.body import read_request
 from ostro.server.documentation import described
-from ostro.server.generation import Answer, Job, Prompt, each_in_turn
+from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.responses import finish_reason, finite, usage
 from ostro.server.schemas import (
@@ -69,11 +69,7 @@ async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
     async def prepare(model: Model) -> list[EngineRequest]:
         own = model.service.sampling_defaults or SamplingDefaults()
         params = own.over(request.fallback).fill(asked)
-
-        async def prepare_one(prompt: Prompt) -> EngineRequest:
-            return await model.service.prepare(prompt, params, cache_salt=request.cache_salt, adapter=model.adapter)
-
-        return await each_in_turn(prepare_one, request.prompts)
+        return await model.service.prepare_all(request.prompts, params, cache_salt=request.cache_salt, adapter=model.adapter)
 
     events = partial(_TextEvents, strict=api.options.openai_strict)
     return Answer(api, http, Job(request.model, prepare, _texts, events if stream else None))
@@ -122,19 +118,13 @@ class _TextEvents:
 
 def _scoring(request: LoglikelihoodRequest, *, one_pass: bool = False) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
-        continuations = iter(request.continuations)
-
-        async def prepare_pair(prompt: Prompt) -> EngineRequest:
-            return await model.service.prepare_scoring(
-                prompt,
-                next(continuations),
-                one_pass=one_pass,
-                cache_salt=request.cache_salt,
-                adapter=model.adapter,
-                truncate_prompt_tokens=request.truncate_prompt_tokens,
-            )
-
-        return await each_in_turn(prepare_pair, request.prompts)
+        return await model.service.prepare_scoring(
+            list(zip(request.prompts, request.continuations, strict=True)),
+            one_pass=one_pass,
+            cache_salt=request.cache_salt,
+            adapter=model.adapter,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
+        )
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         scores = [score(completion) for completion in completions]

@@ -1,12 +1,13 @@
 """POST /tokenize, POST /detokenize, GET /tokenizer_info."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ostro.errors import BadRequest
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.body import read_request
 from ostro.server.documentation import described
@@ -29,47 +30,63 @@ def router(api: Api) -> APIRouter:
     async def tokenize(http: Request) -> Response:
         """The token ids of a text or a conversation, as the model would get them."""
         request = await read_request(TokenizeRequest, http, api.options.body)
-        return await _with_model(api, http, request.model, lambda service: _tokenized(service, request))
+        return await _with_model(api, http, request.model, partial(_tokenized, request))
 
     @routes.post("/detokenize", **described(DetokenizeResponse, request=DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
         """The text of token ids, special ones too."""
         request = await read_request(DetokenizeRequest, http, api.options.body)
-        return await _with_model(api, http, request.model, lambda service: _detokenized(service.tokenizer, request))
+        return await _with_model(api, http, request.model, partial(_detokenized, request))
 
     @routes.get("/tokenizer_info", **described(TokenizerInfo, not_found=True))
     async def tokenizer_info(http: Request, model: str = ANY) -> Response:
         """What a client must know to count and cut tokens as the server does."""
-        return await _with_model(api, http, model, lambda service: json_response(_info(service.tokenizer)))
+        return await _with_model(api, http, model, _described)
 
     return routes
 
 
-async def _with_model(api: Api, http: Request, name: str, answer: Callable[[ModelService], Response]) -> Response:
-    """In a thread, with the writing of the answer, which is as long as the text; as one of those that the gate lets
-    in.
-    """
+async def _with_model(
+    api: Api, http: Request, name: str, answer: Callable[[ModelService], Awaitable[Response]]
+) -> Response:
+    """As one of those that the gate lets in."""
     async with api.gate.admit(record_of(http)) as ticket:
         model = await ticket.take(api.models.use(name), name)
-        return await ticket.within(asyncio.to_thread(answer, model.service))
+        return await ticket.within(answer(model.service))
 
 
-def _tokenized(service: ModelService, request: TokenizeRequest) -> Response:
+async def _tokenized(request: TokenizeRequest, service: ModelService) -> Response:
     tokenizer, max_len = service.tokenizer, None if service.info is None else service.info.max_len
-    ids = _encode(tokenizer, request)
-    strings = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
-    return json_response(TokenizeResponse(count=len(ids), max_model_len=max_len, tokens=ids, token_strs=strings))
+    chat = None
+    if request.messages is not None:
+        messages = [message.for_template() for message in request.messages]
+        chat = await tokenizer.render_chat(messages, add_generation_prompt=request.add_generation_prompt)
+
+    def respond() -> Response:
+        if chat is not None:
+            ids = tokenizer.encode_rendered(chat)
+        else:
+            ids = tokenizer.encode(request.prompt or "", add_special=request.add_special_tokens)
+        strings = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
+        return json_response(TokenizeResponse(count=len(ids), max_model_len=max_len, tokens=ids, token_strs=strings))
+
+    return await service.run_off_loop(respond)
 
 
-def _detokenized(tokenizer: Tokenizer, request: DetokenizeRequest) -> Response:
-    return json_response(DetokenizeResponse(prompt=tokenizer.decode(request.tokens, skip_special=False)))
+async def _detokenized(request: DetokenizeRequest, service: ModelService) -> Response:
+    tokenizer, ids = service.tokenizer, request.tokens
+    if ids and max(ids) >= tokenizer.vocab_size:
+        bad = next(token for token in ids if token >= tokenizer.vocab_size)
+        raise BadRequest(
+            f"tokens holds token id {bad}, but the vocabulary ends at {tokenizer.vocab_size - 1}.", param="tokens"
+        )
+    return await service.run_off_loop(
+        lambda: json_response(DetokenizeResponse(prompt=tokenizer.decode(ids, skip_special=False)))
+    )
 
 
-def _encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
-    if request.messages is None:
-        return tokenizer.encode(request.prompt or "", add_special=request.add_special_tokens)
-    messages = [message.for_template() for message in request.messages]
-    return tokenizer.encode_chat(messages, add_generation_prompt=request.add_generation_prompt)
+async def _described(service: ModelService) -> Response:
+    return json_response(_info(service.tokenizer))
 
 
 def _info(tokenizer: Tokenizer) -> TokenizerInfo:

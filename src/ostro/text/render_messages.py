@@ -1,0 +1,40 @@
+"""What `renderer` and `render_process` say to each other: first a `Setup`, then conversations, each with its reply.
+
+On the socket a message is its length, four bytes, then its MessagePack.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    source: str
+    variables: dict[str, str]
+    controls: list[str]
+    guarded: list[str]
+    seconds: float
+    bytes: int
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool
+    mark: str | None
+    """Goes before the conversation's own control texts; None leaves them as they are."""
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    message: str
+    unsupported: bool = False
+
+
+Reply = Rendered | Refused

@@ -1,0 +1,268 @@
+"""Renders chat templates in a process of their own, since a template is a stranger's program. Knows no Jinja.
+
+messages ──> Renderer ──socket──> render_process: Jinja, with limits on CPU time and memory ──> text
+
+Each model has a renderer, so a template that hangs or grows delays nobody but its own model's users. A process that
+runs into its limit is replaced when the next conversation comes.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from ostro.errors import BadRequest, Unsupported
+from ostro.text.chat import ChatTemplate, Message
+from ostro.text.control_text import MAX_NESTING, ControlTexts
+from ostro.text.render_messages import LENGTH, Conversation, Rendered, Reply, Setup
+
+MAX_SOURCE_CHARACTERS = 1 << 20
+_CHUNK = 1 << 18
+# What the interpreter and the C library look at. Everything else, such as keys, is none of a template's business.
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "VIRTUAL_ENV")
+
+Tools = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderLimits:
+    """What one rendering may use."""
+
+    seconds: float = 2.0
+    """Of CPU time, so that a busy machine ends no innocent template."""
+    bytes: int = 512 << 20
+    """Of address space, interpreter and conversation included."""
+
+
+class Renderer:
+    """Use either its blocking methods, from any thread, or its asynchronous one, within one event loop."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        controls: ControlTexts | None = None,
+        guarded: ControlTexts | None = None,
+        *,
+        limits: RenderLimits | None = None,
+    ) -> None:
+        """`controls` and `guarded` are as in `marked_chat.render_guarded`."""
+        self._template = template
+        self._controls, self._guarded = controls or ControlTexts(()), guarded or ControlTexts(())
+        self.limits = limits or RenderLimits()
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+        self._turn = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.popen.pid
+
+    def start(self) -> None:
+        """Starts the process ahead of the first conversation; returns at once."""
+        self._running()
+
+    def close(self) -> None:
+        """Ends the process. A renderer that is forgotten does so, too."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        mark: str | None = None,
+    ) -> str:
+        """The conversation's text, as `render_guarded` makes it if there is a mark. Raises BadRequest for one that
+        the template refuses or fails on, or that exceeds the limits.
+        """
+        message = _encoded(messages, tools, add_generation_prompt, mark)
+        with self._lock:
+            process = self._running()
+            try:
+                process.socket.setblocking(True)
+                process.socket.sendall(process.with_setup(message))
+                reply = process.read()
+            except (OSError, EOFError):
+                self._fail()
+            except BaseException:
+                self.close()
+                raise
+        return self._text(reply)
+
+    async def render_async(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        mark: str | None = None,
+    ) -> str:
+        """What `render` gives, without holding up the event loop. Cancelling it ends the process."""
+        message = _encoded(messages, tools, add_generation_prompt, mark)
+        async with self._turn:
+            process = self._running()
+            try:
+                process.socket.setblocking(False)
+                await asyncio.get_running_loop().sock_sendall(process.socket, process.with_setup(message))
+                reply = await process.read_async()
+            except (OSError, EOFError):
+                self._fail()
+            except BaseException:
+                self.close()
+                raise
+        return self._text(reply)
+
+    def _running(self) -> "_Process":
+        if self._process is not None and self._process.popen.poll() is not None:
+            # It was killed between two conversations, which is no fault of the next.
+            self.close()
+        if self._process is None:
+            self._process = _Process(self._setup())
+        return self._process
+
+    def _setup(self) -> Setup:
+        if len(self._template.source) > MAX_SOURCE_CHARACTERS:
+            raise BadRequest(
+                f"The chat template is longer than {MAX_SOURCE_CHARACTERS} characters. Set chat_template to another.",
+                param="messages",
+            )
+        return Setup(
+            self._template.source,
+            dict(self._template.variables),
+            sorted(self._controls.texts),
+            sorted(self._guarded.texts),
+            self.limits.seconds,
+            self.limits.bytes,
+        )
+
+    def _fail(self) -> NoReturn:
+        """The process ended in the middle of a conversation."""
+        assert self._process is not None
+        status = self._process.end()
+        self._process = None
+        if status == -signal.SIGPROF:
+            reason = f"it ran longer than {self.limits.seconds:g} seconds"
+        else:
+            reason = f"the process that renders it ended with status {status}"
+        raise BadRequest(f"The chat template failed: {reason}.", param="messages")
+
+    def _text(self, reply: bytes) -> str:
+        outcome = msgspec.msgpack.decode(reply, type=Reply)
+        if isinstance(outcome, Rendered):
+            return outcome.text
+        raise (Unsupported if outcome.unsupported else BadRequest)(outcome.message, param="messages")
+
+
+class _Process:
+    def __init__(self, setup: Setup) -> None:
+        self._setup = msgspec.msgpack.encode(setup)
+        self._most = setup.bytes
+        self.socket, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "ostro.text.render_process", str(theirs.fileno())]
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        with theirs:
+            try:
+                self.popen = subprocess.Popen(
+                    command,
+                    env={**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    # A group of its own: Ctrl-C is for us, who decide what it means.
+                    process_group=0,
+                )
+            except OSError as error:
+                self.socket.close()
+                raise BadRequest(
+                    f"The chat template cannot be rendered: no process could be started ({error.strerror}). "
+                    "Try again later.",
+                    param="messages",
+                ) from error
+        self._finalizer = weakref.finalize(self, _end, self.popen, self.socket)
+
+    def end(self) -> int:
+        """Its exit status: the signal's number, negative, if it died before it was told to."""
+        self._finalizer()
+        return self.popen.returncode
+
+    def with_setup(self, message: bytes) -> bytes:
+        """What to send for this message: before the first one goes the setup."""
+        setup, self._setup = self._setup, b""
+        return (_frame(setup) if setup else b"") + _frame(message)
+
+    def read(self) -> bytes:
+        """Its next message; raises EOFError if it ends before that is complete."""
+        parts, missing = [], LENGTH.size
+        header = self.socket.recv(missing, socket.MSG_WAITALL)
+        missing = self._length(header)
+        while missing:
+            parts.append(self.socket.recv(min(missing, _CHUNK)))
+            missing -= _received(parts[-1])
+        return b"".join(parts)
+
+    async def read_async(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        header = b""
+        while len(header) < LENGTH.size:
+            part = await loop.sock_recv(self.socket, LENGTH.size - len(header))
+            _received(part)
+            header += part
+        parts, missing = [], self._length(header)
+        while missing:
+            parts.append(await loop.sock_recv(self.socket, min(missing, _CHUNK)))
+            missing -= _received(parts[-1])
+        return b"".join(parts)
+
+    def _length(self, header: bytes) -> int:
+        if len(header) < LENGTH.size:
+            raise EOFError
+        (length,) = LENGTH.unpack(header)
+        if length > self._most:
+            # More than it can have in its memory: whatever this is, it is no text of ours.
+            raise EOFError
+        return int(length)
+
+
+def _received(part: bytes) -> int:
+    if not part:
+        raise EOFError
+    return len(part)
+
+
+def _end(popen: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    connection.close()
+    popen.kill()
+    popen.wait()
+
+
+def _frame(message: bytes) -> bytes:
+    return LENGTH.pack(len(message)) + message
+
+
+def _encoded(messages: Sequence[Message], tools: Tools | None, add_generation_prompt: bool, mark: str | None) -> bytes:
+    conversation = Conversation(
+        [dict(message) for message in messages],
+        None if tools is None else [dict(tool) for tool in tools],
+        add_generation_prompt,
+        mark,
+    )
+    try:
+        return msgspec.msgpack.encode(conversation)
+    except RecursionError as error:
+        raise BadRequest(
+            f"messages and tools must not be nested more than {MAX_NESTING} deep.", param="messages"
+        ) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"messages and tools must hold JSON values only ({error}).", param="messages") from error

@@ -1,0 +1,141 @@
+"""The process that renders templates: what it gives, what it may use, and what becomes of it."""
+
+import asyncio
+import gc
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ostro.errors import BadRequest, Unsupported
+from ostro.text.chat import ChatTemplate, Message
+from ostro.text.renderer import MAX_SOURCE_CHARACTERS, Renderer, RenderLimits
+
+HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
+ECHO = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+SLEEPLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+# Loops if it is told to.
+MOODY = "{% if messages[0].content == 'loop' %}" + SLEEPLESS + "{% endif %}fine"
+QUICK = RenderLimits(seconds=0.2)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_blocking_and_asynchronous_renderings_are_the_same() -> None:
+    messages: list[Message] = [{"role": "user", "content": "ü" * 3_000_000}, *HELLO]
+    renderer = Renderer(ChatTemplate(ECHO))
+    expected = "[" + "ü" * 3_000_000 + "][Hello]"
+    assert renderer.render(messages, add_generation_prompt=False) == expected
+    assert asyncio.run(renderer.render_async(messages, add_generation_prompt=False)) == expected
+    assert renderer.render(HELLO) == "[Hello]>"
+
+
+def test_conversations_that_come_together_are_not_mixed_up() -> None:
+    renderer = Renderer(ChatTemplate(ECHO))
+
+    async def scenario() -> list[str]:
+        chats = [[{"role": "user", "content": str(number)}] for number in range(50)]
+        return await asyncio.gather(*map(renderer.render_async, chats))
+
+    assert asyncio.run(scenario()) == [f"[{number}]>" for number in range(50)]
+
+
+def test_refusals_keep_their_kind_and_their_words() -> None:
+    renderer = Renderer(ChatTemplate("{{ raise_exception('no') }}"))
+    with pytest.raises(BadRequest, match="refused the messages: no") as refusal:
+        renderer.render(HELLO)
+    assert refusal.value.param == "messages"
+    with pytest.raises(Unsupported, match="image_url"):
+        renderer.render([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_template_that_overran_its_time_serves_the_next_conversation() -> None:
+    renderer = Renderer(ChatTemplate(MOODY), limits=QUICK)
+    renderer.start()
+    first = renderer.pid
+    with pytest.raises(BadRequest, match=r"ran longer than 0\.2 seconds"):
+        renderer.render([{"role": "user", "content": "loop"}])
+    assert renderer.render(HELLO) == "fine"
+    assert renderer.pid != first
+
+
+def test_cancelled_rendering_ends_its_process_and_no_other_conversation() -> None:
+    renderer = Renderer(ChatTemplate(MOODY), limits=RenderLimits(seconds=60))
+
+    async def scenario() -> None:
+        looping = asyncio.create_task(renderer.render_async([{"role": "user", "content": "loop"}]))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(renderer.render_async(HELLO))
+        await asyncio.sleep(0.05)
+        process = renderer.pid
+        looping.cancel()
+        assert await waiting == "fine"
+        assert process is not None
+        assert not is_alive(process)
+
+    asyncio.run(scenario())
+
+
+def test_process_that_was_killed_between_conversations_is_not_missed() -> None:
+    renderer = Renderer(ChatTemplate(ECHO))
+    assert renderer.render(HELLO) == "[Hello]>"
+    assert renderer.pid is not None
+    os.kill(renderer.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, renderer.pid, os.WEXITED | os.WNOWAIT)
+    assert renderer.render(HELLO) == "[Hello]>"
+
+
+def test_process_that_dies_in_the_middle_fails_that_conversation_alone() -> None:
+    renderer = Renderer(ChatTemplate(MOODY), limits=RenderLimits(seconds=60))
+
+    async def scenario() -> None:
+        looping = asyncio.create_task(renderer.render_async([{"role": "user", "content": "loop"}]))
+        await asyncio.sleep(0.05)
+        assert renderer.pid is not None
+        os.kill(renderer.pid, signal.SIGKILL)
+        with pytest.raises(BadRequest, match="ended with status -9"):
+            await looping
+        assert await renderer.render_async(HELLO) == "fine"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_closed_or_forgotten_renderer_leaves_no_process(forget: bool) -> None:
+    renderer: Renderer | None = Renderer(ChatTemplate(ECHO))
+    assert renderer is not None
+    renderer.render(HELLO)
+    process = renderer.pid
+    assert process is not None
+    if forget:
+        renderer = None
+        gc.collect()
+    else:
+        renderer.close()
+    assert not is_alive(process)
+
+
+def test_template_sees_no_variable_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTRO_API_KEY", "secret")
+    renderer = Renderer(ChatTemplate(ECHO))
+    renderer.render(HELLO)
+    assert b"secret" not in Path(f"/proc/{renderer.pid}/environ").read_bytes()
+
+
+def test_values_that_no_message_can_carry_are_refused() -> None:
+    renderer = Renderer(ChatTemplate(ECHO))
+    nested: object = "x"
+    for _ in range(5000):
+        nested = [nested]
+    for content in (object(), 2**70, nested, "\ud800"):
+        with pytest.raises(BadRequest, match="messages"):
+            renderer.render([{"role": "user", "content": content}])
+    assert renderer.render(HELLO) == "[Hello]>"
+
+
+def test_source_of_megabytes_is_refused() -> None:
+    with pytest.raises(BadRequest, match="longer than"):
+        Renderer(ChatTemplate("x" * (MAX_SOURCE_CHARACTERS + 1))).render(HELLO)
