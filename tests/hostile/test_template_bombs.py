@@ -30,7 +30,8 @@ LARGE = {
     "{% for i in range(99) %}{% set n.r = n.r + n.r %}{% endfor %}",
     "power": "{{ 9 ** 99999999 }}",
     "power of two": "{{ (2 ** (10 ** 10)) | string }}",
-    "product of large numbers": "{% set n = namespace(v=7) %}{% for i in range(99) %}{% set n.v = n.v * n.v %}{% endfor %}",
+    "product of large numbers": "{% set n = namespace(v=7) %}{% for i in range(99) %}{% set n.v = n.v * n.v %}"
+    "{% endfor %}",
     "center": "{{ 'x' | center(10 ** 9) }}",
     "ljust": "{{ 'x'.ljust(10 ** 9) }}",
     "zfill": "{{ 'x'.zfill(10 ** 9) }}",
@@ -49,7 +50,8 @@ LARGE = {
     "output": "{% set s = 'x' * 99999 %}{% for i in range(99999) %}{{ s }}{% endfor %}",
     "text of Jinja's own": "{{ lipsum(n=10 ** 6) }}",
     "JSON": "{{ ([[0] * 999] * 99999) | tojson(indent=99) }}",
-    "nested lists": "{% set n = namespace(l=[0]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
+    "nested lists": "{% set n = namespace(l=[0]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}"
+    "{{ n.l }}",
 }
 LONG = {
     "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

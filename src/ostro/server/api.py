@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.server.body import BodyLimits
+from ostro.server.body import BodyLimits, Schema, read_request
 from ostro.server.limits import Gate
 from ostro.server.logging import RequestRecord
 from ostro.server.models import Models
@@ -46,6 +46,11 @@ class Api:
     gate: Gate
     options: HttpOptions
     started: int = field(default_factory=lambda: int(time.time()))
+
+    async def read(self, schema: type[Schema], http: Request) -> Schema:
+        """The request in the body; raises what is wrong with it. A body that could not be let in is not read."""
+        self.gate.check(record_of(http))
+        return await read_request(schema, http, self.options.body)
 
 
 def json_response(body: WireModel) -> Response:

@@ -10,6 +10,7 @@ from starlette.types import Lifespan
 from ostro.server import error_handlers
 from ostro.server.api import Api, HttpOptions
 from ostro.server.api_docs import pages
+from ostro.server.body import BodyBudget, BodyLeases
 from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog, RequestRecord
@@ -22,6 +23,7 @@ def build_app(
     *,
     gate: Gate | None = None,
     options: HttpOptions | None = None,
+    bodies: BodyBudget | None = None,
     middlewares: Sequence[Middleware] | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
     version: str | None = None,
@@ -32,7 +34,8 @@ def build_app(
     write to. None is that one alone.
     """
     version = version or metadata.version("ostro")
-    api = Api(models=served, gate=gate or Gate(GateLimits()), options=options or HttpOptions())
+    options = options or HttpOptions()
+    api = Api(models=served, gate=gate or Gate(GateLimits()), options=options)
     app = FastAPI(
         title="Ostro",
         version=version,
@@ -48,6 +51,7 @@ def build_app(
         middleware=[
             *(middlewares if middlewares is not None else [Middleware(RequestLog, on_end=_ignore, access_log=False)]),
             Middleware(error_handlers.FaultBarrier),
+            Middleware(BodyLeases, budget=bodies or BodyBudget(options.body.budget)),
         ],
     )
     error_handlers.install(app)

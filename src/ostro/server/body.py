@@ -1,29 +1,42 @@
 """A request's body: read within bounds of size and time, decoded, checked. Knows JSON; knows no endpoint.
 
+All bodies together have a budget of bytes, from the first byte that is read until their texts are tokenised: a body
+that finds it spent is told to come again later. Short bodies always find room, so that a few long ones keep nobody
+from asking a question.
+
 Decoding and checking each hold the interpreter's lock from beginning to end, in a thread too. What bounds the time that
 all others wait is the number of values in the body; so these are counted before any of them is made.
 """
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, WrongContentType
+from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, TryLater, WrongContentType
 from ostro.server.disconnect import ClientGone
 from ostro.server.schemas import RequestModel, parse
 from ostro.server.schemas.prompts import MAX_TOKENS
 
-# Shorter bodies are decoded sooner than a thread is woken.
+# Shorter bodies are decoded sooner than a thread is woken, and cannot cost too much: each byte counts 4 at most.
 _LONG_BODY = 64 << 10
 # What a body may cost to decode: MAX_TOKENS token ids, or a hundred thousand fields. At twice that, /healthz was seen
 # to wait 0.2 s on a busy machine.
 _MOST_COST = 1 << 19
 # By the byte that goes with each value, outside strings: an entry of a list, a container, a key.
 _COSTS = {b",": 1, b"[": 4, b"{": 4, b":": 4}
-_BACKSLASH = ord("\\")
+# Characters that are written as escapes, within strings, for the cost of one value.
+_ESCAPES = 8
+# What is scanned at a stroke: other threads wait a millisecond for it.
+_BLOCK = 256 << 10
+_RETRY_SECONDS = 1
+
+# Decoding holds the interpreter's lock: more threads would only queue for that.
+_DECODERS = ThreadPoolExecutor(2, thread_name_prefix="body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +44,74 @@ class BodyLimits:
     max_bytes: int = 64 << 20
     seconds: float = 60.0
     """How long a body may take to arrive: one byte a second keeps no connection open."""
+    max_bytes_together: int | None = None
+    """Of all bodies that are being read, decoded or tokenised. None is room for two of the longest."""
+
+    @property
+    def budget(self) -> int:
+        return 2 * self.max_bytes if self.max_bytes_together is None else self.max_bytes_together
+
+
+class BodyBudget:
+    """The bytes of all bodies in memory. Use within one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+
+class BodyLease:
+    """One request's part of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def check(self, size: int) -> None:
+        """Raises TryLater if there is no room for so many bytes more."""
+        budget = self._budget
+        if self._size + size > _LONG_BODY and budget.used + size > budget.most:
+            raise TryLater(
+                f"The bodies of requests under way take {budget.used} of {budget.most} bytes already, and this one "
+                "finds no room. Try again in a moment.",
+                retry_after=_RETRY_SECONDS,
+            )
+
+    def grow(self, size: int) -> None:
+        """Takes in bytes that have come; raises as `check` does."""
+        self.check(size)
+        self._size += size
+        self._budget.used += size
+
+    def release(self) -> None:
+        """Once the texts are tokenised, or the request is over. May be called again."""
+        self._budget.used -= self._size
+        self._size = 0
+
+
+class BodyLeases:
+    """ASGI middleware: gives every request its lease, which ends with the request if nobody ends it before."""
+
+    def __init__(self, app: ASGIApp, *, budget: BodyBudget) -> None:
+        self.app = app
+        self.budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        lease = scope.setdefault("state", {})["body"] = BodyLease(self.budget)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            lease.release()
+
+
+def lease_of(http: Request) -> BodyLease:
+    """The request's lease, which `BodyLeases` has put there."""
+    lease = http.scope["state"]["body"]
+    assert isinstance(lease, BodyLease)
+    return lease
 
 
 Schema = TypeVar("Schema", bound=RequestModel)
@@ -49,15 +130,19 @@ async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) 
         raise ClientGone from error
     if len(data) <= _LONG_BODY:
         return _decode(schema, data)
-    return await asyncio.to_thread(_decode, schema, data)
+    return await asyncio.get_running_loop().run_in_executor(_DECODERS, _decode_long, schema, data)
+
+
+def _decode_long(schema: type[Schema], data: bytes) -> Schema:
+    if costs_too_much(data):
+        raise BodyTooLarge(
+            f"The body holds too many values: {MAX_TOKENS} token ids, some 100000 fields, or four million escapes such "
+            "as \\u00e9 are the most. Send prompts as text, in UTF-8, or split the request."
+        )
+    return _decode(schema, data)
 
 
 def _decode(schema: type[Schema], data: bytes) -> Schema:
-    if _cost(data) > _MOST_COST:
-        raise BodyTooLarge(
-            f"The body holds too many values: {MAX_TOKENS} token ids, or some 100000 fields, are the most. "
-            "Send prompts as text, or split the request."
-        )
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -65,38 +150,28 @@ def _decode(schema: type[Schema], data: bytes) -> Schema:
     return parse(schema, value)
 
 
-def _cost(data: bytes) -> int:
-    """Of decoding the JSON text; may stop at what is too much."""
-    cost = _cost_between(data, 0, len(data))
-    # Most bodies end here. In others the bytes may be those of a long text, which costs next to nothing.
-    return cost if cost <= _MOST_COST else _cost_outside_strings(data)
+def costs_too_much(data: bytes) -> bool:
+    """Whether decoding the JSON text would hold the interpreter's lock for too long.
 
-
-def _cost_outside_strings(data: bytes) -> int:
-    cost = begin = 0
-    while begin < len(data) and cost <= _MOST_COST:
-        quote = data.find(b'"', begin)
-        end = quote if quote >= 0 else len(data)
-        cost += _cost_between(data, begin, end)
-        begin = _string_end(data, end)
-    return cost
-
-
-def _cost_between(data: bytes, begin: int, end: int) -> int:
-    return sum(cost * data.count(byte, begin, end) for byte, cost in _COSTS.items())
-
-
-def _string_end(data: bytes, begin: int) -> int:
-    """Just after the string that begins there."""
-    quote = data.find(b'"', begin + 1)
-    while quote >= 0:
-        first = quote
-        while data[first - 1] == _BACKSLASH:
-            first -= 1
-        if (quote - first) % 2 == 0:
-            return quote + 1
-        quote = data.find(b'"', quote + 1)
-    return len(data)
+    Linear in the text's length, and block by block, so that other threads have their turns. Only what stands outside
+    strings is counted; text that is no JSON may be counted wrongly after the place where the decoder gives up.
+    """
+    cost = num_quotes = begin = 0
+    while begin < len(data):
+        block = data[begin : begin + _BLOCK]
+        # A block ends before a backslash whose partner is in the next.
+        odd = (len(block) - len(block.rstrip(b"\\"))) % 2
+        end = begin + len(block) - odd if len(block) > 1 else begin + 1
+        parts = data[begin:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[num_quotes % 2 :: 2])
+        cost += sum(each * outside.count(byte) for byte, each in _COSTS.items())
+        cost += block.count(b"\\") // _ESCAPES
+        num_quotes += len(parts) - 1
+        # Two strings have a separator between them.
+        if cost > _MOST_COST or num_quotes // 2 > _MOST_COST:
+            return True
+        begin = end
+    return False
 
 
 def _check_type(request: Request) -> None:
@@ -110,11 +185,15 @@ def _check_type(request: Request) -> None:
 
 def _check_length(request: Request, limits: BodyLimits) -> None:
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limits.max_bytes:
-        raise _too_large(limits)
+    if announced.isdecimal() and len(announced) < 20:
+        if int(announced) > limits.max_bytes:
+            raise _too_large(limits)
+        # Better now than when most of it has come. It is counted as it comes: announcing costs a client nothing.
+        lease_of(request).check(int(announced))
 
 
 async def _read(request: Request, limits: BodyLimits) -> bytes:
+    lease = lease_of(request)
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
@@ -122,6 +201,7 @@ async def _read(request: Request, limits: BodyLimits) -> bytes:
         # Counted as it comes: the announced length may be missing.
         if size > limits.max_bytes:
             raise _too_large(limits)
+        lease.grow(len(part))
         parts.append(part)
     return b"".join(parts)
 

@@ -341,6 +341,10 @@ class Gate:
         """What keeps a request's cached prefixes apart from others': of several keys each has its own."""
         return given if self._share_prefixes else f"{key} {given}"
 
+    def check(self, record: RequestRecord) -> None:
+        """Raises what `admit` would raise now: before a body is read, which may be long."""
+        self._check(record.key)
+
     def drain(self) -> None:
         """Lets nobody in any more; who is inside may finish."""
         self.draining = True

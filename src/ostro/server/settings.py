@@ -453,6 +453,11 @@ class ServeSettings(BaseSettings):
     )
     max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for it; then 429")
     max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M; then 413")
+    max_bodies_size: Bytes | None = Field(
+        None,
+        description="most bytes of all bodies together that are being read, decoded or tokenised; then 503 with "
+        "Retry-After, except for bodies of up to 64K, which always find room (default: twice --max-body-size)",
+    )
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         300.0, description="seconds a request may take, waiting included; then 504"
     )
@@ -587,7 +592,7 @@ class ServeSettings(BaseSettings):
 
     def http(self) -> HttpOptions:
         return HttpOptions(
-            body=BodyLimits(max_bytes=self.max_body_size),
+            body=BodyLimits(max_bytes=self.max_body_size, max_bytes_together=self.max_bodies_size),
             defaults=SamplingDefaults(max_tokens=self.default_max_tokens, temperature=self.default_temperature),
             seed=self.seed,
             openai_strict=self.openai_strict,
@@ -935,6 +940,12 @@ def _check_together(settings: ServeSettings) -> None:
             own.engine()
         except BadRequest as error:
             raise _wrong_own(name, str(error)) from None
+    if settings.max_bodies_size is not None and settings.max_bodies_size < settings.max_body_size:
+        raise BadRequest(
+            f"max_bodies_size ({settings.max_bodies_size}) is less than max_body_size ({settings.max_body_size}): the "
+            "longest bodies would never find room. Raise the one or lower the other.",
+            param="max_bodies_size",
+        )
     if settings.enable_cors and settings.cors_credentials and "*" in settings.cors_origins:
         raise BadRequest(
             "cors_credentials needs origins by name: with * any page could act for your users. Set cors_origins."

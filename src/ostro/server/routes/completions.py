@@ -8,7 +8,6 @@ from ostro.engine.request import Request as EngineRequest
 from ostro.errors import BadRequest
 from ostro.outputs import Completion
 from ostro.server.api import Api, record_of
-from ostro.server.body import read_request
 from ostro.server.chunks import CompletionChunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
@@ -34,7 +33,7 @@ def router(api: Api) -> APIRouter:
 
 
 async def _answer(api: Api, http: Request, model: str | None = None) -> Response:
-    request = await read_request(CompletionRequest, http, api.options.body)
+    request = await api.read(CompletionRequest, http)
     record_of(http).stream = request.stream
     return Answer(api, http, _job(api, request, model or request.model))
 

@@ -7,7 +7,6 @@ from starlette.responses import Response
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion
 from ostro.server.api import Api
-from ostro.server.body import read_request
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
@@ -21,7 +20,7 @@ def router(api: Api) -> APIRouter:
     @routes.post("/v1/embeddings", **described(EmbeddingResponse, request=EmbeddingRequest))
     async def create_embedding(http: Request) -> Response:
         """A vector for each text, from a model that was made for it."""
-        request = await read_request(EmbeddingRequest, http, api.options.body)
+        request = await api.read(EmbeddingRequest, http)
         return Answer(api, http, _job(request))
 
     return routes

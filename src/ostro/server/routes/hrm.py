@@ -7,7 +7,6 @@ from starlette.responses import Response
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion, solution
 from ostro.server.api import Api
-from ostro.server.body import read_request
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
@@ -20,7 +19,7 @@ def router(api: Api) -> APIRouter:
     @routes.post("/hrm/solve", **described(SolveResponse, request=SolveRequest))
     async def solve(http: Request) -> Response:
         """A token for every position of each puzzle at once, from an HRM of upstream's dialect."""
-        request = await read_request(SolveRequest, http, api.options.body)
+        request = await api.read(SolveRequest, http)
         return Answer(api, http, _job(request))
 
     return routes

@@ -11,7 +11,6 @@ from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion, Delta, score
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.api import Api, record_of
-from ostro.server.body import read_request
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
@@ -46,13 +45,13 @@ def router(api: Api) -> APIRouter:
     @routes.post("/loglikelihood", **described(LoglikelihoodResponse, request=LoglikelihoodRequest))
     async def loglikelihood(http: Request) -> Response:
         """How likely the model is to continue each prompt in the given way, token by token."""
-        request = await read_request(LoglikelihoodRequest, http, api.options.body)
+        request = await api.read(LoglikelihoodRequest, http)
         return Answer(api, http, _scoring(request))
 
     @routes.post("/pseudo_loglikelihood", **described(PseudoLoglikelihoodResponse, request=LoglikelihoodRequest))
     async def pseudo_loglikelihood(http: Request) -> Response:
         """For models that see what comes after a token: the same in one pass over all of it."""
-        request = await read_request(LoglikelihoodRequest, http, api.options.body)
+        request = await api.read(LoglikelihoodRequest, http)
         return Answer(api, http, _scoring(request, one_pass=True))
 
     return routes
@@ -62,7 +61,7 @@ def router(api: Api) -> APIRouter:
 
 
 async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
-    request = await read_request(GenerateRequest, http, api.options.body)
+    request = await api.read(GenerateRequest, http)
     record_of(http).stream = stream
     asked = api.options.params(request)
 

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from ostro.errors import BadRequest
 from ostro.server.api import Api, json_response, record_of
-from ostro.server.body import read_request
 from ostro.server.documentation import described
 from ostro.server.models import ANY
 from ostro.server.schemas import (
@@ -29,13 +28,13 @@ def router(api: Api) -> APIRouter:
     @routes.post("/tokenize", **described(TokenizeResponse, request=TokenizeRequest))
     async def tokenize(http: Request) -> Response:
         """The token ids of a text or a conversation, as the model would get them."""
-        request = await read_request(TokenizeRequest, http, api.options.body)
+        request = await api.read(TokenizeRequest, http)
         return await _with_model(api, http, request.model, partial(_tokenized, request))
 
     @routes.post("/detokenize", **described(DetokenizeResponse, request=DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
         """The text of token ids, special ones too."""
-        request = await read_request(DetokenizeRequest, http, api.options.body)
+        request = await api.read(DetokenizeRequest, http)
         return await _with_model(api, http, request.model, partial(_detokenized, request))
 
     @routes.get("/tokenizer_info", **described(TokenizerInfo, not_found=True))

@@ -1,0 +1,201 @@
+"""Bodies: what they may cost to decode, and what all of them may take together."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from http_app import live_app
+from hypothesis import given
+from hypothesis import strategies as st
+from live_service import set_faults, until
+
+from ostro.server import body
+from ostro.server.api import HttpOptions
+from ostro.server.body import BodyBudget, BodyLimits, costs_too_much
+from ostro.server.limits import GateLimits
+
+COMPLETIONS = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+LONG = b'{"prompt": "' + b"a" * (200 << 10)
+
+
+# --- what a body may cost -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [b"," * 600_000, b"{" * 600_000, b'\\"' * 600_000, b"\\\\" * 600_000, b'\\\\\\",' * 150_000],
+    ids=["commas", "braces", "escaped quotes", "backslashes", "all of them"],
+)
+def test_what_stands_in_a_string_costs_nothing(inside: bytes) -> None:
+    assert not costs_too_much(b'{"prompt": "' + inside + b'"}')
+    assert not costs_too_much(b'{"prompt": "x' + inside + b'", "seed": 1}')
+    assert costs_too_much(b'{"prompt": "' + inside + b'", "stop": [' + b"1," * 600_000 + b"1]}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"1," * 600_000 + b"1]",
+        b"[" + b'"",' * 600_000 + b'""]',
+        b"[" * 200_000,
+        b'{"a":' * 100_000,
+        b'"' * 1_200_000,
+        b'"' + b"\\n" * 5_000_000 + b'"',
+    ],
+    ids=["numbers", "strings", "lists", "fields", "quotes", "escapes"],
+)
+def test_too_many_values_cost_too_much(text: bytes) -> None:
+    assert costs_too_much(text)
+
+
+values = st.recursive(
+    st.none() | st.integers(0, 9) | st.text(st.sampled_from('",[{:\\ab')),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.sampled_from('",[{:\\ab')), inner),
+    max_leaves=50,
+)
+
+
+def counted(value: object) -> int:
+    """The same cost, of the value itself rather than of its text."""
+    if isinstance(value, list):
+        return 4 + max(len(value) - 1, 0) + sum(map(counted, value))
+    if isinstance(value, dict):
+        return 4 + max(len(value) - 1, 0) + sum(4 + counted(entry) for entry in value.values())
+    return 0
+
+
+@given(values, st.integers(2, 40))
+def test_cost_is_that_of_the_values_however_the_text_falls_into_blocks(value: object, block: int) -> None:
+    text, cost = json.dumps(value, separators=(",", ":")).encode(), counted(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_BLOCK", block)
+        # Escapes cost a fraction, which is another test's matter.
+        patch.setattr(body, "_ESCAPES", 1 << 30)
+        patch.setattr(body, "_MOST_COST", max(cost, text.count(b'"')))
+        assert not costs_too_much(text)
+        if cost > text.count(b'"'):
+            patch.setattr(body, "_MOST_COST", cost - 1)
+            assert costs_too_much(text)
+
+
+def test_guard_against_costly_bodies_costs_little_itself() -> None:
+    """600,000 commas in a string and two million empty strings after it took 11 seconds of a core."""
+    text = b'{"prompt": ["' + b"," * 600_000 + b'"' + b',""' * 2_000_000 + b"]}"
+    began = time.thread_time()
+    assert costs_too_much(text)
+    assert time.thread_time() - began < 2
+
+
+# --- what all bodies may take together ------------------------------------------------------------------------------
+
+
+OPTIONS = HttpOptions(body=BodyLimits(max_bytes=256 << 10))
+
+
+@asynccontextmanager
+async def client_of(bodies: BodyBudget, limits: GateLimits | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        live_app(OPTIONS, limits, bodies) as (host, port, _),
+        httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=JSON, timeout=60) as client,
+    ):
+        yield client
+
+
+async def dripping(start: bytes, over: asyncio.Event) -> AsyncIterator[bytes]:
+    """All of a body but its end, which comes when it is told to."""
+    yield start
+    await over.wait()
+    yield b'"}'
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("announced", [True, False])
+def test_bodies_share_a_budget_and_the_one_too_many_is_told_to_come_again(announced: bool) -> None:
+    """Twelve bodies of 60 MB took 600 MB at once, since each was within its own bound."""
+    bodies = BodyBudget(512 << 10)
+
+    async def scenario() -> None:
+        over, late = asyncio.Event(), LONG + b'"}'
+        async with client_of(bodies) as client:
+            posts = [client.post(COMPLETIONS, content=dripping(LONG, over)) for _ in range(2)]
+            held = [asyncio.create_task(post) for post in posts]
+            await until(lambda: bodies.used == 2 * len(LONG))
+            refused = await client.post(COMPLETIONS, content=late if announced else _pieces(late))
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "try_later"
+            # A question finds room.
+            short = await client.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 1})
+            assert short.status_code == 200
+            over.set()
+            assert {response.status_code for response in await asyncio.gather(*held)} == {400}
+            assert bodies.used == 0
+            assert (await client.post(COMPLETIONS, content=late)).status_code == 400
+
+    asyncio.run(scenario())
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Without an announced length."""
+    yield body
+
+
+@pytest.mark.usefixtures("fake")
+def test_body_that_its_client_gives_up_leaves_the_budget() -> None:
+    bodies = BodyBudget(512 << 10)
+
+    async def scenario() -> None:
+        async with client_of(bodies) as client:
+            posting = asyncio.create_task(client.post(COMPLETIONS, content=dripping(LONG, asyncio.Event())))
+            await until(lambda: bodies.used == len(LONG))
+            posting.cancel()
+            await until(lambda: bodies.used == 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("fake")
+def test_body_leaves_the_budget_once_it_is_tokenised() -> None:
+    bodies = BodyBudget(512 << 10)
+    request = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, "user": "u" * 100_000}
+
+    async def scenario() -> None:
+        async with client_of(bodies) as client, client.stream("POST", COMPLETIONS, json=request) as response:
+            assert response.status_code == 200
+            assert bodies.used == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("fake")
+def test_body_is_not_read_where_the_request_would_not_be_let_in() -> None:
+    """It was once read and decoded, whatever that cost, and only then told that there was no room."""
+    bodies = BodyBudget(512 << 10)
+
+    async def scenario() -> None:
+        endless = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        async with (
+            client_of(bodies, GateLimits(concurrent=1, waiting=0)) as client,
+            client.stream("POST", COMPLETIONS, json=endless) as holding,
+        ):
+            assert holding.status_code == 200
+            # Had it begun to read this one, it would wait for the rest.
+            assert client.base_url.port is not None
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            writer.write(head.encode() + b"Content-Length: 100000\r\n\r\n" + LONG[:1000])
+            assert (await reader.readline()).split()[1] == b"429"
+            assert bodies.used == 0
+            writer.close()
+
+    asyncio.run(scenario())
