@@ -16,6 +16,8 @@ MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_WORD_CHARACTERS = 1 << 16
+"""Over all stop strings, and over all bad words, which are tokenised."""
 MAX_SEED = 2**63 - 1
 
 NEUTRAL: Mapping[str, float] = {
@@ -151,6 +153,8 @@ class SamplingParams:
             for text in texts:
                 if not isinstance(text, str) or not text:
                     raise _bad(name, f"must hold non-empty strings, got {text!r}")
+            if (length := sum(map(len, texts))) > MAX_WORD_CHARACTERS:
+                raise _bad(name, f"takes at most {MAX_WORD_CHARACTERS} characters over all entries, got {length}")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise _bad("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} entries")
         for token in self.stop_token_ids:

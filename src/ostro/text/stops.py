@@ -4,7 +4,6 @@ text so far:   … emitted …│held back
                           └ the tail is the beginning of some stop, so it may not be shown yet
 """
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,14 +27,11 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         if not all(stops):
             raise BadRequest("stop must hold non-empty strings.", param="stop")
-        self._stops = tuple(dict.fromkeys(stops))
         self._include_stop = include_stop
-        self._longest = max(map(len, self._stops), default=0)
-        # Longest first: of the alternatives that match at one place, a regular expression takes the first.
-        by_length = sorted(self._stops, key=len, reverse=True)
-        self._any_stop = re.compile("|".join(map(re.escape, by_length)))
-        firsts = "".join(re.escape(stop[0]) for stop in by_length)
-        self._any_start = re.compile(f"[{firsts}]" if firsts else "(?!)")
+        # Longest first: of those that begin at one place the longest ends the text.
+        self._stops = sorted(dict.fromkeys(stops), key=len, reverse=True)
+        self._longest = len(self._stops[0]) if self._stops else 0
+        self._firsts = frozenset(stop[0] for stop in self._stops)
         self._held = ""
         self.matched: str | None = None
 
@@ -47,27 +43,38 @@ class StopMatcher:
             return StopResult("", self.matched)
         text = self._held + text
         live = self._live_from(text)
-        match = self._any_stop.search(text)
-        if match is not None and match.start() < live:
-            return self._end(match)
+        start, stop = self._first_stop(text)
+        if start < live:
+            return self._end(text, start, stop)
         self._held = text[live:]
         return StopResult(text[:live], None)
 
     def flush(self) -> str:
         """The text has ended: what was held back, less a stop in it. `matched` then tells the final verdict."""
         text, self._held = self._held, ""
-        match = self._any_stop.search(text) if self._stops else None
-        return text if match is None else self._end(match).text
+        start, stop = self._first_stop(text)
+        return text if start == len(text) else self._end(text, start, stop).text
 
-    def _end(self, match: re.Match[str]) -> StopResult:
+    def _end(self, text: str, start: int, stop: str) -> StopResult:
         self._held = ""
-        self.matched = match.group()
-        return StopResult(match.string[: match.end() if self._include_stop else match.start()], self.matched)
+        self.matched = stop
+        return StopResult(text[: start + len(stop) if self._include_stop else start], stop)
+
+    def _first_stop(self, text: str) -> tuple[int, str]:
+        """Where the earliest stop begins, and which; the text's length if there is none."""
+        # Not a regular expression: one of 64 stops takes long to compile, and to match if they begin alike.
+        start, found = len(text), ""
+        for stop in self._stops:
+            at = text.find(stop, 0, start + len(stop) - 1)
+            if at >= 0:
+                start, found = at, stop
+        return start, found
 
     def _live_from(self, text: str) -> int:
         """Where the earliest tail begins that more text could complete to a stop; the text's length if none does."""
-        for start in self._any_start.finditer(text, max(0, len(text) - self._longest + 1)):
-            tail = text[start.start() :]
-            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
-                return start.start()
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._firsts:
+                tail = text[start:]
+                if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
+                    return start
         return len(text)

@@ -68,7 +68,9 @@ async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
     async def prepare(model: Model) -> list[EngineRequest]:
         own = model.service.sampling_defaults or SamplingDefaults()
         params = own.over(request.fallback).fill(asked)
-        return await model.service.prepare_all(request.prompts, params, cache_salt=request.cache_salt, adapter=model.adapter)
+        return await model.service.prepare_all(
+            request.prompts, params, cache_salt=request.cache_salt, adapter=model.adapter
+        )
 
     events = partial(_TextEvents, strict=api.options.openai_strict)
     return Answer(api, http, Job(request.model, prepare, _texts, events if stream else None))

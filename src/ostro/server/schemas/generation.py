@@ -107,7 +107,7 @@ class GenerationRequest(RequestModel):
     min_tokens: int = 0
     """No end before this many tokens."""
     bad_words: Words = Field(default_factory=list)
-    """At most 1024 of them."""
+    """At most 1024 of them, each of at most 1024 characters, and 65536 characters over all of them."""
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(default_factory=list)
     """At most 1024 of them."""
     ignore_eos: bool = False
