@@ -38,13 +38,17 @@ def live_server(
     env: Mapping[str, str] | None = None,
     ready: bool = True,
     port: int = 0,
+    files: int | None = None,
 ) -> Iterator[LiveServer]:
-    """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false.
+    """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false. `files`
+    is how many it may open, as `ulimit -n` says.
 
     A server whose model is not found for long says late where it listens: give it a `port`.
     """
     log = directory / "server.log"
     command = [sys.executable, "-m", "ostro", "serve", "--port", str(port), "--log-format", "json", *args]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command,

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -31,6 +30,7 @@ from ostro.pool.pool import PoolState
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.app import build_app
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
+from ostro.server.connections import Acceptor, Connections, most_connections, raise_file_limit
 from ostro.server.fleet import build_models, fixed_specs
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import LogFormat, PatientHandler, RequestLog, RequestRecord, configure_logging
@@ -48,7 +48,6 @@ from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
-_MOST_FILES = 65536
 # Longer than the pools of common clients keep a connection: they must be the ones to close it.
 _KEEP_ALIVE_SECONDS = 75
 # Programs that start a server wait for its first lines.
@@ -82,7 +81,7 @@ def serve(merged: Merged) -> int:
     """Serves until a signal; returns the exit status. Raises OstroError if it cannot begin."""
     settings = merged.settings
     keyring = settings.keyring()
-    _allow_connections()
+    connections = Connections(most_connections(settings.max_connections, raise_file_limit()))
     with _logging(settings) as log:
         sweep_cache()
         with (
@@ -91,7 +90,7 @@ def serve(merged: Merged) -> int:
             asyncio.Runner(loop_factory=_loop_factory()) as runner,
         ):
             say = log.say if _log_format(settings) == "text" and sys.stderr.isatty() else None
-            return runner.run(Server(merged, keyring, sock, tracer, say=say).run())
+            return runner.run(Server(merged, keyring, sock, connections, tracer, say=say).run())
 
 
 @contextlib.contextmanager
@@ -150,13 +149,6 @@ def _tracing(settings: ServeSettings) -> Iterator[Tracer | None]:
     finally:
         if tracer is not None:
             tracer.stop()
-
-
-def _allow_connections() -> None:
-    """As many as the system grants: the usual 1024 open files are fewer than the requests that may wait."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < (most := _MOST_FILES if hard < 0 else min(_MOST_FILES, hard)):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -235,11 +227,26 @@ def assemble(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, less its signal handlers: what a signal means is decided here."""
+    """uvicorn, less its signal handlers, since what a signal means is decided here; and with a limit on connections."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._connections = connections
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None, "the server is given sockets that listen"
+        await self.lifespan.startup()
+        self.servers = [Acceptor(sock, self._protocol, self._connections) for sock in sockets]  # type: ignore[misc]
+        self.started = True
+
+    def _protocol(self) -> BoundedHttp:
+        protocol = BoundedHttp(self.config, self.server_state, self.lifespan.state)
+        protocol.peers = self._connections
+        return protocol
 
 
 class Server:
@@ -250,6 +257,7 @@ class Server:
         merged: Merged,
         keyring: Keyring,
         sock: socket.socket,
+        connections: Connections,
         tracer: Tracer | None = None,
         *,
         say: Callable[[str], None] | None = None,
@@ -260,6 +268,7 @@ class Server:
         self._say = say
         self._keyring = keyring
         self._sock = sock
+        self._connections = connections
         self._tracer = tracer
         self._log = structlog.stdlib.get_logger("ostro.server")
         self._signalled = asyncio.Event()
@@ -303,7 +312,8 @@ class Server:
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_LAST_BYTES_SECONDS,
-            )
+            ),
+            self._connections,
         )
 
     async def _until_over(self, models: Models, gate: Gate, opening: Opening, serving: asyncio.Task[None]) -> int:

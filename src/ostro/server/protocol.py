@@ -18,6 +18,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ostro.errors import BadRequest
+from ostro.server.connections import Connections
 from ostro.server.schemas import ErrorBody
 
 _LONGEST_HEAD: Final = 64 << 10
@@ -54,6 +55,8 @@ class BoundedHttp(HttpToolsProtocol):
     head_seconds: float = 30.0
     """How long a request's head may take; and the rest of a body that was answered before it had come."""
     read_seconds: float = 60.0
+    peers: Connections | None = None
+    """The connections that this one is counted among, if they are counted."""
 
     _head_bytes = 0
     _unread = 0
@@ -67,8 +70,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_late = Alarm(self.loop, transport.abort)
         self._reader_late = Alarm(self.loop, self._check_reader)
         self._await_head()
+        if self.peers is not None:
+            self.peers.fall_idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.peers is not None:
+            self.peers.close(self)
         for alarm in (self._head_late, self._body_late, self._reader_late):
             alarm.clear()
         if self._running is not None and self._running is not self.cycle:
@@ -103,6 +110,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._head_late.clear()
+        if self.peers is not None:
+            self.peers.begin_request(self)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -163,11 +172,19 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.peers is not None and self.cycle.response_complete:
+            self.peers.fall_idle(self)
         if self.transport.is_closing():
             # It closes once all is read.
             self._await_reader()
         elif self.cycle.response_complete and self.cycle.more_body:
             self._body_late.set(self.head_seconds)
+
+    def has_unsent(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
+
+    def drop(self) -> None:
+        self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

@@ -452,6 +452,13 @@ class ServeSettings(BaseSettings):
         1024, description="requests that may wait for the engine; then 429"
     )
     max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for it; then 429")
+    max_connections: Positive | None = Field(
+        None,
+        description=(
+            "open connections; beyond that idle ones are closed, and if all are busy a new one gets 503 (default: "
+            "seven eighths of the files that the process may open)"
+        ),
+    )
     max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M; then 413")
     max_bodies_size: Bytes | None = Field(
         None,

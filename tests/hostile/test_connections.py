@@ -1,0 +1,124 @@
+"""Connections and files used up on purpose, with an engine that dies in the middle."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from live_server import LiveServer, live_server
+
+from ostro.errors import BadRequest
+from ostro.server.connections import Connections, most_connections
+
+FILES, SILENT = 256, 300
+ASKED = {"prompt": "Hello", "max_tokens": 4}
+
+
+@contextmanager
+def silent_connections(server: LiveServer, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
+    address = urlsplit(server.url)
+    with ExitStack() as held:
+        opened = []
+        for _ in range(count):
+            connection = held.enter_context(socket.create_connection((address.hostname, address.port), timeout=30))
+            connection.sendall(sent)
+            opened.append(connection)
+        yield opened
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until_answered(server: LiveServer) -> None:
+    """The engine is back: a completion comes."""
+    deadline = time.monotonic() + 60
+    with server.client() as client:
+        while (answer := client.post("/v1/completions", json=ASKED)).status_code != HTTPStatus.OK:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: "])
+def test_silent_connections_keep_nobody_out_and_a_killed_engine_comes_back(tmp_path: Path, sent: bytes) -> None:
+    """Under `ulimit -n 256`, 300 of them made /healthz fail, and a killed engine could not be started again."""
+    with live_server(tmp_path, files=FILES) as server, silent_connections(server, SILENT, sent):
+        with server.client() as client:
+            assert client.get("/healthz").status_code == HTTPStatus.OK
+        [engine] = children(server.process.pid)
+        os.kill(engine, signal.SIGKILL)
+        until_answered(server)
+        with server.client() as client:
+            assert client.get("/healthz").status_code == HTTPStatus.OK
+            assert client.get("/readyz").status_code == HTTPStatus.OK
+        assert children(server.process.pid) != [engine]
+
+
+def test_idle_connections_make_room_and_one_too_many_among_busy_ones_gets_503(tmp_path: Path) -> None:
+    """Each of the busy ones has a request whose body the server waits for, as it says itself."""
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+        b"content-type: application/json\r\ncontent-length: 9\r\n\r\n"
+    )
+    go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
+    with live_server(tmp_path, "--max-connections", "4") as server:
+        with silent_connections(server, 4) as silent:
+            with server.client() as client:
+                assert client.get("/healthz").status_code == HTTPStatus.OK
+            # The first of them had been silent for longest.
+            assert silent[0].recv(1) == b""
+        with silent_connections(server, 4, head) as busy:
+            assert [connection.recv(len(go_on), socket.MSG_WAITALL) for connection in busy] == [go_on] * 4
+            with silent_connections(server, 1) as [late]:
+                answer = late.recv(4096, socket.MSG_WAITALL)
+            refusal, _, told = answer.partition(b"\r\n\r\n")
+            assert refusal.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: " in refusal
+            assert json.loads(told)["error"]["code"] == "unavailable"
+            for connection in busy:
+                connection.sendall(b'{"x": 1}\n')
+                assert connection.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+        with server.client() as client:
+            assert client.get("/healthz").status_code == HTTPStatus.OK
+
+
+class Peer:
+    def __init__(self, *, unsent: bool = False) -> None:
+        self.unsent = unsent
+        self.dropped = False
+
+    def has_unsent(self) -> bool:
+        return self.unsent
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_longest_idle_goes_first_but_not_one_whose_client_still_reads() -> None:
+    connections = Connections(3)
+    reading, oldest, newer = Peer(unsent=True), Peer(), Peer()
+    for peer in (reading, newer, oldest):
+        assert connections.make_room()
+        connections.num_open += 1
+        connections.fall_idle(peer)
+    connections.begin_request(newer)
+    connections.fall_idle(newer)
+    assert connections.make_room()
+    assert [reading.dropped, oldest.dropped, newer.dropped] == [False, True, False]
+    connections.begin_request(newer)
+    assert not connections.make_room()
+
+
+@pytest.mark.parametrize(("files", "most"), [(256, 192), (1024, 896), (65536, 57344), (64, 32)])
+def test_files_are_left_for_engines_and_models(files: int, most: int) -> None:
+    assert most_connections(None, files) == most
+    assert most_connections(most, files) == most
+    with pytest.raises(BadRequest, match="ulimit -n"):
+        most_connections(most + 1, files)
