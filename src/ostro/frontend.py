@@ -236,7 +236,8 @@ class Collector:
             choice.finish_reason = "stop"
         elif step.finish_reason is not None:
             choice.finish_reason = step.finish_reason.value
-        return Delta(step.choice, text, choice.finish_reason, token_ids, None if choice.logprobs is None else logprobs)
+        kept = None if choice.logprobs is None else logprobs
+        return Delta(step.choice, text, choice.finish_reason, token_ids, kept, step.error)
 
     def _vector(self, pooled: list[float] | None) -> list[float] | None:
         if pooled is None or not self._normalize:

@@ -16,7 +16,7 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.frontend import Frontend, Message, Prompt, Sampling
-from ostro.outputs import Completion, Delta, Score, Solution, score, solution
+from ostro.outputs import Completion, Delta, Score, Solution, embedding, score, solution
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
@@ -172,7 +172,7 @@ class LLM:
             self.prepare_embedding(text, adapter=name, truncate_prompt_tokens=truncate_prompt_tokens)
             for text, name in zip(batch, _for_each(adapter, len(batch)), strict=True)
         ]
-        return [completion.embedding or [] for completion in self._finish(requests)]
+        return [embedding(completion) for completion in self._finish(requests)]
 
     def solve(self, inputs: Sequence[Sequence[int]], puzzle_ids: Sequence[int] | None = None) -> list[Solution]:
         """A token for every position of each puzzle at once, from an HRM of upstream's dialect.

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from ostro.errors import SequenceFailed
-from ostro.runner.base import Solution, TokenLogprob
+from ostro.runner.base import NOT_FINITE, Solution, TokenLogprob
 
 __all__ = ["Choice", "Completion", "Delta", "Score", "Solution", "TokenLogprob", "score", "solution"]
 
@@ -61,6 +61,8 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     """The tokens behind it. Their text may still be held back, or belong to a later delta in part."""
     logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
+    """Why the engine gave up, where the finish reason is "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,27 @@ def solution(completion: Completion) -> Solution:
     found = completion.solution
     assert found is not None, "a request to solve ends with a solution"
     if not math.isfinite(found.q_halt + found.q_continue):
-        raise SequenceFailed("The model's numbers overflowed, so it gives no answer. Its weights may be damaged.")
+        raise SequenceFailed(NOT_FINITE)
     return found
+
+
+def embedding(completion: Completion) -> list[float]:
+    """Of a request that was to embed; raises SequenceFailed if the engine gave up on it."""
+    _check(completion)
+    return completion.embedding or []
 
 
 def score(completion: Completion) -> Score:
     """Of a request that was to score; raises SequenceFailed if the engine gave up on it."""
-    if error := completion.choices[0].error:
-        raise SequenceFailed(error)
+    _check(completion)
     scored = [logprob for logprob in completion.prompt_logprobs or () if logprob is not None]
     return Score(
         logprob=sum(logprob.logprob for logprob in scored),
         is_greedy=all(logprob.rank == 1 for logprob in scored),
         num_tokens=len(scored),
     )
+
+
+def _check(completion: Completion) -> None:
+    if error := completion.choices[0].error:
+        raise SequenceFailed(error)

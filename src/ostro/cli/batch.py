@@ -22,7 +22,7 @@ from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError, UnknownModel
 from ostro.frontend import Prompt
 from ostro.llm import LLM
-from ostro.outputs import Completion
+from ostro.outputs import Completion, embedding
 from ostro.sampling_params import SamplingParams
 from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
 from ostro.server.schemas import (
@@ -183,7 +183,7 @@ def _embeddings(llm: LLM, body: object) -> _Work:
     requests = [llm.prepare_embedding(text, truncate_prompt_tokens=kept) for text in request.input]
     num_tokens = sum(len(each.prompt_ids) for each in requests)
     return requests, lambda done: embedding_response(
-        request, [each.embedding or [] for each in done], num_tokens=num_tokens, model=llm.name
+        request, [embedding(each) for each in done], num_tokens=num_tokens, model=llm.name
     )
 
 

@@ -68,7 +68,7 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     for delta in llm.stream(prompt, params):
         print(delta.text, end="", flush=True)
         if delta.finish_reason == "error":
-            raise SequenceFailed("The model gave no usable output for this prompt. Check its weights.")
+            raise SequenceFailed(delta.error or "The engine gave up on this prompt. Try again.")
     print()
 
 

@@ -44,7 +44,7 @@ from ostro.engine.messages import (
 )
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Counters
-from ostro.errors import BadRequest, OstroError
+from ostro.errors import BadRequest, ModelError, OstroError
 from ostro.relay import relay_logs
 from ostro.runner.base import ModelRunner
 from ostro.runner.fake import FakeRunner
@@ -265,7 +265,10 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
 
 
 def warm_up(core: EngineCore) -> None:
-    """Computes a few tokens, for one sequence and for two, so that the first request finds everything prepared."""
+    """Computes a few tokens, for one sequence and for two, so that the first request finds everything prepared.
+
+    Raises ModelError for a model that gives no finite numbers: nearly every weight has had its part in these.
+    """
     most = core.scheduler.max_len
     prompt = (0,) * min(4, most - 1)
     if not prompt:
@@ -276,7 +279,9 @@ def warm_up(core: EngineCore) -> None:
         params, task = SamplingParams(max_tokens=0), Task.EMBED
     core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, task=task))
     while core.has_work:
-        core.step()
+        for gain in core.step():
+            if gain.error is not None:
+                raise ModelError(gain.error)
     core.scheduler.kv.clear_cache()
     core.scheduler.counters = Counters()
 

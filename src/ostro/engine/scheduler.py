@@ -23,6 +23,7 @@ before it, and for no others. There a prompt that is scored takes a pass for eac
 the budget, while there is anything else to do.
 """
 
+import math
 from bisect import insort
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.errors import BadRequest
-from ostro.runner.base import RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
+from ostro.runner.base import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +212,19 @@ class Scheduler:
         seq = chunk.seq
         # Nothing is sampled at the end of a prompt that was only to be read.
         read = not chunk.samples and chunk.end == seq.num_known == seq.max_len
-        gaining = chunk.samples or (seq, *(self._followers.pop(seq.id, ()) if read else ()))
+        # Numbers that are none end all choices of the request, wherever in its prompt they came up.
+        failed = _is_broken(chunk, output)
+        gaining = chunk.samples or (seq, *(self._followers.pop(seq.id, ()) if read or failed else ()))
         # Who was aborted while the step ran gets nothing more.
         live = [seq for seq in gaining if seq.finish_reason is None]
         if not live:
             return []
         progress = [Progress(seq.request.id, seq.choice, num_cached=seq.num_cached or 0) for seq in live]
+        if failed:
+            for seq, gain in zip(live, progress, strict=True):
+                gain.finish_reason, gain.error = FinishReason.ERROR, NOT_FINITE
+                self._end(seq, FinishReason.ERROR)
+            return progress
         if chunk.scored:
             progress[0].prompt_logprobs = output.prompt_logprobs[chunk.seq.id]
         progress[0].solution = output.solved.get(chunk.seq.id)
@@ -374,6 +382,13 @@ class Scheduler:
     def _sequence(self, request: Request, choice: int, max_len: int) -> Sequence:
         self._next_id += 1
         return Sequence(self._next_id, request, choice=choice, max_len=max_len)
+
+
+def _is_broken(chunk: Chunk, output: StepOutput) -> bool:
+    """Whether what the step was asked for besides tokens is no number. Sampling looks at its own logits."""
+    if chunk.scored and any(map(math.isnan, (each.logprob for each in output.prompt_logprobs[chunk.seq.id]))):
+        return True
+    return not math.isfinite(sum(output.pooled.get(chunk.seq.id, ())))
 
 
 def _reach(seq: Sequence, budget: int) -> int:

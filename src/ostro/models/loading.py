@@ -71,11 +71,18 @@ def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, 
                 f"Tensor {given!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers: the "
                 "checkpoint is quantised in a way that its config does not tell. Fetch the unquantised model."
             )
+        # Few numbers, and each is in every token's way. Matrices are too many: a step's own numbers show them.
+        if tensor.dim() < 2 and not bool(tensor.isfinite().all()):
+            raise not_finite(given)
         place.fill(tensor)
         missing.discard(name)
     if missing:
         some = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
         raise BadCheckpoint(f"The checkpoint lacks {len(missing)} tensors ({some}); fetch the model again.")
+
+
+def not_finite(name: str) -> BadCheckpoint:
+    return BadCheckpoint(f"Tensor {name!r} holds NaN or infinity: the checkpoint is damaged. Download it again.")
 
 
 def places_of(model: nn.Module) -> dict[str, Place]:

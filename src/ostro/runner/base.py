@@ -59,6 +59,13 @@ class SampledToken:
     """Why no token could be drawn for this row; the sequence ends, its neighbours go on."""
 
 
+NOT_FINITE = (
+    "The model gave a number that is not finite: its weights hold NaN or infinity, or overflow its dtype. "
+    "Check its checkpoint, or load it in a wider dtype."
+)
+"""Why a sequence fails whose logits, log-probabilities or vector are of no use."""
+
+
 @dataclass(frozen=True, slots=True)
 class Solution:
     """One sequence's answer to a request to solve."""

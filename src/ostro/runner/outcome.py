@@ -2,7 +2,7 @@
 
 import math
 
-from ostro.runner.base import SampledToken, TokenLogprob
+from ostro.runner.base import NOT_FINITE, SampledToken, TokenLogprob
 
 
 def outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> SampledToken:
@@ -12,7 +12,5 @@ def outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> Sampled
             -1, error="Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens."
         )
     if not math.isfinite(best):
-        return SampledToken(
-            -1, error=f"The model gave a logit of {best}. Check its checkpoint, or load it in a wider dtype."
-        )
+        return SampledToken(-1, error=NOT_FINITE)
     return SampledToken(token_id, logprob)

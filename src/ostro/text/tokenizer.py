@@ -15,10 +15,11 @@ from typing import NamedTuple, Self
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from ostro.errors import BadRequest, ModelNotFound
+from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound
 from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
+from ostro.text.panics import PROBES, panics_become
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
 
@@ -47,6 +48,7 @@ class Tokenizer:
         core.no_truncation()
         core.no_padding()
         self._core = core
+        self._source = "this model"
         self._added: dict[int, AddedToken] = core.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, added in self._added.items() if added.special)
         codec = codec_of(core.decoder)
@@ -65,13 +67,27 @@ class Tokenizer:
     def load(cls, path: Path, *, chat_template: str | None = None, eos_ids: Iterable[int] = ()) -> Self:
         """From a model's directory or a .gguf file. `chat_template` names a built-in or a .jinja file. `eos_ids` end a
         text too: those that the model itself names, whose tokenizer may be another's.
+
+        A tokenizer that cannot cut an ordinary text is refused here, not by the first request.
         """
-        if path.is_file() and path.suffix == ".gguf":
-            tokenizer = cls._load_gguf(path, chat_template)
-        elif path.is_dir():
-            tokenizer = cls._load_directory(path, chat_template)
-        else:
-            raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
+
+        def unusable(panic: str) -> BadCheckpoint:
+            return BadCheckpoint(
+                f"The tokenizer of {path} cannot cut plain text ({panic}): its patterns are damaged, or made to stall. "
+                "Download it again, or give another one with --tokenizer."
+            )
+
+        with panics_become(unusable):
+            if path.is_file() and path.suffix == ".gguf":
+                tokenizer = cls._load_gguf(path, chat_template)
+            elif path.is_dir():
+                tokenizer = cls._load_directory(path, chat_template)
+            else:
+                raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
+            # One at a time: the first that panics is the last.
+            for probe in PROBES:
+                encode_ids(tokenizer._core, [probe], add_special=False)
+        tokenizer._source = str(path)
         tokenizer.eos_ids |= frozenset(eos_ids)
         return tokenizer
 
@@ -118,9 +134,10 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
         """Lets other threads run meanwhile."""
-        if not allow_special:
-            return [self._plain.encode(text, add_special=add_special) for text in texts]
-        return encode_ids(self._core, texts, add_special=add_special)
+        with panics_become(self._gave_up):
+            if not allow_special:
+                return [self._plain.encode(text, add_special=add_special) for text in texts]
+            return encode_ids(self._core, texts, add_special=add_special)
 
     def encode_chat(
         self,
@@ -143,7 +160,8 @@ class Tokenizer:
     def encode_rendered(self, chat: ChatText) -> list[int]:
         if chat.mark not in chat.text:
             return self.encode(chat.text, add_special=False)
-        return self._plain.encode_marked(chat.text, chat.mark)
+        with panics_become(self._gave_up):
+            return self._plain.encode_marked(chat.text, chat.mark)
 
     @property
     def renderer(self) -> Renderer:
@@ -212,6 +230,12 @@ class Tokenizer:
     def token_text(self, id: int) -> str:
         """The token's own text, special ones too; what is not whole characters is replaced."""
         return self._bytes[id].decode(errors="replace")
+
+    def _gave_up(self, panic: str) -> ModelError:
+        return ModelError(
+            f"The tokenizer of {self._source} gave up on this text ({panic}). Send it in shorter pieces, or serve the "
+            "model with another tokenizer."
+        )
 
     @cached_property
     def _plain(self) -> PlainEncoder:

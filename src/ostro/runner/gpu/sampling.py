@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
-from ostro.runner.base import SampledToken, TokenLogprob
+from ostro.runner.base import NOT_FINITE, SampledToken, TokenLogprob
 from ostro.runner.score_edits import without_penalties
 
 _FAILURES = {
     ALL_BANNED: "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens.",
 }
-_NOT_FINITE = "The model gave a logit that is no finite number. Check its checkpoint, or load it in a wider dtype."
 
 
 class SamplerKind(NamedTuple):
@@ -65,7 +64,7 @@ def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
 
 def outcome(token_id: int, error: int, logprob: TokenLogprob | None = None) -> SampledToken:
     if error:
-        return SampledToken(-1, error=_FAILURES.get(error, _NOT_FINITE))
+        return SampledToken(-1, error=_FAILURES.get(error, NOT_FINITE))
     return SampledToken(token_id, logprob)
 
 

@@ -25,7 +25,7 @@ from ostro.models.base import Model
 from ostro.models.decoder import Backbone, CausalLM, PreNormLayer
 from ostro.models.gemma import SandwichLayer, ScaledEmbedding
 from ostro.models.layers import Attention, Embedding, FusedLinear, GatedMLP, HeadNorm, Linear, RMSNorm, gelu_tanh
-from ostro.models.loading import REDUNDANT, Weighted
+from ostro.models.loading import REDUNDANT, Weighted, not_finite
 from ostro.models.rope import Rotary
 from ostro.weights.checkpoint import Checkpoint
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
@@ -134,6 +134,8 @@ class _Tensors:
                 )
             if isinstance(tensor, Stored):
                 self._matrices[name] = tensor
+            elif not np.isfinite(tensor).all():
+                raise not_finite(given)
             else:
                 self._vectors[name] = tensor + np.float32(place.offset)
         if places:
