@@ -222,6 +222,7 @@ def make_request(
     cache_salt: str = "",
     priority: int = 0,
     task: Task = Task.GENERATE,
+    tenant: str = "",
 ) -> Request:
     params = SamplingParams(
         n=n,
@@ -241,4 +242,5 @@ def make_request(
         cache_salt=cache_salt,
         priority=priority,
         task=task,
+        tenant=tenant,
     )

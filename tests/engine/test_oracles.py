@@ -129,6 +129,7 @@ def requests(draw: st.DrawFn, id: int, *, page_size: int, max_len: int) -> Reque
         prompt_logprobs_from=draw(st.none() | st.integers(0, len(prompt))),
         cache_salt=draw(st.sampled_from(["", "", "pepper"])),
         priority=draw(st.sampled_from([0, 0, 0, -1, 1])),
+        tenant=draw(st.sampled_from(["", "", "another", "a third"])),
     )
 
 

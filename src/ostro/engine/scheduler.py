@@ -21,11 +21,15 @@ A model that keeps no keys and values computes a whole sequence for each token t
 they recompute, and the last sequence that the budget lets in may exceed it: so a long one waits for those that came
 before it, and for no others. There a prompt that is scored takes a pass for each position: such prompts share half of
 the budget, while there is anything else to do.
+
+Where several tenants have work, rank decides among the requests of one, and `engine.tenants` between them: a tenant
+that has less than its share of the batch is let in first, if need be at the cost of one that has more.
 """
 
 import math
 from bisect import insort
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ostro.engine.batch import Batch, Chunk
@@ -33,6 +37,7 @@ from ostro.engine.door import Door
 from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason, Sequence
+from ostro.engine.tenants import Holdings, divide, next_in_line
 from ostro.errors import BadRequest
 from ostro.runner.base import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 
@@ -119,6 +124,8 @@ class Scheduler:
         self._live: dict[int, list[Sequence]] = {}
         # Leader's id -> the other choices of its request, until the leader's prompt is computed.
         self._followers: dict[int, list[Sequence]] = {}
+        # Tenant -> its requests that have not ended.
+        self._tenants: Counter[str] = Counter()
         self._next_id = 0
         # Requests that the latest step was the first of, and those that gave up pages for it.
         self.begun: list[int] = []
@@ -137,6 +144,7 @@ class Scheduler:
         assert request.id not in self._live, f"request {request.id} was added twice"
         seqs = [self._sequence(request, choice, max_len) for choice in range(request.params.n)]
         self._live[request.id] = list(seqs)
+        self._tenants[request.tenant] += 1
         leader, *followers = seqs
         if followers:
             self._followers[leader.id] = followers
@@ -166,11 +174,13 @@ class Scheduler:
         budgets = self._budgets()
         preempted = self.counters.preemptions
         self.begun, self.preempted = [], []
+        if self.waiting and self._is_shared:
+            self._make_way()
         # Sequences with one token to go come first: they are cheap, and someone reads along.
-        for seq in sorted(self.running, key=lambda seq: seq.num_to_compute > 1):
-            kind = self._kind(seq)
-            if budgets[kind] > 0 and seq.pages and seq.runnable and self._extend(seq):
-                budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
+        decoding = [seq for seq in self.running if seq.num_to_compute <= 1]
+        reading = [seq for seq in self.running if seq.num_to_compute > 1]
+        self._go_on(decoding, chunks, budgets, {})
+        self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
         if self.waiting and self.counters.preemptions == preempted:
             self._admit_waiting(chunks, budgets)
         if not chunks:
@@ -273,6 +283,60 @@ class Scheduler:
         else:
             insort(self.waiting, follower, key=_rank)
 
+    @property
+    def _is_shared(self) -> bool:
+        return len(self._tenants) > 1
+
+    def _go_on(
+        self, seqs: Iterable[Sequence], chunks: list[Chunk], budgets: dict[bool, int], parts: dict[str, int]
+    ) -> None:
+        """Adds running sequences to the step. A tenant that `parts` names gets no more than its part of the budget."""
+        for seq in seqs:
+            kind, tenant = self._kind(seq), seq.request.tenant
+            budget = min(budgets[kind], parts.get(tenant, budgets[kind]))
+            if budget > 0 and seq.pages and seq.runnable and self._extend(seq):
+                cost = self._add_chunk(chunks, seq, budget)
+                budgets[kind] -= cost
+                if tenant in parts:
+                    parts[tenant] -= cost
+
+    def _parts(self, reading: Iterable[Sequence], budgets: dict[bool, int]) -> dict[str, int]:
+        """How much of the budget each tenant's prompts get: a long one must not keep others' from being read."""
+        if not self._is_shared or not self._keeps_kv:
+            return {}
+        wanted: Counter[str] = Counter()
+        for seq in reading:
+            wanted[seq.request.tenant] += seq.num_to_compute
+        if self.waiting and (seats := self.limits.max_batch_seqs - len(self.running)):
+            for seq in next_in_line(self.waiting, Holdings(self.running).seats, min(seats, len(self._tenants))):
+                wanted[seq.request.tenant] += seq.num_to_compute
+        return divide(max(1, budgets[False]), wanted)
+
+    def _make_way(self) -> None:
+        """For the tenant that has least: if it has less than its share and there is no seat or no room for its next
+        sequence, those that have more than theirs give up the sequences that rank last. It is let in by the next step.
+        """
+        holdings = Holdings(self.running)
+        [seq] = next_in_line(self.waiting, holdings.seats, 1)
+        tenant, needed = seq.request.tenant, self.kv.pages_for(seq.num_tokens)
+        most_seats = max(1, self.limits.max_batch_seqs // len(self._tenants))
+        most_pages = self.kv.num_pages // len(self._tenants)
+        fits_share = holdings.seats[tenant] < most_seats and holdings.pages[tenant] + needed <= most_pages
+        if seq.num_pending or (holdings.seats[tenant] and not fits_share):
+            return
+        # The first in rank is never preempted, nor is anybody's last sequence: every tenant gets on.
+        for victim in self.running[:0:-1]:
+            if len(self.running) < self.limits.max_batch_seqs and self._has_room(needed):
+                return
+            owner = victim.request.tenant
+            has_more = holdings.seats[owner] > most_seats or holdings.pages[owner] > most_pages
+            if has_more and holdings.seats[owner] > 1 and owner != tenant and victim.rank[0] >= seq.rank[0]:
+                holdings.lose(victim, len(victim.pages))
+                self._preempt(victim)
+
+    def _has_room(self, num_pages: int) -> bool:
+        return num_pages + len(self.running) <= self.kv.available
+
     def _budgets(self) -> dict[bool, int]:
         """Tokens for each kind of work that there is."""
         if self._keeps_kv:
@@ -318,11 +382,14 @@ class Scheduler:
         insort(self.waiting, seq, key=_rank)
 
     def _admit_waiting(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
-        """Adds waiting sequences to the step, by rank, while there is budget and room."""
+        """Adds waiting sequences to the step, in order, while there is budget and room."""
         filling = {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
         # One that waits for a page to be cached keeps its seat: those behind it must not fill the batch meanwhile.
         seats = self.limits.max_batch_seqs - len(self.running)
-        for seq in self.waiting[:seats]:
+        line = self.waiting[:seats]
+        if self._is_shared:
+            line = next_in_line(self.waiting, Holdings(self.running).seats, seats)
+        for seq in line:
             if not any(budget > 0 for budget in budgets.values()):
                 break
             kind = self._kind(seq)
@@ -364,6 +431,9 @@ class Scheduler:
         siblings.remove(seq)
         if not siblings:
             del self._live[seq.request.id]
+            self._tenants[seq.request.tenant] -= 1
+            if not self._tenants[seq.request.tenant]:
+                del self._tenants[seq.request.tenant]
         if reason is FinishReason.ABORT:
             self._leave_group(seq, siblings)
 
