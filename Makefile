@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized test-hostile soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -54,6 +54,11 @@ test-native-sanitized: dev
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	$(BIN)/python -m pytest -n 0 tests/native --ignore=tests/native/test_build.py $(ARGS)
+
+# Everything hostile, whole: fuzzers, crash points, floods. Some of it runs for many minutes; `make test` has a short form
+# of each.
+test-hostile: dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/hostile $(ARGS)
 
 # An hour of traffic on a server whose engines are killed, frozen and swapped, with every answer checked. It keeps
 # two cores half busy; ARGS="--hours 8 --rate 1" is longer and gentler.

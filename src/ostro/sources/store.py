@@ -12,6 +12,7 @@ A directory has its last use as its time, and whoever serves from it holds a sha
 weights share one limit, and go in one order: the least recently used first.
 """
 
+import math
 import re
 import shutil
 import time
@@ -27,7 +28,7 @@ from ostro.sources.base import Reference
 from ostro.sources.checksum import crc32c_of, sha256_of
 from ostro.sources.locks import REMOVING, Hold, alone, discard, hold, touch
 from ostro.sources.room import Tenant, fewest, free_bytes, size_of, taken, to_come
-from ostro.weights.cache import cache_root, disk_full, locked, publish, sync
+from ostro.weights.cache import cache_root, disk_full, file_error, locked, publish, sync
 
 __all__ = ["MANIFEST", "QUARANTINED", "Entry", "FileRecord", "Hold", "Manifest", "ModelStore"]
 
@@ -163,8 +164,11 @@ class ModelStore:
 
         DiskFull if that cannot be; then nothing is evicted in vain.
         """
-        with self.reserving() as make_room:
-            make_room(needed, limit)
+        try:
+            with self.reserving() as make_room:
+                make_room(needed, limit)
+        except OSError as error:
+            raise file_error(error, self.root) from error
 
     @contextmanager
     def reserving(self) -> Iterator[Callable[[int, int | None], None]]:
@@ -202,7 +206,7 @@ class ModelStore:
 
     def publish(self, files: Path, target: Path, manifest: Manifest) -> None:
         """Moves a directory of synced files to its place, where it is the current version."""
-        _write_manifest(files, manifest)
+        _write_manifest(files, self._made_latest(target, manifest))
         for path in (path for path in files.rglob("*") if path.is_dir()):
             sync(path)
         if target.exists() and not discard(target):
@@ -234,7 +238,8 @@ class ModelStore:
         """Of the versions of a model, makes a whole one that which `find` gives."""
         manifest = self.manifest(target)
         if manifest is not None and self._others(target):
-            _write_manifest(target, msgspec.structs.replace(manifest, fetched=time.time()))
+            manifest = msgspec.structs.replace(manifest, fetched=time.time())
+            _write_manifest(target, self._made_latest(target, manifest))
         touch(target)
         self._drop_others(target)
 
@@ -275,6 +280,12 @@ class ModelStore:
     def _others(self, target: Path) -> list[Path]:
         versions = self.objects.glob(f"{target.name.rpartition('@')[0]}@*")
         return [path for path in versions if path != target and path.suffix != REMOVING]
+
+    def _made_latest(self, target: Path, manifest: Manifest) -> Manifest:
+        """With a time after that of all other versions, even if the clock was ahead when they were fetched."""
+        others = [other.fetched for path in self._others(target) if (other := self.manifest(path))]
+        after = max((math.nextafter(fetched, math.inf) for fetched in others), default=manifest.fetched)
+        return msgspec.structs.replace(manifest, fetched=max(manifest.fetched, after))
 
     def _drop_others(self, target: Path) -> None:
         for other in self._others(target):
