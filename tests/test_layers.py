@@ -33,6 +33,7 @@ LAYERS = {
     "ostro.platforms": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
     "ostro.extras": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.child_environment": Layer(ours=(), never=("torch", "numpy")),
     # Log records from a child process to its parent.
     "ostro.relay": Layer(ours=(), never=("torch", "numpy")),
     "ostro.sources": Layer(
@@ -113,6 +114,7 @@ LAYERS = {
             "ostro.errors",
             "ostro.config",
             "ostro.relay",
+            "ostro.child_environment",
         ),
         never=("torch", "numpy"),
     ),
@@ -238,7 +240,15 @@ LAYERS = {
     "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
     # Files for the pool, by way of a process of their own.
     "ostro.server.supply": Layer(
-        ours=("ostro.pool", "ostro.sources", "ostro.weights", "ostro.errors", "ostro.config", "ostro.relay"),
+        ours=(
+            "ostro.pool",
+            "ostro.sources",
+            "ostro.weights",
+            "ostro.errors",
+            "ostro.config",
+            "ostro.relay",
+            "ostro.child_environment",
+        ),
         never=("torch",),
     ),
     # From settings to a pool of models.

@@ -84,7 +84,7 @@ def test_many_prompts_in_line_are_no_reason_to_be_let_in_first() -> None:
     while len(begun) < 4:
         driver.step()
         begun += driver.engine.scheduler.begun
-    assert begun[:4] == [100, 1, 2, 101]
+    assert begun[:4] == [100, 1, 101, 2]
     driver.finish()
 
 

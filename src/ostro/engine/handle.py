@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Self
 
 from ostro import errors
+from ostro.child_environment import download_environment, engine_environment
 from ostro.config import EngineConfig
 from ostro.engine.messages import (
     LENGTH,
@@ -308,7 +309,7 @@ class EngineHandle:
     async def _run_process(self) -> bool:
         """From a process's start to its end. Whether it was ever ready."""
         try:
-            process, sock = _spawn()
+            process, sock = _spawn(may_fetch=self._boot.path is None)
         except OSError as error:
             _log.warning("The engine's process could not be started (%s).", error)
             return False
@@ -433,15 +434,23 @@ class EngineHandle:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A new engine process and our end of the socket between us."""
+def _spawn(*, may_fetch: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new engine process and our end of the socket between us. One whose model's files are still to be found may have
+    to fetch them.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "ostro.engine.process", str(theirs.fileno())]
         try:
             # A group of its own: Ctrl-C is for the API process, which decides what it means; and what the engine
             # starts, such as a download, can be ended with it.
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0)
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env=download_environment() if may_fetch else engine_environment(),
+            )
         except OSError:
             ours.close()
             raise

@@ -37,6 +37,9 @@ _LEVELS = {503: logging.WARNING, 504: logging.WARNING}
 # Lines that wait to be written, and how long the end of the program waits for them.
 _MOST_LINES = 10_000
 _FLUSH_SECONDS = 1.0
+# Characters of one field, and of a traceback.
+_LONGEST_FIELD = 4_000
+_LONGEST_TRACEBACK = 32_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -252,6 +255,7 @@ def configure_logging(
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
+            _bounded_traceback,
             *_renderers(form, color=color and shows_color(stream)),
         ],
     )
@@ -364,8 +368,22 @@ def _one_line(error: BaseException) -> str:
 
 
 def _escaped(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """A client can put what it likes into a path: nothing of it may start a line or move the cursor."""
-    return {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
+    """A client can put what it likes into a path: nothing of it may start a line, move the cursor or fill the disk."""
+    return {key: escape(bounded(value)) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _bounded_traceback(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    if isinstance(exception := event.get("exception"), str):
+        event["exception"] = bounded(exception, _LONGEST_TRACEBACK)
+    return event
+
+
+def bounded(text: str, most: int = _LONGEST_FIELD) -> str:
+    """The text itself, or its beginning, its end and how much is missing between them."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}…[{len(text) - 2 * half} characters]…{text[-half:]}"
 
 
 def escape(text: str) -> str:

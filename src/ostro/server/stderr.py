@@ -10,6 +10,8 @@ from typing import TextIO
 
 _STDERR = 2
 _LAST_LINES_SECONDS = 1.0
+# A longer one is logged in pieces: whoever writes there may never end it.
+_LONGEST_LINE = 4_000
 
 _log = logging.getLogger("stderr")
 
@@ -41,6 +43,6 @@ def stderr_logged() -> Iterator[TextIO]:
 
 def _log_lines(reading: int) -> None:
     with open(reading, encoding="utf-8", errors="backslashreplace") as lines:
-        for line in lines:
+        while line := lines.readline(_LONGEST_LINE):
             if text := line.rstrip():
                 _log.warning("%s", text)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ostro import errors
+from ostro.child_environment import download_environment
 from ostro.config import EngineConfig
 from ostro.errors import DownloadFailed, ModelNotFound, OstroError
 from ostro.pool.catalog import ModelSpec
@@ -107,7 +108,13 @@ def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket
         command = [sys.executable, "-m", "ostro.weights.courier", str(theirs.fileno()), order]
         try:
             # A group of its own: what it starts, such as pip, is ended with it.
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0)
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env=download_environment(),
+            )
         except OSError as error:
             ours.close()
             raise DownloadFailed(f"The process that fetches models could not be started ({error}).") from error
