@@ -66,14 +66,14 @@ def start_and_stop() -> Start:
     return Start(*seconds)
 
 
-def latency_during(server: Server, body: bytes) -> Latency:
+def latency_during(server: Server, body: bytes, path: str = "/v1/completions") -> Latency:
     over = threading.Event()
     seconds: list[float] = []
     probes = threading.Thread(target=_probe, args=(server, over, seconds))
     probes.start()
     try:
         began = time.perf_counter()
-        status = _post(server, body)
+        status = _post(server, path, body)
         took = time.perf_counter() - began
     finally:
         over.set()
@@ -111,9 +111,9 @@ def _probe(server: Server, over: threading.Event, seconds: list[float]) -> None:
     connection.close()
 
 
-def _post(server: Server, body: bytes) -> int:
+def _post(server: Server, path: str, body: bytes) -> int:
     connection = http.client.HTTPConnection(server.host, server.port, timeout=300)
-    status = _status(connection, "POST", "/v1/completions", body)
+    status = _status(connection, "POST", path, body)
     connection.close()
     return status
 
