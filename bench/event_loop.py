@@ -17,20 +17,21 @@ from typing import Any
 
 from health import RESULTS, Latency, latency_during
 from ostro.sampling_params import (
+    MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
+    MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
-    MAX_WORD_CHARACTERS,
 )
+from ostro.server.schemas.completions import MAX_BAD_WORD_CHARACTERS_OF_ALL, MAX_LOGIT_BIAS_OF_ALL
 from ostro.server.schemas.prompts import MAX_CHARACTERS, MAX_PROMPTS, MAX_TOKENS
 from serving import serving
 
 BAR_SECONDS = 0.2
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-_LONGEST_STOP = MAX_WORD_CHARACTERS // MAX_STOPS
 
 
 def _words(count: int, length: int) -> list[str]:
@@ -38,28 +39,36 @@ def _words(count: int, length: int) -> list[str]:
     return [f"{number:06d}".rjust(length, "a") for number in range(count)]
 
 
-# By name, the largest that each may be.
-FIELDS: dict[str, dict[str, Any]] = {
-    "bad_words": {"bad_words": _words(MAX_BAD_WORDS, MAX_WORD_CHARACTERS // MAX_BAD_WORDS)},
-    "logit_bias": {"logit_bias": {str(token): -1.0 for token in range(MAX_LOGIT_BIAS)}},
-    "stop": {"stop": _words(MAX_STOPS, _LONGEST_STOP)},
-    "stop_token_ids": {"stop_token_ids": list(range(1000, 1000 + MAX_STOP_TOKEN_IDS))},
-    "logprobs": {"logprobs": MAX_LOGPROBS, "echo": True},
-    "prompt_logprobs": {"prompt_logprobs": MAX_LOGPROBS},
-    "cache_salt": {"cache_salt": "s" * 256},
-}
+def fields(prompts: int) -> dict[str, dict[str, Any]]:
+    """By name, the largest that each may be in a request of so many prompts."""
+    letters = min(MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORD_CHARACTERS_OF_ALL // prompts)
+    words = min(MAX_BAD_WORDS, letters // 6)
+    biases = min(MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_OF_ALL // prompts)
+    return {
+        "bad_words": {"bad_words": _words(words, letters // words)},
+        "logit_bias": {"logit_bias": {str(token): -1.0 for token in range(biases)}},
+        "stop": {"stop": _words(MAX_STOPS, MAX_STOP_CHARACTERS // MAX_STOPS)},
+        "stop_token_ids": {"stop_token_ids": list(range(1000, 1000 + MAX_STOP_TOKEN_IDS))},
+        "logprobs": {"logprobs": MAX_LOGPROBS, "echo": True},
+        "prompt_logprobs": {"prompt_logprobs": MAX_LOGPROBS},
+        "cache_salt": {"cache_salt": "s" * 256},
+    }
+
+
+def everything(prompts: int) -> dict[str, Any]:
+    """All fields at once."""
+    return {name: value for field in fields(prompts).values() for name, value in field.items()}
 
 
 def cases() -> dict[str, tuple[str, bytes]]:
     """By name, where to post what."""
     made: dict[str, tuple[str, bytes]] = {}
-    everything = {name: value for field in FIELDS.values() for name, value in field.items()}
     for count in (1, MAX_PROMPTS):
         prompts = [f"Once upon a time number {number}" for number in range(count)]
-        for name, fields in {**FIELDS, "all fields": everything}.items():
-            made[f"{name}, {count} prompts"] = COMPLETIONS, _body(prompt=prompts, max_tokens=2, **fields)
+        for name, asked in {**fields(count), "all fields": everything(count)}.items():
+            made[f"{name}, {count} prompts"] = COMPLETIONS, _body(prompt=prompts, max_tokens=2, **asked)
         made[f"stream, {count} prompts"] = COMPLETIONS, _body(prompt=prompts, max_tokens=2, stream=True)
-    made["n"] = COMPLETIONS, _body(prompt="Once", max_tokens=2, n=MAX_CHOICES, **everything)
+    made["n"] = COMPLETIONS, _body(prompt="Once", max_tokens=2, n=MAX_CHOICES, **everything(1))
     text = "a b, " * (MAX_CHARACTERS // 5)
     made["longest text"] = COMPLETIONS, _body(prompt=text)
     made["longest message"] = CHAT, _body(messages=[{"role": "user", "content": text}], truncate_prompt_tokens=9)
@@ -76,14 +85,15 @@ def cases() -> dict[str, tuple[str, bytes]]:
     return made
 
 
-def _body(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
+def _body(**asked: Any) -> bytes:
+    return json.dumps(asked).encode()
 
 
 def _told(name: str, run: Latency) -> str:
     return (
         f"{name:34} {run.body_bytes / 1e6:5.1f} MB  {run.status} after {run.post_seconds:6.2f} s   "
-        f"/healthz p50 {run.p50 * 1e3:6.1f} ms, p99 {run.p99 * 1e3:6.1f} ms, max {run.max * 1e3:6.1f} ms of {run.probes}"
+        f"/healthz p50 {run.p50 * 1e3:6.1f} ms, p99 {run.p99 * 1e3:6.1f} ms, max {run.max * 1e3:6.1f} ms "
+        f"of {run.probes}"
     )
 
 

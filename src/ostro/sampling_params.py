@@ -16,8 +16,10 @@ MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 1024
 MAX_STOP_TOKEN_IDS = 1024
-MAX_WORD_CHARACTERS = 1 << 16
-"""Over all stop strings, and over all bad words, which are tokenised."""
+MAX_STOP_CHARACTERS = 1 << 16
+"""Over all stop strings."""
+MAX_BAD_WORD_CHARACTERS = 1 << 14
+"""Over all bad words, which are tokenised."""
 MAX_SEED = 2**63 - 1
 
 NEUTRAL: Mapping[str, float] = {
@@ -146,15 +148,18 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
 
     def _check_collections(self) -> None:
-        for name, most in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
+        for name, most, most_characters in (
+            ("stop", MAX_STOPS, MAX_STOP_CHARACTERS),
+            ("bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS),
+        ):
             texts = getattr(self, name)
             if len(texts) > most:
                 raise _bad(name, f"takes at most {most} entries, got {len(texts)}")
             for text in texts:
                 if not isinstance(text, str) or not text:
                     raise _bad(name, f"must hold non-empty strings, got {text!r}")
-            if (length := sum(map(len, texts))) > MAX_WORD_CHARACTERS:
-                raise _bad(name, f"takes at most {MAX_WORD_CHARACTERS} characters over all entries, got {length}")
+            if (length := sum(map(len, texts))) > most_characters:
+                raise _bad(name, f"takes at most {most_characters} characters over all entries, got {length}")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise _bad("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} entries")
         for token in self.stop_token_ids:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +33,12 @@ from ostro.server.service import Generation
 from ostro.server.sse import EventStream
 
 # Fewer are written sooner than a thread is woken.
-_MANY_LOGPROBS = 256
+_MANY_ENTRIES = 256
+# Prompts that are handed to the engine between two turns of the event loop.
+_FEW = 32
+
+_T = TypeVar("_T")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Answer(Response):
         try:
             async with UntilDisconnect(receive), self._api.gate.admit(self._record) as ticket:
                 model, requests = await self._turn(ticket)
-                generations = [model.service.stream(request) for request in requests]
+                generations = await _spread(model.service.stream, requests)
                 try:
                     if job.chunks is not None:
                         await self._stream(ticket, generations, partial(job.chunks, model), send)
@@ -109,8 +115,8 @@ class Answer(Response):
             return json_response(body)
 
         # An evaluation's answer may hold a million of them, and take a second to write.
-        many = sum(map(_num_logprobs, completions)) > _MANY_LOGPROBS
-        return await asyncio.to_thread(respond) if many else respond()
+        many = sum(map(_num_entries, completions)) > _MANY_ENTRIES
+        return await model.service.run_off_loop(respond) if many else respond()
 
     async def _stream(
         self,
@@ -144,7 +150,7 @@ async def _all(ticket: Ticket, generations: Sequence[Generation]) -> list[Comple
         return [await ticket.complete(generations[0].run())]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ticket.complete(generation.run())) for generation in generations]
+            tasks = await _spread(lambda each: group.create_task(ticket.complete(each.run())), generations)
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -162,32 +168,52 @@ async def _alone(stream: _Deltas) -> _Numbered:
 
 async def _merged(streams: Sequence[_Deltas]) -> _Numbered:
     """Several prompts' deltas as they come, each with its prompt's number."""
-    pending = {asyncio.ensure_future(_next(stream)): number for number, stream in enumerate(streams)}
+    # One place: what is not taken yet waits in its own stream, which merges it.
+    queue: asyncio.Queue[tuple[int, list[Delta]] | Exception | None] = asyncio.Queue(1)
+
+    async def pump(number: int) -> None:
+        try:
+            async for deltas in streams[number]:
+                await queue.put((number, deltas))
+        except Exception as error:  # noqa: BLE001  the reader raises it
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    pumps: list[asyncio.Task[None]] = []
     try:
-        while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                number = pending.pop(task)
-                deltas = task.result()
-                if deltas is not None:
-                    pending[asyncio.ensure_future(_next(streams[number]))] = number
-                    yield number, deltas
+        await _spread(lambda number: pumps.append(asyncio.create_task(pump(number))), range(len(streams)))
+        unfinished = len(streams)
+        while unfinished:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                unfinished -= 1
+            else:
+                yield item
     finally:
-        for task in pending:
+        for task in pumps:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*pumps, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
 
 
-async def _next(stream: _Deltas) -> list[Delta] | None:
-    """None after the last ones."""
-    return await anext(stream, None)
+async def _spread(make: Callable[[_T], _Made], items: Sequence[_T]) -> list[_Made]:
+    """What `make` makes of each. Of thousands it makes a few at a time: others have the event loop in between."""
+    made = []
+    for number, item in enumerate(items, 1):
+        made.append(make(item))
+        if number % _FEW == 0:
+            await asyncio.sleep(0)
+    return made
 
 
-def _num_logprobs(completion: Completion) -> int:
-    """Tokens that the answer gives log-probabilities of."""
-    return len(completion.prompt_logprobs or ()) + sum(len(choice.logprobs or ()) for choice in completion.choices)
+def _num_entries(completion: Completion) -> int:
+    """What the answer lists: choices, tokens with their log-probabilities, numbers of a vector."""
+    listed = (completion.prompt_logprobs, completion.embedding, *(choice.logprobs for choice in completion.choices))
+    return len(completion.choices) + sum(map(len, filter(None, listed)))
 
 
 def _note_course(record: RequestRecord, generations: Sequence[Generation]) -> None:

@@ -10,6 +10,8 @@ from ostro.server.schemas.prompts import MAX_PROMPTS, Prompts
 from ostro.server.schemas.wire import WireModel, refusal
 
 DEFAULT_MAX_TOKENS = 16
+MAX_BAD_WORD_CHARACTERS_OF_ALL = 1 << 20
+MAX_LOGIT_BIAS_OF_ALL = 1 << 18
 
 
 class CompletionRequest(GenerationRequest):
@@ -33,6 +35,17 @@ class CompletionRequest(GenerationRequest):
             raise refusal("best_of", f"must equal n ({self.n}): choices are not ranked")
         if len(self.prompt) * self.n > MAX_PROMPTS:
             raise refusal("n", f"asks for more than {MAX_PROMPTS} choices over all prompts: lower it or split the list")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        # The engine keeps each prompt's own.
+        for name, size, most, what in (
+            ("bad_words", sum(map(len, self.bad_words)), MAX_BAD_WORD_CHARACTERS_OF_ALL, "characters"),
+            ("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS_OF_ALL, "entries"),
+        ):
+            if len(self.prompt) * size > most:
+                raise refusal(name, f"takes at most {most} {what} over all prompts: shorten it or split the list")
         return self
 
     def sampling_params(self) -> SamplingParams:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from ostro.sampling_params import MAX_LOGIT_BIAS, NEUTRAL, SamplingParams
 from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
 
-MAX_STOP_CHARACTERS = 1024
+MAX_WORD_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
 
@@ -26,14 +26,14 @@ class StreamOptions(RequestModel):
 
 CacheSalt = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)]
 
-_WORD_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_WORD_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_CHARACTERS}
 
-Word = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+Word = Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)]
 Words = Annotated[
     list[Word],
     Field(fail_fast=True),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    shape(f"must be a string or a list of strings, each of at most {MAX_STOP_CHARACTERS} characters"),
+    shape(f"must be a string or a list of strings, each of at most {MAX_WORD_CHARACTERS} characters"),
     WithJsonSchema({"anyOf": [_WORD_SCHEMA, {"type": "array", "items": _WORD_SCHEMA}]}),
 ]
 
@@ -107,7 +107,7 @@ class GenerationRequest(RequestModel):
     min_tokens: int = 0
     """No end before this many tokens."""
     bad_words: Words = Field(default_factory=list)
-    """At most 1024 of them, each of at most 1024 characters, and 65536 characters over all of them."""
+    """At most 1024 of them, each of at most 1024 characters, and 16384 characters over all of them."""
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(default_factory=list)
     """At most 1024 of them."""
     ignore_eos: bool = False
