@@ -212,8 +212,8 @@ async def _spread(make: Callable[[_T], _Made], items: Sequence[_T]) -> list[_Mad
 
 def _num_entries(completion: Completion) -> int:
     """What the answer lists: choices, tokens with their log-probabilities, numbers of a vector."""
-    listed = (completion.prompt_logprobs, completion.embedding, *(choice.logprobs for choice in completion.choices))
-    return len(completion.choices) + sum(map(len, filter(None, listed)))
+    of_choices = sum(1 + len(choice.logprobs or ()) for choice in completion.choices)
+    return of_choices + len(completion.prompt_logprobs or ()) + len(completion.embedding or ())
 
 
 def _note_course(record: RequestRecord, generations: Sequence[Generation]) -> None:
