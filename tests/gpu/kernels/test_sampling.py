@@ -1,4 +1,5 @@
 import math
+import warnings
 from collections.abc import Sequence as Several
 from dataclasses import replace
 
@@ -345,8 +346,11 @@ def test_log_probabilities_of_a_step_do_not_wait_for_the_device() -> None:
     logits = random_logits(4, 32_000, 1).cuda()
     tokens = torch.arange(4, device="cuda")
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            # torch says each time that the mode is a prototype.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         table = logprob_table(logits, tokens, 20)
     finally:
         torch.cuda.set_sync_debug_mode("default")
