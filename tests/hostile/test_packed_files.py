@@ -15,10 +15,13 @@ from typing import BinaryIO
 
 import pytest
 import torch
+from live_server import live_server
+from model_directory import write_model
 from native_directory import WIDE, generate, load, packed_files, write
 from native_models import ModelCheckpoint, needs_library, savable_model
 from safetensors.torch import save_file
 
+from ostro import LLM, EngineConfig, SamplingParams
 from ostro.cli import main
 from ostro.kernels.cpu.library import library
 from ostro.kernels.cpu.packed_file import damage, digest
@@ -272,6 +275,34 @@ def test_a_replaced_file_of_the_same_size_and_time_is_packed_anew(model: Path) -
     scale_weights(model, 3.0)
     after = generate(load(model))
     assert after == generate(load(model, cpu_backend="torch")) != before
+
+
+def test_offline_and_over_http_a_replaced_model_is_the_one_that_answers(tmp_path: Path) -> None:
+    model, other = (write_model(tmp_path / name, native=True, seed=seed) for seed, name in enumerate(("tiny", "other")))
+    prompt = "the quick brown fox"
+    params = SamplingParams(max_tokens=12, temperature=0)
+
+    def offline(directory: Path) -> str:
+        [output] = LLM(directory, EngineConfig(kv_memory=4 << 20, cpu_backend="native")).generate([prompt], params)
+        return output.choices[0].text
+
+    with live_server(tmp_path, str(model), "--kv-memory", "4M", faults="") as server, server.client() as client:
+
+        def online() -> str:
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+            return str(answer["choices"][0]["text"])
+
+        before = online()
+        assert offline(model) == before
+        file = model / "model.safetensors"
+        status = file.stat()
+        file.write_bytes((other / file.name).read_bytes())
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert file.stat().st_size == status.st_size
+        assert offline(model) == offline(other) != before
+        client.post("/admin/unload/tiny").raise_for_status()
+        assert online() == offline(other)
 
 
 def test_the_same_files_elsewhere_share_their_packed_weights(model: Path, tmp_path: Path) -> None:

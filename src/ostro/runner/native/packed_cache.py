@@ -9,6 +9,7 @@ packed into a file without a name that is gone with the process.
 """
 
 import logging
+import os
 import tempfile
 import time
 import weakref
@@ -103,7 +104,10 @@ def _pack_and_keep(store: ModelStore, target: Path, key: PackedKey, pack: Pack, 
     path = files / WEIGHTS
 
     def make_room(nbytes: int) -> None:
-        store.make_room(nbytes, cache_limit())
+        with store.reserving() as reserve:
+            reserve(nbytes, cache_limit())
+            # From here on it counts as large as it will be, for whoever makes room next.
+            os.truncate(path, nbytes)
 
     with path.open("w+b") as file:
         # Whatever the umask: a file that others can write is not used.
