@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and the device for tests of GPU kernels.
+"""Hypothesis profiles, signals, and the device for tests of GPU kernels.
 
 `default` explores anew each run; `ci` repeats the same examples, so a red build stays red.
 """
@@ -21,6 +21,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# `make test &` and `nohup make test` have signals ignored, and whatever is started inherits that. A handler is not
+# inherited: the programs that tests interrupt begin with the defaults, as they would in a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)
