@@ -13,10 +13,6 @@ from triton_device import DEVICE
 
 pytest_plugins = ("browser_fixtures",)
 
-# What a shell starts in the background ignores SIGINT, and so would every process that a test interrupts.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # Two loaded cores make any time limit on a single example a source of false alarms.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
