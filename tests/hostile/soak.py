@@ -92,7 +92,7 @@ def write_world(directory: Path, options: Options) -> tuple[Path, list[str], lis
     """The config file of a server; its models that come and go; and all names that answer."""
     swinging = ["red", "blue"]
     for seed, name in enumerate(swinging):
-        write_model(directory / "models" / name, seed=seed + 1, native=True)
+        write_model(directory / "models" / name, seed=seed + 1)
     names = [STEADY, *swinging]
     if options.adapters:
         base = write_model(directory / "models" / "base", seed=3)

@@ -28,7 +28,7 @@ SHORT = Options(
 @needs_library
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_soak_of_a_few_seconds_finds_nothing_wrong(tmp_path: Path) -> None:
-    steady = write_model(tmp_path / "steady", seed=9, native=True)
+    steady = write_model(tmp_path / "steady", seed=9)
     ledger = run(replace(SHORT, hours=4 / 3600, model=str(steady)), tmp_path)
     assert ledger.violations == []
     assert ledger.counts["kill"] >= 1

@@ -1,6 +1,7 @@
 """A whole tiny model on disk, as it would come from a hub: config, random weights, tokenizer, chat template."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -15,17 +16,16 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 32, 48, 2, 4, 2, 256
+# The native core runs it: heads are 16 wide.
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 32, 48, 2, 2, 1, 256
 _CORPUS = ["the quick brown fox jumps over the lazy dog and the dog does not mind", "system user assistant: yes, no"]
 
 
-def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0, native: bool = False) -> Path:
+def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0) -> Path:
     """A Llama whose greedy choices are clear and depend on all of the context. Not trained: it babbles.
 
     Without a template its tokens identify none either.
-    The native core runs it only if asked for here: its attention heads are twice as wide then, and half as many.
     """
-    wider = 2 if native else 1
     directory.mkdir(parents=True, exist_ok=True)
     core = _tokenizer(SPECIAL if chat_template is not None else [SPECIAL[0], "<|begin|>", SPECIAL[2]])
     core.save(str(directory / "tokenizer.json"))
@@ -37,14 +37,14 @@ def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: in
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS // wider,
-        "num_key_value_heads": KV_HEADS // wider,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     }
     _write(directory / "config.json", config)
-    save_file(_weights(core.get_vocab_size(), seed), directory / "model.safetensors")
+    _save(_weights(core.get_vocab_size(), seed), directory)
     return directory
 
 
@@ -87,7 +87,7 @@ def write_cycling_model(directory: Path, text: str = "abc") -> Path:
         weights["model.embed_tokens.weight"][token] = states[at]
         weights["lm_head.weight"][token] = 10 * states[at - 1]
     weights["model.norm.weight"].fill_(1.0)
-    save_file(weights, directory / "model.safetensors")
+    _save(weights, directory)
     return directory
 
 
@@ -99,6 +99,12 @@ def make_embedding_model(directory: Path, mode: Literal["mean", "cls", "lasttoke
     (directory / "1_Pooling").mkdir()
     _write(directory / "1_Pooling" / "config.json", {"pooling_mode": mode})
     return directory
+
+
+def _save(weights: dict[str, torch.Tensor], directory: Path) -> None:
+    """With a fixed time, so that equal models are packed once for all tests: packing imports torch, for seconds."""
+    save_file(weights, directory / "model.safetensors")
+    os.utime(directory / "model.safetensors", ns=(0, 0))
 
 
 def _write(path: Path, value: Mapping[str, object]) -> None:
