@@ -187,7 +187,7 @@ def test_each_kind_of_failure_is_counted_and_the_rest_goes_on() -> None:
         return proper(body) if body["max_tokens"] == 1 else replies[next(numbers)]
 
     with chat_server(reply) as server:
-        found = run(server.url, closed(1, requests=7), timeout=2.0)
+        found = run(server.url, closed(1, requests=7), timeout=5.0)
     assert found.levels[0].figures.errors == {
         "HTTP 429 queue_full": 1,
         "cut off": 1,

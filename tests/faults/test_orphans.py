@@ -71,7 +71,7 @@ def test_no_engine_outlives_its_api_process(
         engine = int(api.stdout.readline())
         assert is_alive(engine)
         os.kill(api.pid, how)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while is_alive(engine):
-            assert time.monotonic() < deadline, "the engine is still alive after 5 s"
+            assert time.monotonic() < deadline, "the engine is still alive after a minute"
             time.sleep(0.05)

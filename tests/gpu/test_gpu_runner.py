@@ -80,7 +80,11 @@ def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
     return {key: gain[0] for key, gain in gains.items()}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# In the interpreter each takes seconds: there, in `make test`, one with and one without a window and soft caps.
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("llama", "gemma2") else pytest.param(name, marks=slow_in_the_interpreter) for name in CONFIGS],
+)
 def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
     asked = requests([GREEDY] * (6 if ON_GPU else 3))
     expected = on_cpu(random_model(CONFIGS[name]), asked)

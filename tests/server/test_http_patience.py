@@ -63,7 +63,7 @@ def test_body_that_trickles_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
             for _ in range(3):
                 await asyncio.sleep(0.1)
                 writer.write(b" ")
-            answer = await asyncio.wait_for(reader.read(), 3)
+            answer = await asyncio.wait_for(reader.read(), 30)
             writer.close()
             return answer
 
@@ -127,7 +127,7 @@ def test_request_that_takes_too_long_is_told_so_in_its_stream(monkeypatch: pytes
     set_faults(monkeypatch, "step_seconds=0.05")
 
     async def run() -> tuple[bytes, float]:
-        async with live_app(HttpOptions(), GateLimits(seconds=0.6)) as (host, port, service):
+        async with live_app(HttpOptions(), GateLimits(seconds=2.0)) as (host, port, service):
             began = time.monotonic()
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(request({"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}))
@@ -141,7 +141,8 @@ def test_request_that_takes_too_long_is_told_so_in_its_stream(monkeypatch: pytes
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"code":"timeout"' in answer
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert took < 3
+    # All of it would take 50 s.
+    assert took < 30
 
 
 @pytest.mark.parametrize(("tokens", "elsewhere"), [(10, False), (1000, True)])

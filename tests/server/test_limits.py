@@ -363,7 +363,7 @@ async def test_watched_stream_passes_all_and_the_record_has_what_it_brought() ->
 
 @in_loop
 async def test_watched_stream_that_takes_too_long_is_closed() -> None:
-    gate, stream = Gate(GateLimits(seconds=0.05)), Stream([Delta(0, "a", None, [1])], stuck=True)
+    gate, stream = Gate(GateLimits(seconds=1.0)), Stream([Delta(0, "a", None, [1])], stuck=True)
     async with gate.admit(a_record()) as ticket:
         ticket.enlist([a_request()])
         await ticket.turn()
@@ -376,14 +376,14 @@ async def test_watched_stream_that_takes_too_long_is_closed() -> None:
 
 @in_loop
 async def test_time_that_runs_out_while_the_reader_is_busy_ends_the_stream_at_its_next_look() -> None:
-    gate = Gate(GateLimits(seconds=0.05))
+    gate = Gate(GateLimits(seconds=1.0))
     stream = Stream([Delta(0, "a", None, [1])], [Delta(0, "b", None, [2])])
     async with gate.admit(a_record()) as ticket:
         ticket.enlist([a_request()])
         await ticket.turn()
         watched = ticket.watch(stream)
         await anext(watched)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1.1)
         with pytest.raises(RequestTimeout):
             await anext(watched)
     assert stream.closed

@@ -205,7 +205,8 @@ def test_nothing_but_json_reaches_standard_error(tmp_path: Path) -> None:
 
 def test_lines_of_the_engine_are_lines_of_the_log(model: Path, tmp_path: Path) -> None:
     """They were lost, or bare."""
-    with live_server(tmp_path, str(model), faults="") as server:
+    # Native kernels have pages of 16 tokens.
+    with live_server(tmp_path, str(model), "--page-size", "32", faults="") as server:
         pass
     lines = [json.loads(line) for line in server.log_text.splitlines()]
     [line] = [line for line in lines if line["logger"] == "ostro.runner.load"]

@@ -151,8 +151,9 @@ def test_a_model_has_settings_of_its_own(server: LiveServer) -> None:
     with server.client() as client:
         assert complete(client, "alpha").status_code == 200
         card = client.get("/v1/models/alpha").json()
-        assert (card["max_model_len"], card["backend"]) == (64, "torch (cpu)")
-        assert card["precision"] == "float32 weights, float32 keys and values"
+        assert card["max_model_len"] == 64
+        assert card["backend"].startswith(("native (", "torch (cpu)"))
+        assert card["precision"].endswith(" weights, float32 keys and values")
         assert complete(client, "alpha", "the dog " * 60).json()["error"]["code"] == "context_length_exceeded"
 
 

@@ -50,8 +50,8 @@ async def live_models(config: EngineConfig | None = None) -> AsyncIterator[tuple
         await pool.stop()
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> float:
-    """Waits for the condition; the seconds it took."""
+async def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> float:
+    """Waits for the condition; the seconds it took. The limit is for a test that hangs, not for a busy machine."""
     began = time.monotonic()
     while not condition():
         took = time.monotonic() - began

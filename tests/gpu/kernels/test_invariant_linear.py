@@ -23,6 +23,9 @@ def test_product_equals_the_plain_twin(
     device: torch.device, dtype: torch.dtype, rows: int, outs: int, ins: int
 ) -> None:
     torch.manual_seed(0)
+    if rows == 600 and dtype == torch.float32 and not ON_GPU:
+        # Its tiles are smaller, and a quarter of the rows fills several.
+        rows = 150
     x = drawn(device, rows, ins, dtype=dtype)
     weight, bias = drawn(device, outs, ins, dtype=dtype, scale=0.1), drawn(device, outs, dtype=dtype)
     for with_bias in (None, bias):
