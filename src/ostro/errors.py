@@ -3,6 +3,7 @@
     OstroError
     ├── BadRequest                    400  the caller can mend it
     │   ├── ContextLengthExceeded     400  prompt and output together do not fit the model's context
+    │   ├── RequestRefused            400  the engine died of it, and more than once
     │   └── Unsupported               400  the loaded model or this build cannot do what was asked
     ├── NotAuthorized                 401  no key, or one that opens nothing here
     ├── NotAllowed                    403  this caller may not ask for it, whatever else they send
@@ -89,6 +90,10 @@ class ContextLengthExceeded(BadRequest):
             param=param,
         )
         self.limit, self.prompt, self.output = limit, prompt, output
+
+
+class RequestRefused(BadRequest):
+    openai_code = "request_refused"
 
 
 class Unsupported(BadRequest):

@@ -18,6 +18,7 @@ from ostro.engine.messages import (
     Boot,
     FromEngine,
     LoadFailed,
+    Loading,
     Located,
     Pulse,
     Ready,
@@ -45,7 +46,12 @@ class Engine:
         self.sock.sendall(b"".join(map(frame, messages)))
 
     def receive(self) -> FromEngine | None:
-        """None once the engine is gone."""
+        """None once the engine is gone. How far it is with loading is left out."""
+        while isinstance(message := self._next(), Loading):
+            pass
+        return message
+
+    def _next(self) -> FromEngine | None:
         header = self._file.read(LENGTH.size)
         return decode_from_engine(self._file.read(body_length(header))) if header else None
 

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from live_service import endless, live_service, set_faults, until, until_idle
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
-from ostro.errors import OstroError, Unavailable
+from ostro.errors import ModelError, OstroError, RequestRefused, Unavailable
 from ostro.sampling_params import SamplingParams
 from ostro.server.service import ModelService, State
 
@@ -160,5 +161,73 @@ def test_long_load_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
         async with live_service(stall_seconds=0.5) as service:
             assert service.state is State.READY
             assert service.restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_load_that_makes_no_progress_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a dead file system the model stayed `loading` for good."""
+    set_faults(monkeypatch, "load_seconds=600")
+
+    async def scenario() -> None:
+        service = ModelService(EngineConfig(), load_stall_seconds=1.0)
+        await service.start()
+        try:
+            with pytest.raises(ModelError, match="no progress for 1 s while it loaded the model"):
+                await asyncio.wait_for(service.settled(), 60)
+            assert (service.state, service.restarts) == (State.FAILED, 0)
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())
+
+
+def test_slow_load_that_gets_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "load_work=6")
+
+    async def scenario() -> None:
+        service = ModelService(EngineConfig(), load_stall_seconds=4.0)
+        await service.start()
+        try:
+            await asyncio.wait_for(service.settled(), 60)
+            assert service.restarts == 0
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())
+
+
+def test_request_that_kills_the_engine_twice_is_refused_a_third_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients send again what failed, and with every retry all other requests were lost."""
+    set_faults(monkeypatch, "crash_length=7")
+
+    async def scenario() -> None:
+        async with live_service() as service:
+            killer = [1, 2, 3, 4, 5, 6, 7]
+            for deaths in (1, 2):
+                error = await outcome(service, await service.prepare(killer, SamplingParams(max_tokens=4)))
+                assert isinstance(error, Unavailable)
+                await asyncio.wait_for(service.settled(), 30)
+                assert service.restarts == deaths
+            error = await outcome(service, await service.prepare(killer, SamplingParams(max_tokens=4)))
+            assert isinstance(error, RequestRefused)
+            await assert_works(service)
+            assert service.restarts == 2
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_only_waited_when_the_engine_died_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "crash_length=7")
+
+    async def scenario() -> None:
+        async with live_service(EngineConfig(max_batch_seqs=1)) as service:
+            waiting = await service.prepare([1, 2, 3], SamplingParams(max_tokens=4))
+            for deaths in (1, 2):
+                killer = await service.prepare([deaths] * 7, SamplingParams(max_tokens=4))
+                errors = await asyncio.gather(outcome(service, killer), outcome(service, replace(waiting, id=-deaths)))
+                assert all(isinstance(error, Unavailable) for error in errors)
+                await asyncio.wait_for(service.settled(), 30)
+            assert await outcome(service, replace(waiting, id=-3)) is None
 
     asyncio.run(scenario())

@@ -3,25 +3,34 @@
 OSTRO_FAULTS is a list such as "fake,crash_after=20":
 
 fake             runs no model: tokens come from the fake runner
-load_seconds=S   loading takes so much longer
+load_seconds=S   loading takes so much longer, and does nothing meanwhile
+load_work=S      loading takes so much longer, and is at work now and then
 crash_loading    dies while it loads
 crash_after=N    dies after N steps
+crash_length=N   dies in a step of a request whose prompt has N tokens
 stall_after=N    hangs after N steps
 step_seconds=S   each step takes so much longer
 """
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
+
+from ostro.engine.sequence import Sequence
+
+_WORK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
     fake: bool = False
     load_seconds: float = 0.0
+    load_work: float = 0.0
     crash_loading: bool = False
     crash_after: int | None = None
+    crash_length: int | None = None
     stall_after: int | None = None
     step_seconds: float = 0.0
 
@@ -34,15 +43,27 @@ class Faults:
         return cls(
             fake="fake" in given,
             load_seconds=float(given.get("load_seconds", 0.0)),
+            load_work=float(given.get("load_work", 0.0)),
             crash_loading="crash_loading" in given,
             crash_after=int(given["crash_after"]) if "crash_after" in given else None,
+            crash_length=int(given["crash_length"]) if "crash_length" in given else None,
             stall_after=int(given["stall_after"]) if "stall_after" in given else None,
             step_seconds=float(given.get("step_seconds", 0.0)),
         )
 
     def before_load(self) -> None:
         time.sleep(self.load_seconds)
+        end = time.monotonic() + self.load_work
+        while time.monotonic() < end:
+            began = time.process_time()
+            while time.process_time() - began < _WORK_SECONDS:
+                pass
+            time.sleep(_WORK_SECONDS)
         if self.crash_loading:
+            os._exit(70)
+
+    def before_running(self, running: Iterable[Sequence]) -> None:
+        if self.crash_length is not None and any(seq.num_prompt == self.crash_length for seq in running):
             os._exit(70)
 
     def before_step(self, step: int) -> None:

@@ -29,6 +29,7 @@ from ostro.engine.messages import (
     Boot,
     FromEngine,
     LoadFailed,
+    Loading,
     Located,
     ModelInfo,
     Pulse,
@@ -44,6 +45,7 @@ from ostro.engine.messages import (
 )
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
+from ostro.engine.suspects import Suspects
 from ostro.engine.tally import Tally
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 from ostro.relay import Logged
@@ -52,6 +54,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _MOST_DEATHS_LOADING = 3
 _WATCH_SECONDS = 0.5
 _EXIT_SECONDS = 1.0
+# A process that hangs in the kernel, as on a dead file system, outlives SIGKILL.
+_UNKILLABLE_SECONDS = 10.0
+# Less work than that in all is none.
+_LEAST_WORK_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +143,7 @@ class Stream:
         if not self._unfinished:
             # What is left is the reader's affair, who may take long: the engine has nothing more to do for it.
             self._handle.forget(self)
+            self._handle.suspects.clear(self.request)
             self._wake()
 
 
@@ -150,12 +157,17 @@ class EngineHandle:
         path: str | None = None,
         name: str | None = None,
         stall_seconds: float = 60.0,
+        load_stall_seconds: float = 600.0,
         stop_seconds: float = 5.0,
     ) -> None:
-        """`path` is where the model's files are, if that is known, and `name` what their source calls it."""
+        """`path` is where the model's files are, if that is known, and `name` what their source calls it. The two
+        limits are on time without progress: while it works on requests, and while it loads.
+        """
         self.config = config
         self._boot = Boot(config, path, name)
         self.stall_seconds = stall_seconds
+        self.load_stall_seconds = load_stall_seconds
+        self.suspects = Suspects()
         self.stop_seconds = stop_seconds
         self.state = State.LOADING
         self.info: ModelInfo | None = None
@@ -172,6 +184,7 @@ class EngineHandle:
         self._located = asyncio.Event()
         self._ending = asyncio.Event()
         self._idle_seconds = 0.0
+        self._loading_work = 0.0
         self._stuck = False
 
     @property
@@ -219,6 +232,7 @@ class EngineHandle:
         """Raises Unavailable unless the engine is ready. The stream must be closed, finished or not."""
         if self.state is not State.READY:
             raise self.unavailable()
+        self.suspects.check(request)
         message = _submission(request)
         assert request.id not in self._streams, f"request {request.id} was submitted twice"
         if not self._streams:
@@ -314,6 +328,7 @@ class EngineHandle:
             _log.warning("The engine's process could not be started (%s).", error)
             return False
         self._process, self._stuck, was_ready = process, False, False
+        self._idle_seconds = self._loading_work = 0.0
         try:
             reader, self._writer = await asyncio.open_connection(sock=sock)
             self._send(self._boot)
@@ -348,10 +363,16 @@ class EngineHandle:
         """No message will come from it: whoever waits for one must know now."""
         if self.state not in _ENDED:
             self._enter(State.LOADING)
+            self._blame_streams()
         self.pulse = Pulse()
         self.tally.end_process()
         how = f"made no progress for {self.stall_seconds:g} s" if self._stuck else "stopped while it was at work"
         self._fail_streams(f"The engine {how}. A new one starts: try again.")
+
+    def _blame_streams(self) -> None:
+        """For the end of the process: those that it was running, or if it was told of none yet, all."""
+        begun = [stream.request for stream in self._streams.values() if stream.began is not None]
+        self.suspects.blame(begun or [stream.request for stream in self._streams.values()])
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Waits for the end of a process whose socket is closed; ends it if it does not end by itself."""
@@ -359,6 +380,11 @@ class EngineHandle:
         while process.poll() is None:
             if time.monotonic() > deadline:
                 self._kill()
+            if time.monotonic() > deadline + _UNKILLABLE_SECONDS:
+                _log.error(
+                    "Process %d cannot be ended: it hangs in the kernel. Check disks and file systems.", process.pid
+                )
+                return
             await asyncio.sleep(0.01)
         # What the engine started and did not end.
         with suppress(ProcessLookupError, PermissionError):
@@ -382,6 +408,9 @@ class EngineHandle:
                     stream.fail(BadRequest(text, param=param))
             case Logged():
                 message.write()
+            case Loading(work_seconds=work):
+                if work - self._loading_work >= _LEAST_WORK_SECONDS:
+                    self._loading_work, self._idle_seconds = work, 0.0
             case Located():
                 self._location = message
                 self._located.set()
@@ -403,18 +432,35 @@ class EngineHandle:
                 stream.preemptions += 1
 
     async def _watch(self) -> None:
-        """Kills a process that has work and gets nothing done. A long load or an idle engine is not stuck.
+        """Kills a process that has work and gets nothing done. An idle engine is not stuck.
 
         Time counts in ticks of this loop, not by the clock: while this process was held up, it read no news either.
         """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            if self.state is State.LOADING:
+                self._idle_seconds += _WATCH_SECONDS
+                if self._idle_seconds > self.load_stall_seconds:
+                    self._give_up_loading()
+                continue
             if not self._streams:
                 continue
             self._idle_seconds += _WATCH_SECONDS
             if self._idle_seconds > self.stall_seconds:
                 self._stuck = True
                 self._kill()
+
+    def _give_up_loading(self) -> None:
+        """Without waiting for the process to end: it may never do so."""
+        self.failure = ModelError(
+            f"The engine made no progress for {self.load_stall_seconds:g} s while it loaded the model. Check the disk "
+            "or file system that it is on, then load it again; --load-stall-timeout sets how long that may take."
+        )
+        self._enter(State.FAILED)
+        self._kill()
+        if self._writer is not None:
+            # What is left to read ends here.
+            self._writer.transport.abort()
 
     def _fail_streams(self, message: str) -> None:
         for stream in list(self._streams.values()):

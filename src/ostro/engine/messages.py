@@ -84,6 +84,13 @@ class Located(Message, frozen=True):
     path: str
 
 
+class Loading(Message, frozen=True):
+    """The model is being loaded. Sent twice a second, by a thread of its own."""
+
+    work_seconds: float
+    """Processor time that loading has taken so far. As long as it grows, there is progress, however slow the disk."""
+
+
 class Ready(Message, frozen=True):
     """The model is loaded and has generated its first tokens."""
 
@@ -140,7 +147,7 @@ class Refused(Message, frozen=True):
 
 
 ToEngine = Boot | Submit | Abort | Stop
-FromEngine = Logged | Located | Ready | LoadFailed | Pulse | Stepped | Refused
+FromEngine = Logged | Located | Loading | Ready | LoadFailed | Pulse | Stepped | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -14,6 +14,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
@@ -29,6 +31,7 @@ from ostro.engine.messages import (
     Boot,
     FromEngine,
     LoadFailed,
+    Loading,
     Located,
     ModelInfo,
     Pulse,
@@ -130,6 +133,7 @@ class EngineLoop:
         begun, preempted = self.core.scheduler.begun, self.core.scheduler.preempted
         if begun or preempted:
             self.channel.send(Stepped([], begun, began, preempted))
+        self.faults.before_running(self.core.scheduler.running)
 
     def _take_messages(self) -> bool:
         """Handles what has arrived, and waits for something if there is nothing to do. False: stop."""
@@ -162,6 +166,24 @@ class EngineLoop:
         while True:
             self.channel.send(pulse(self.core))
             time.sleep(PULSE_SECONDS)
+
+
+@contextmanager
+def told_of_loading(channel: Channel) -> Iterator[None]:
+    """Reports while the block runs how much work it has done: the API process gives up on one that does none."""
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(PULSE_SECONDS):
+            channel.send(Loading(time.process_time() - time.thread_time()))
+
+    thread = threading.Thread(target=report, name="loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def leave() -> NoReturn:
@@ -301,12 +323,13 @@ def main() -> int:
     assert isinstance(boot, Boot), "the first message is Boot"
     faults = Faults.from_environment()
     try:
-        checkpoint = open_checkpoint(boot.path or boot.config.model, model_config=boot.config.model_config)
-        name = boot.name or checkpoint.name
-        # Until this process ends nobody may delete its files.
-        held = ModelStore().hold(checkpoint.path)
-        channel.send(Located(name, str(checkpoint.path)))
-        core, info = load(checkpoint, boot.config, faults)
+        with told_of_loading(channel):
+            checkpoint = open_checkpoint(boot.path or boot.config.model, model_config=boot.config.model_config)
+            name = boot.name or checkpoint.name
+            # Until this process ends nobody may delete its files.
+            held = ModelStore().hold(checkpoint.path)
+            channel.send(Located(name, str(checkpoint.path)))
+            core, info = load(checkpoint, boot.config, faults)
     except OstroError as error:
         channel.send(LoadFailed(type(error).__name__, error.message))
         return 1

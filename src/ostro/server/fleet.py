@@ -52,9 +52,9 @@ def build_models(settings: ServeSettings) -> Models:
     budgeted = limits.memory is not None or limits.device_memory is not None
     pool = ModelPool(
         catalog,
-        partial(_service, settings.stall_timeout),
+        partial(_service, settings),
         limits,
-        supply=CachedSupply(),
+        supply=CachedSupply(settings.load_stall_timeout),
         expected=_expected if budgeted else None,
     )
     elsewhere = _names_elsewhere(settings, specs)
@@ -239,10 +239,15 @@ def _adapter(given: str) -> tuple[str, str]:
     return match["name"], match["rest"]
 
 
-def _service(stall_seconds: float, spec: ModelSpec, files: Files | None) -> ModelService:
+def _service(settings: ServeSettings, spec: ModelSpec, files: Files | None) -> ModelService:
     assert files is not None
     return ModelService(
-        _here(spec, files), path=files.path, name=files.name, tokenizer=files.tokenizer, stall_seconds=stall_seconds
+        _here(spec, files),
+        path=files.path,
+        name=files.name,
+        tokenizer=files.tokenizer,
+        stall_seconds=settings.stall_timeout,
+        load_stall_seconds=settings.load_stall_timeout,
     )
 
 

@@ -108,13 +108,16 @@ class ModelService:
         name: str | None = None,
         tokenizer: str | None = None,
         stall_seconds: float = 60.0,
+        load_stall_seconds: float = 600.0,
     ) -> None:
         """`path` is where the model's files are, if that is known, and `name` what their source calls it; `tokenizer`
         is where the tokenizer is that the settings name, if they name one and that is known.
         """
         self.config = config
         self._tokenizer_path = None if tokenizer is None else Path(tokenizer)
-        self._handle = EngineHandle(config, path=path, name=name, stall_seconds=stall_seconds)
+        self._handle = EngineHandle(
+            config, path=path, name=name, stall_seconds=stall_seconds, load_stall_seconds=load_stall_seconds
+        )
         self._frontend: Frontend | None = None
         self._door: Door | None = None
         self._loading: asyncio.Task[None] | None = None

@@ -471,6 +471,9 @@ class ServeSettings(BaseSettings):
     stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         60.0, description="seconds without progress after which the engine is started anew"
     )
+    load_stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        600.0, description="seconds without progress after which loading a model is given up, as on a dead file system"
+    )
     drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         8.0, description="seconds that requests under way get at shutdown"
     )

@@ -16,7 +16,7 @@ import msgspec
 from ostro import errors
 from ostro.child_environment import download_environment
 from ostro.config import EngineConfig
-from ostro.errors import DownloadFailed, ModelNotFound, OstroError
+from ostro.errors import DownloadFailed, ModelError, ModelNotFound, OstroError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
 from ostro.relay import Logged
@@ -29,8 +29,19 @@ from ostro.weights.tokenizer_files import find_tokenizer, naming_tokenizer
 class CachedSupply:
     """Files on this machine as they are; all others by way of the caches of models."""
 
+    def __init__(self, find_seconds: float = 600.0) -> None:
+        """`find_seconds` is how long it may take to look for files that are on this machine."""
+        self._find_seconds = find_seconds
+
     async def find(self, spec: ModelSpec) -> Files | None:
-        return await _in_thread(lambda: _found(spec.config))
+        try:
+            async with asyncio.timeout(self._find_seconds):
+                return await _in_thread(lambda: _found(spec.config))
+        except TimeoutError:
+            raise ModelError(
+                f"The files of {spec.name} could not be looked up within {self._find_seconds:g} s. Check the disk or "
+                "file system that they are on, then load it again."
+            ) from None
 
     async def fetch(self, spec: ModelSpec) -> Files:
         process, sock = _spawn(spec.config)

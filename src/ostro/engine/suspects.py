@@ -1,0 +1,72 @@
+"""Requests that were running when an engine died, by what they asked for. Knows contents' digests; knows no processes.
+
+A request that crashes the engine would do so again, and clients send again what failed: with every retry all other
+requests are lost too. So one that was there twice in a row is refused for a while. Which of several was at fault cannot
+be told; one that comes to its end in between is cleared.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from ostro.engine.request import Request
+from ostro.errors import RequestRefused
+
+_MOST_DEATHS: Final = 2
+_SECONDS: Final = 600.0
+_MOST_REMEMBERED: Final = 4096
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Record:
+    deaths: int
+    until: float
+
+
+class Suspects:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Oldest first.
+        self._records: dict[bytes, _Record] = {}
+
+    def check(self, request: Request) -> None:
+        """Raises RequestRefused for one that must not reach the engine again."""
+        if not self._records:
+            return
+        record = self._records.get(_digest(request))
+        if record is None or record.deaths < _MOST_DEATHS:
+            return
+        left = record.until - self._clock()
+        if left > 0:
+            raise RequestRefused(
+                f"The engine died {record.deaths} times while it was at work on this request, so it is not run again "
+                f"for {max(1, round(left / 60))} min. Change it, and tell whoever runs the server: the log says more."
+            )
+
+    def blame(self, requests: Iterable[Request]) -> None:
+        """They were running when the engine died."""
+        now = self._clock()
+        for request in requests:
+            digest = _digest(request)
+            known = self._records.pop(digest, None)
+            deaths = known.deaths + 1 if known is not None and known.until > now else 1
+            self._records[digest] = _Record(deaths, now + _SECONDS)
+        while len(self._records) > _MOST_REMEMBERED:
+            del self._records[next(iter(self._records))]
+
+    def clear(self, request: Request) -> None:
+        """It came to its end."""
+        if self._records:
+            self._records.pop(_digest(request), None)
+
+
+def _digest(request: Request) -> bytes:
+    """Of all that decides what the engine computes, but for the seed that the server has drawn."""
+    plain = replace(request, id=0, seed=0, eos_ids=frozenset(), cache_salt="", priority=0, turn=0, tenant="")
+    return hashlib.blake2b(_encode(plain), digest_size=16).digest()
