@@ -115,6 +115,7 @@ LAYERS = {
             "ostro.config",
             "ostro.relay",
             "ostro.child_environment",
+            "ostro.engine.suspects",
         ),
         never=("torch", "numpy"),
     ),

@@ -17,6 +17,7 @@
     │   └── UnsupportedModel          500  an architecture or quantisation that Ostro does not know
     ├── TryLater                      503  not now: try again in a moment
     │   ├── QueueFull                 429  too much is waiting already
+    │   ├── TooManyAttempts           429  too many wrong keys from one address
     │   └── Unavailable               503  loading, draining, or the engine is down
     ├── RequestTimeout                504  the request took longer than it may
     ├── DownloadFailed                502  a source could not deliver the model's files
@@ -183,6 +184,12 @@ class QueueFull(TryLater):
     http_status = 429
     openai_type = "rate_limit_error"
     openai_code = "queue_full"
+
+
+class TooManyAttempts(TryLater):
+    http_status = 429
+    openai_type = "rate_limit_error"
+    openai_code = "too_many_attempts"
 
 
 class Unavailable(TryLater):

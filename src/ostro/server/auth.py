@@ -20,10 +20,11 @@ from typing import Self
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.errors import BadRequest, NotAllowed, NotAuthorized, OstroError
+from ostro.errors import BadRequest, NotAllowed, NotAuthorized, OstroError, TooManyAttempts
 from ostro.server.error_handlers import refuse
 from ostro.server.hosts import HostRule
 from ostro.server.logging import RequestRecord
+from ostro.server.throttle import Throttle, network_of
 
 ANONYMOUS = "anonymous"
 # Probes and balancers ask these, and people the last; they tell nothing of the model.
@@ -82,6 +83,9 @@ class Keyring:
             if needed and known not in needed:
                 raise _refusal(key, known)
         return known
+
+    def knows(self, key: str) -> bool:
+        return _find(self.keys + self.admin, key) is not None
 
     def _needed(self, path: str) -> tuple[Key, ...]:
         """The keys of which one is needed; none if the path is open."""
@@ -142,6 +146,7 @@ class Authentication:
         self.keyring = keyring
         self.origins = frozenset(origins)
         self.hosts = hosts
+        self._throttle = Throttle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -149,10 +154,10 @@ class Authentication:
             return
         paths, headers = _paths(scope), Headers(scope=scope)
         try:
-            key = check_caller(self.keyring, self.hosts, paths, headers)
+            key = self._caller(scope, paths, headers)
             if key is None and any(map(_is_admins, paths)):
                 self._check_origin(headers)
-        except (NotAuthorized, NotAllowed) as error:
+        except (NotAuthorized, NotAllowed, TooManyAttempts) as error:
             await _refuse(error, scope, receive, send)
             return
         record = scope.get("state", {}).get("record")
@@ -160,6 +165,21 @@ class Authentication:
             record.key = ANONYMOUS if key is None else key.label
             record.may_hurry = key is None or key.may_hurry
         await self.app(scope, receive, send)
+
+    def _caller(self, scope: Scope, paths: Sequence[str], headers: Headers) -> Key | None:
+        """Who is asking. Raises TooManyAttempts to an address that goes on guessing keys."""
+        client = scope.get("client")
+        address = network_of(client[0] if client else None)
+        try:
+            key = check_caller(self.keyring, self.hosts, paths, headers)
+        except NotAuthorized:
+            given = bearer(headers)
+            if given is not None and not self.keyring.knows(given):
+                self._throttle.fail(address)
+            raise
+        if key is not None:
+            self._throttle.succeed(address, key.label)
+        return key
 
     def _check_origin(self, headers: Headers) -> None:
         origin = headers.get("origin")
