@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized test-hostile soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -46,14 +46,26 @@ test-gpu: dev
 # CMake. What watches is loaded before Python, which was built without; Python frees little at its end, so leaks there
 # are not looked for.
 SANITIZED := build/sanitized
+SANITIZED_TESTS ?= tests/native tests/hostile/test_checkpoint_fuzzer.py
 test-native-sanitized: dev
-	cmake -S native -B $(SANITIZED) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=ON -DOSTRO_TESTS=ON
+	cmake -S native -B $(SANITIZED) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=address,undefined -DOSTRO_TESTS=ON
 	cmake --build $(SANITIZED) --parallel 2
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ctest --test-dir $(SANITIZED) --output-on-failure
 	OMP_NUM_THREADS=1 OSTRO_NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED)/libostro_native.so \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-	$(BIN)/python -m pytest -n 0 tests/native --ignore=tests/native/test_build.py $(ARGS)
+	$(BIN)/python -m pytest -n 0 $(SANITIZED_TESTS) --ignore=tests/native/test_build.py $(ARGS)
+
+# Plans on several threads, watched for races. In C++ alone: Python and torch were built without.
+RACES := build/tsan
+test-native-tsan:
+	cmake -S native -B $(RACES) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=thread -DOSTRO_TESTS=ON
+	cmake --build $(RACES) --target ostro_plan_test --parallel 2
+	TSAN_OPTIONS=halt_on_error=1 ctest --test-dir $(RACES) -R plans --output-on-failure
+
+# Mutated checkpoints on the native core: fifteen minutes or so for all 50,000.
+fuzz-checkpoints: dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/hostile/checkpoint_fuzzer.py $(ARGS)
 
 # Everything hostile, whole: fuzzers, crash points, floods. Some of it runs for many minutes; `make test` has a short form
 # of each.

@@ -102,6 +102,7 @@ _TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "gpt2"})
 
 def _read_config(directory: Path) -> dict[str, object]:
     config = read_json_object(directory / "config.json")
+    _check_names(directory / "config.json", config)
     config = _text_part(directory / "config.json", config)
     quantization = config.get("quantization_config")
     if quantization:
@@ -112,6 +113,16 @@ def _read_config(directory: Path) -> dict[str, object]:
         )
     config.setdefault("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
     return config
+
+
+def _check_names(path: Path, config: dict[str, object]) -> None:
+    """Everything else in a config is checked by whoever builds the model; these are looked up before that."""
+    architectures, model_type = config.get("architectures"), config.get("model_type")
+    names = [*(architectures if isinstance(architectures, list) else [architectures]), model_type]
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise BadCheckpoint(
+            f"{path}: 'architectures' must be a list of strings, and 'model_type' a string. Download it again."
+        )
 
 
 def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:

@@ -1,0 +1,265 @@
+"""Loads mutated checkpoints and generates with them: each is refused by name or gives right tokens, and nothing dies.
+
+    make fuzz-checkpoints                                       # 50,000 of them
+    make fuzz-checkpoints ARGS="--count 2000 --seed 7"
+    make fuzz-checkpoints ARGS="--seed 7 --only 1234"           # one again, with its traceback
+
+A case is its seed and its number: what is changed, and how, follows from these. Cases run in forked children, so that a
+signal, a hang or an abort is noticed and pinned to its case; the next child goes on after it.
+
+    refused     by an error of `ostro.errors`
+    same        the tokens of the model before it was changed
+    right       other tokens, which torch finds as likely as any for the same files
+    torch       it runs on torch, which is what native results are held to
+
+Whatever else happens is a finding: a signal, an untyped exception, a hang, memory beyond the limit, wrong tokens. The
+exit status is 1 if there are any.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import torch
+from checkpoint_mutations import VOCAB, Files, Subject, mutated, subjects
+
+from ostro.config import EngineConfig
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
+from ostro.errors import OstroError
+from ostro.runner.base import ModelRunner
+from ostro.runner.load import load_runner
+from ostro.runner.native.runner import NativeRunner
+from ostro.sampling_params import SamplingParams
+from ostro.weights import open_checkpoint
+
+PROMPT, LENGTH = tuple(range(9)), 3
+MOST_SECONDS, MOST_BYTES = 20, 2 << 30
+# How much less likely than the best a native token may be by torch's numbers. Rounded activations move scores.
+FLOAT_GAP, QUANTIZED_GAP = 0.05, 2.0
+
+
+@dataclass
+class Report:
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def num_cases(self) -> int:
+        return sum(self.outcomes.values()) + len(self.findings)
+
+
+def fuzz(count: int, seed: int, *, first: int = 0) -> Report:
+    """Runs the cases from `first` on, in children; says what became of them."""
+    report, started = Report(), time.monotonic()
+    # No threads before a fork, and none to wait for after it.
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
+        bench = Bench(Path(scratch), seed)
+        at, end = first, first + count
+        while at < end:
+            at = _run_child(bench, at, min(end, at + 500), report)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _fast_directory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _run_child(bench: "Bench", first: int, end: int, report: Report) -> int:
+    """Where to go on: at the end, or after the case that ended the child."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        status = 1
+        try:
+            _limit_memory()
+            with os.fdopen(write, "w", buffering=1) as results:
+                for number in range(first, end):
+                    print(json.dumps([number, "began", ""]), file=results)
+                    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+                    outcome, detail = bench.outcome(number)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    print(json.dumps([number, outcome, detail]), file=results)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    number, outcome = first, "began"
+    with os.fdopen(read) as results:
+        for line in results:
+            number, outcome, detail = json.loads(line)
+            if outcome == "finding":
+                report.findings.append(f"{bench.label(number)}: {detail}")
+            elif outcome != "began":
+                report.outcomes[outcome] += 1
+    _, status = os.waitpid(child, 0)
+    if status:
+        cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "an abort"
+        report.findings.append(f"{bench.label(number)}: ended by {cause}")
+        return number + 1
+    return end
+
+
+def _limit_memory() -> None:
+    """An allocation that a file asks for is an error here, and no burden for the machine. Sanitizers need more."""
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        return
+    with suppress(OSError):
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, size + MOST_BYTES))
+
+
+class Bench:
+    """One seed's cases: what they are made of, and where they lie."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root, self.seed = root, seed
+        self.subjects = subjects()
+        self.references = {each.name: self._reference(each) for each in self.subjects}
+
+    def label(self, number: int) -> str:
+        return f"--seed {self.seed} --only {number} ({self._subject(number)[0].name})"
+
+    def outcome(self, number: int) -> tuple[str, str]:
+        subject, random = self._subject(number)
+        with self._case(subject, random) as directory:
+            try:
+                return self._run(subject, directory)
+            except OstroError as error:
+                return "refused", error.message
+            except Exception:  # noqa: BLE001 - which ones there are is what is to be found out
+                return "finding", traceback.format_exc()
+
+    def _subject(self, number: int) -> tuple[Subject, Random]:
+        random = Random(f"{self.seed}/{number}")
+        return random.choice(self.subjects), random
+
+    def _case(self, subject: Subject, random: Random | None) -> "_Case":
+        return _Case(self.root / "case", subject.files if random is None else mutated(subject, random))
+
+    def _reference(self, subject: Subject) -> list[int]:
+        with self._case(subject, None) as directory:
+            return _tokens(_runner(subject, directory, "auto"), subject)
+
+    def _run(self, subject: Subject, directory: Path) -> tuple[str, str]:
+        runner = _runner(subject, directory, "auto")
+        tokens = _tokens(runner, subject)
+        if not isinstance(runner, NativeRunner):
+            return "torch", ""
+        if tokens == self.references[subject.name]:
+            return "same", ""
+        try:
+            gaps = _gaps(_runner(subject, directory, "torch"), tokens)
+        except OstroError as error:
+            return "finding", f"the native core ran what torch refuses: {error.message}"
+        if max(gaps) > (QUANTIZED_GAP if subject.quantized else FLOAT_GAP):
+            return "finding", f"tokens {tokens} are wrong by torch: {gaps} less likely than the best"
+        return "right", ""
+
+
+class _Case:
+    """A directory with the files, and a cache of its own, as long as the block runs."""
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self._directory, self._files = directory, files
+
+    def __enter__(self) -> Path:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        for name, data in self._files.items():
+            path = self._directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        os.environ["OSTRO_CACHE"] = str(self._directory / "cache")
+        return self._directory
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _runner(subject: Subject, directory: Path, backend: str) -> ModelRunner:
+    adapters = () if subject.adapter is None else ((subject.adapter, str(directory / subject.adapter)),)
+    config = EngineConfig(
+        device="cpu",
+        cpu_backend=backend,  # type: ignore[arg-type]
+        kv_memory=1 << 20,
+        max_batch_tokens=32,
+        max_batch_seqs=2,
+        threads=1,
+        adapters=adapters,
+    )
+    return load_runner(open_checkpoint(directory / subject.model), config)
+
+
+def _tokens(runner: ModelRunner, subject: Subject) -> list[int]:
+    core = EngineCore(runner, adapters=() if subject.adapter is None else (subject.adapter,))
+    params = SamplingParams(max_tokens=LENGTH, temperature=0)
+    core.add(Request(id=0, prompt_ids=PROMPT, params=params, seed=0, adapter=subject.adapter))
+    found: list[int] = []
+    for gain in _gains(core):
+        found += gain
+    assert len(found) == LENGTH, "as many tokens as were asked for"
+    assert all(0 <= token < VOCAB for token in found), "tokens of the vocabulary"
+    return found
+
+
+def _gains(core: EngineCore) -> Iterator[list[int]]:
+    while core.has_work:
+        for gain in core.step():
+            if gain.error is not None:
+                raise OstroError(gain.error)
+            yield gain.token_ids
+
+
+def _gaps(runner: ModelRunner, tokens: Sequence[int]) -> list[float]:
+    """How much less likely each token is than the best at its place."""
+    core = EngineCore(runner)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    prompt = (*PROMPT, *tokens)
+    core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=len(PROMPT)))
+    found = []
+    while core.has_work:
+        for gain in core.step():
+            if gain.error is not None:
+                raise OstroError(gain.error)
+            found += [each.top[0][1] - each.logprob for each in gain.prompt_logprobs]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--only", type=int, help="run this case alone, in this process")
+    options = parser.parse_args()
+    if options.only is not None:
+        with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
+            print(*Bench(Path(scratch), options.seed).outcome(options.only))
+        return 0
+    report = fuzz(options.count, options.seed, first=options.first)
+    for finding in report.findings:
+        print(finding)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
+    print(f"{report.num_cases} cases in {report.seconds:.0f} s: {told}; {len(report.findings)} findings")
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
