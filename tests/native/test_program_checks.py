@@ -120,13 +120,13 @@ def test_a_step_is_refused_by_its_number_its_operation_and_what_is_wrong(
     [
         ("kv_heads", 3, "4 heads cannot share 3 kv_heads evenly"),
         ("kv_heads", 8, "kv_heads is 8, not from 1 to 4"),
-        ("kv_heads", 0, "kv_heads is 0"),
+        ("kv_heads", 0, r"Expected `int` >= 1 - at `\$\.kv_heads`"),
         ("head_dim", 24, "head_dim is 24, no multiple of 16"),
         ("head_dim", 512, "head_dim is 512, not from 16 to 256"),
         ("vocab_size", 65, "no buffer 6 for 65 columns of logits"),
         ("hidden", 9, "no buffer 9"),
         ("head_step", 99, "the head is steps 99"),
-        ("max_seq_len", 0, "max_seq_len is 0"),
+        ("max_seq_len", 0, r"Expected `int` >= 1 - at `\$\.max_seq_len`"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(weights: PackedFile, field: str, value: int, why: str) -> None:

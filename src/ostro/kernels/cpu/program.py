@@ -7,7 +7,7 @@ program.run(tokens, pieces, asked, draws)     one native call, in which other Py
 from collections.abc import Sequence
 from ctypes import Array, addressof, byref, c_double, c_float, create_string_buffer
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from ostro.kernels.cpu.packed_file import Floats, PackedFile
 
 # A refusal is one line.
 _MOST_REASON = 512
+_Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +76,13 @@ class BufferSpec:
 class ProgramSpec:
     """All of a program but its weights: as JSON it is part of a packed file."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-    num_layers: int
-    max_seq_len: int
-    vocab_size: int
-    hidden_size: int
+    heads: _Size
+    kv_heads: _Size
+    head_dim: _Size
+    num_layers: _Size
+    max_seq_len: _Size
+    vocab_size: _Size
+    hidden_size: _Size
     buffers: list[BufferSpec]
     rotations: list[RotationSpec]
     steps: list[StepSpec]
@@ -267,8 +268,6 @@ def _check(spec: ProgramSpec) -> None:
             raise _bad(f"there is no buffer {number} for {width} columns of {name}")
     if not 0 <= spec.head_step <= spec.logits_step <= len(spec.steps):
         raise _bad(f"the head is steps {spec.head_step} and {spec.logits_step} of {len(spec.steps)}")
-    if spec.max_seq_len < 1:
-        raise _bad(f"max_seq_len is {spec.max_seq_len}")
 
 
 def _bad(why: str) -> BadCheckpoint:
