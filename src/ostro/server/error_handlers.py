@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.errors import OstroError
+from ostro.errors import OstroError, TryLater
 from ostro.server.disconnect import ClientGone
 from ostro.server.schemas import ErrorBody, ErrorDetail
 
@@ -49,6 +49,7 @@ def install(app: Starlette) -> None:
     app.add_exception_handler(OstroError, _on_ostro_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(MemoryError, _on_memory_error)
 
 
 class FaultBarrier:
@@ -127,6 +128,13 @@ def _similar_path(request: Request) -> str | None:
 def _is_served(request: Request, path: str) -> bool:
     scope = {**request.scope, "path": path}
     return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
+
+
+async def _on_memory_error(request: Request, error: Exception) -> Response:
+    """What this request needed is free again; others go on."""
+    told = TryLater("The server has too little memory for this request. Try again later, or ask for less.")
+    note_error(request.scope, told)
+    return error_response(told)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from ostro.engine.handle import EngineHandle, State, Stream
 from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
 from ostro.engine.tally import Tally
-from ostro.errors import ContextLengthExceeded, ModelError, OstroError
+from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
@@ -33,6 +33,9 @@ _BATCH = 50_000
 # What a request costs beside its text, in characters tokenised.
 _EACH = 50
 _THREADS = 2
+# What is tokenised at all: so many characters, or for each token of the context so many, if that is more.
+_LONGEST_TEXT = 1 << 20
+_CHARACTERS_A_TOKEN = 8
 
 _T = TypeVar("_T")
 
@@ -237,7 +240,8 @@ class ModelService:
 
         def make(prompt: Prompt) -> Request:
             if params.truncate_prompt_tokens is None:
-                _check_text(prompt, frontend.tokenizer, door, "prompt")
+                _check_fits(prompt, frontend.tokenizer, door, "prompt")
+            _check_text(prompt, door, "prompt")
             request = frontend.request(prompt, sampling, max_len=door.max_len, adapter=adapter)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
             door.check(request)
@@ -258,9 +262,10 @@ class ModelService:
         """The engine's request for a conversation's next message, by the model's chat template."""
         frontend, door = self._ready()
         if params.truncate_prompt_tokens is None:
-            _check_text(_last_words(messages), frontend.tokenizer, door, "messages")
+            _check_fits(_last_words(messages), frontend.tokenizer, door, "messages")
         sampling = await self._sampling(frontend, params)
         chat = await frontend.tokenizer.render_chat(messages)
+        _check_text(chat.text, door, "messages")
 
         def make(chat: ChatText) -> Request:
             ids = frontend.tokenizer.encode_rendered(chat)
@@ -288,9 +293,11 @@ class ModelService:
 
         def make(pair: tuple[Prompt, Prompt]) -> Request:
             prompt, continuation = pair
-            _check_text(continuation, frontend.tokenizer, door, "continuations")
+            _check_fits(continuation, frontend.tokenizer, door, "continuations")
             if truncate_prompt_tokens is None:
-                _check_text(prompt, frontend.tokenizer, door, "prompts")
+                _check_fits(prompt, frontend.tokenizer, door, "prompts")
+            _check_text(continuation, door, "continuations")
+            _check_text(prompt, door, "prompts")
             request = frontend.scoring_request(
                 prompt,
                 continuation,
@@ -313,7 +320,8 @@ class ModelService:
 
         def make(text: Prompt) -> Request:
             if truncate_prompt_tokens is None:
-                _check_text(text, frontend.tokenizer, door, "input")
+                _check_fits(text, frontend.tokenizer, door, "input")
+            _check_text(text, door, "input")
             request = frontend.embedding_request(
                 text, max_len=door.max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
             )
@@ -395,6 +403,11 @@ class ModelService:
             )
         return frontend, self._door
 
+    def check_text(self, text: str, name: str) -> None:
+        """Raises BadRequest for a text that is too long to be tokenised; `name` is the caller's name for it."""
+        _, door = self._ready()
+        _check_text(text, door, name)
+
     async def run_off_loop(self, work: Callable[[], _T]) -> _T:
         """Runs what takes long on texts in one of the model's threads, of which there are few: a model whose texts
         take forever leaves other models theirs.
@@ -443,8 +456,19 @@ def _name_of(reference: str | None) -> str:
     return "default" if reference is None else Path(reference.partition("@")[0]).name
 
 
-def _check_text(text: Prompt, tokenizer: Tokenizer, door: Door, name: str) -> None:
-    """Raises ContextLengthExceeded, with the fewest tokens it can have, for a text too long to be worth tokenising."""
+def _check_text(text: Prompt, door: Door, name: str) -> None:
+    """Raises BadRequest for a text that is not worth tokenising, which takes 250 bytes of memory a character."""
+    most = max(_LONGEST_TEXT, _CHARACTERS_A_TOKEN * door.max_len)
+    if isinstance(text, str) and len(text) > most:
+        raise BadRequest(
+            f"{name} holds a text of {len(text)} characters, and the context {door.max_len} tokens: a text of at most "
+            f"{most} characters is tokenised. Send less of it.",
+            param=name,
+        )
+
+
+def _check_fits(text: Prompt, tokenizer: Tokenizer, door: Door, name: str) -> None:
+    """Raises ContextLengthExceeded, with the fewest tokens it can have, for a text that cannot fit."""
     if isinstance(text, str) and (fewest := tokenizer.fewest_tokens(text)) > door.max_len:
         raise ContextLengthExceeded(limit=door.max_len, prompt=fewest, output=0, param=name)
 

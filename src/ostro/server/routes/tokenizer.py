@@ -60,6 +60,9 @@ async def _tokenized(request: TokenizeRequest, service: ModelService) -> Respons
     if request.messages is not None:
         messages = [message.for_template() for message in request.messages]
         chat = await tokenizer.render_chat(messages, add_generation_prompt=request.add_generation_prompt)
+        service.check_text(chat.text, "messages")
+    else:
+        service.check_text(request.prompt or "", "prompt")
 
     def respond() -> Response:
         if chat is not None:
