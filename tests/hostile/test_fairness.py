@@ -6,6 +6,7 @@ By places and order, not by time; `bench/fairness.py` has the times.
 import json
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -82,12 +83,24 @@ def test_flood_of_one_key_that_never_reads_leaves_the_other_its_place(server: Li
 def test_request_of_many_prompts_does_not_keep_others_waiting(server: LiveServer) -> None:
     """It counted as one, and filled the engine's batch: others waited for one of its prompts to be done."""
     prompts = [[number % 500, 7] for number in range(2048)]
-    with open_stream(server, HOSTILE, prompt=prompts, max_tokens=1500, ignore_eos=True) as connection:
+    received = bytearray()
+
+    def read(connection: socket.socket) -> None:
+        while data := connection.recv(1 << 20):
+            received.extend(data)
+
+    with open_stream(server, HOSTILE, prompt=prompts, max_tokens=1000, ignore_eos=True) as connection:
         assert status_of(connection) == HTTPStatus.OK
-        for _ in range(3):
-            assert ask(server, POLITE, **SHORT).status_code == HTTPStatus.OK
-        connection.setblocking(False)
-        assert b'"finish_reason":"length"' not in connection.recv(1 << 24)
+        reader = threading.Thread(target=read, args=[connection])
+        reader.start()
+        try:
+            for _ in range(3):
+                assert ask(server, POLITE, **SHORT).status_code == HTTPStatus.OK
+            assert b'"finish_reason":"length"' not in received
+            assert received
+        finally:
+            connection.shutdown(socket.SHUT_RDWR)
+            reader.join()
 
 
 def test_negative_priority_needs_a_key_that_may(server: LiveServer) -> None:
