@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test test-slow test-eval test-ray test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test run-tests test-slow test-eval test-ray test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -20,8 +20,12 @@ serve:
 	@$(INSTALL) --serve $(ARGS)
 	@exec $(BIN)/ostro serve --ui $(ARGS)
 
+# The checks keep one core busy for a minute: the tests do not wait for them.
+test: dev
+	@$(MAKE) --no-print-directory -j 2 check run-tests
+
 # Two processes of one thread each: the tests are many and small. A file's tests share what it sets up.
-test: check
+run-tests: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-slow: dev
