@@ -14,8 +14,9 @@ several keys, some of whom read streams and some hang up half-way, while engines
 
 `steady` is only ever paused: none of its requests may fail, and its process lives as long as the server. A request to
 another model may fail only with the error for an engine that is down, and only while one is; it is sent again until it
-is answered. Each round ends in silence: all pages must be free or cached then, and memory, descriptors and threads are
-recorded. The exit status is 1 if an answer was wrong, a request was lost, a page leaked, or something grew.
+is answered, or refused because engines died twice while they ran it. Each round ends in silence: all pages must be free
+or cached then, and memory, descriptors and threads are recorded. The exit status is 1 if an answer was wrong, a request
+was lost, a page leaked, or something grew.
 """
 
 import argparse
@@ -158,6 +159,7 @@ class Traffic:
         self._ledger = ledger
         self._dice = random.Random(options.seed)
         self._under_way: set[asyncio.Task[None]] = set()
+        self._deaths: Counter[Case] = Counter()
 
     async def run(self, client: httpx.AsyncClient, popular: Sequence[str], enough: Callable[[], bool]) -> None:
         """Sends requests until it is enough; returns once all have ended. A few ask for models that are not popular."""
@@ -190,9 +192,13 @@ class Traffic:
             try:
                 answer = await ask(client, case, manner, key, patience=patience)
             except Refusal as refusal:
+                if refusal.code == "request_refused" and self._deaths[case] >= 2:
+                    self._ledger.counts["refused after two deaths"] += 1
+                    return
                 if not self._outages.explain(case, began, refusal):
                     self._ledger.violate(f"{what}: {refusal}")
                     return
+                self._deaths[case] += 1
                 self._ledger.counts["asked again"] += 1
                 await asyncio.sleep(1)
             except (httpx.HTTPError, ValueError, LookupError) as error:
