@@ -364,7 +364,8 @@ class Gate:
         for number, request in enumerate(requests):
             if number and request.params is requests[number - 1].params and request.task is requests[number - 1].task:
                 # All prompts of a request share their params, of which a changed copy is validated anew.
-                capped.append(replace(request, params=capped[-1].params))
+                params = capped[-1].params
+                capped.append(request if request.params is params else replace(request, params=params))
             else:
                 capped.append(self._capped(request))
         return capped
