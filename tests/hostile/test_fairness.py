@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
@@ -18,6 +18,7 @@ import httpx
 import pytest
 from live_server import LiveServer, live_server
 
+COMPLETIONS = "/v1/completions"
 HOSTILE, POLITE, URGENT = "sk-hostile", "sk-polite", "sk-urgent"
 KEYS = {"OSTRO_API_KEY": f"{HOSTILE},{POLITE}", "OSTRO_PRIORITY_KEY": URGENT}
 SLOW = "fake,step_seconds=0.01"
@@ -31,12 +32,12 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def ask(server: LiveServer, key: str, path: str = "/v1/completions", **body: object) -> httpx.Response:
+def ask(server: LiveServer, key: str, body: Mapping[str, object], path: str = COMPLETIONS) -> httpx.Response:
     with server.client(**bearer(key)) as client:
         return client.post(path, json=body)
 
 
-def open_stream(server: LiveServer, key: str, **body: object) -> socket.socket:
+def open_stream(server: LiveServer, key: str, body: Mapping[str, object]) -> socket.socket:
     """A request that is sent, and whose answer nobody reads but for its first line."""
     address = urlsplit(server.url)
     connection = socket.create_connection((address.hostname, address.port), timeout=60)
@@ -74,10 +75,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def test_flood_of_one_key_that_never_reads_leaves_the_other_its_place(server: LiveServer) -> None:
     """It took every place, and the other key's first request got a 429."""
     with ExitStack() as held:
-        flood = [held.enter_context(open_stream(server, HOSTILE, **ENDLESS)) for _ in range(20)]
+        flood = [held.enter_context(open_stream(server, HOSTILE, ENDLESS)) for _ in range(20)]
         until_refused(flood, 8)
         for _ in range(3):
-            assert ask(server, POLITE, **SHORT).status_code == HTTPStatus.OK
+            assert ask(server, POLITE, SHORT).status_code == HTTPStatus.OK
 
 
 def test_request_of_many_prompts_does_not_keep_others_waiting(server: LiveServer) -> None:
@@ -89,13 +90,13 @@ def test_request_of_many_prompts_does_not_keep_others_waiting(server: LiveServer
         while data := connection.recv(1 << 20):
             received.extend(data)
 
-    with open_stream(server, HOSTILE, prompt=prompts, max_tokens=1000, ignore_eos=True) as connection:
+    with open_stream(server, HOSTILE, {**ENDLESS, "prompt": prompts, "max_tokens": 1000}) as connection:
         assert status_of(connection) == HTTPStatus.OK
         reader = threading.Thread(target=read, args=[connection])
         reader.start()
         try:
             for _ in range(3):
-                assert ask(server, POLITE, **SHORT).status_code == HTTPStatus.OK
+                assert ask(server, POLITE, SHORT).status_code == HTTPStatus.OK
             assert b'"finish_reason":"length"' not in received
             assert received
         finally:
@@ -104,11 +105,11 @@ def test_request_of_many_prompts_does_not_keep_others_waiting(server: LiveServer
 
 
 def test_negative_priority_needs_a_key_that_may(server: LiveServer) -> None:
-    refused = ask(server, HOSTILE, **SHORT, priority=-1)
+    refused = ask(server, HOSTILE, {**SHORT, "priority": -1})
     assert refused.status_code == HTTPStatus.FORBIDDEN
     assert (refused.json()["error"]["param"], refused.json()["error"]["code"]) == ("priority", "not_allowed")
-    assert ask(server, URGENT, **SHORT, priority=-1).status_code == HTTPStatus.OK
-    assert ask(server, HOSTILE, **SHORT, priority=1).status_code == HTTPStatus.OK
+    assert ask(server, URGENT, {**SHORT, "priority": -1}).status_code == HTTPStatus.OK
+    assert ask(server, HOSTILE, {**SHORT, "priority": 1}).status_code == HTTPStatus.OK
 
 
 def cached(answer: httpx.Response) -> int:
@@ -120,11 +121,11 @@ def cached(answer: httpx.Response) -> int:
 
 def test_cached_tokens_tell_no_key_what_another_has_sent(server: LiveServer) -> None:
     body = {"prompt": LONG_PROMPT, "max_tokens": 1}
-    assert cached(ask(server, POLITE, **body)) == 0
-    assert cached(ask(server, POLITE, **body)) > 0
-    assert cached(ask(server, HOSTILE, **body)) == 0
-    label_of_polite = _last_request(server, "/v1/completions", POLITE)["key"]
-    assert cached(ask(server, HOSTILE, **body, cache_salt=f"{label_of_polite} ")) == 0
+    assert cached(ask(server, POLITE, body)) == 0
+    assert cached(ask(server, POLITE, body)) > 0
+    assert cached(ask(server, HOSTILE, body)) == 0
+    label_of_polite = _last_request(server, COMPLETIONS, POLITE)["key"]
+    assert cached(ask(server, HOSTILE, {**body, "cache_salt": f"{label_of_polite} "})) == 0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_cached_tokens_tell_no_key_what_another_has_sent(server: LiveServer) -> 
 def test_native_endpoints_take_a_salt(server: LiveServer, path: str, body: dict[str, object]) -> None:
     hits = []
     for salt in ("", "", "pepper"):
-        assert ask(server, POLITE, path, **body, cache_salt=salt).status_code == HTTPStatus.OK
+        assert ask(server, POLITE, {**body, "cache_salt": salt}, path).status_code == HTTPStatus.OK
         hits.append(int(_last_request(server, path, POLITE)["cached_tokens"]) > 0)
     assert hits == [False, True, False]
 
@@ -145,8 +146,8 @@ def test_native_endpoints_take_a_salt(server: LiveServer, path: str, body: dict[
 def test_keys_may_be_told_to_share_the_cache(tmp_path: Path) -> None:
     with live_server(tmp_path, "--share-prefix-cache", env=KEYS) as server:
         body = {"prompt": LONG_PROMPT, "max_tokens": 1}
-        assert cached(ask(server, POLITE, **body)) == 0
-        assert cached(ask(server, HOSTILE, **body)) > 0
+        assert cached(ask(server, POLITE, body)) == 0
+        assert cached(ask(server, HOSTILE, body)) > 0
 
 
 def _last_request(server: LiveServer, path: str, key: str) -> dict[str, str]:
