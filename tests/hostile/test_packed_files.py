@@ -278,7 +278,7 @@ def test_a_replaced_file_of_the_same_size_and_time_is_packed_anew(model: Path) -
 
 
 def test_offline_and_over_http_a_replaced_model_is_the_one_that_answers(tmp_path: Path) -> None:
-    model, other = (write_model(tmp_path / name, native=True, seed=seed) for seed, name in enumerate(("tiny", "other")))
+    model, other = (write_model(tmp_path / name, seed=seed) for seed, name in enumerate(("tiny", "other")))
     prompt = "the quick brown fox"
     params = SamplingParams(max_tokens=12, temperature=0)
 
