@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+import torch
 from model_directory import write_model
 from native_models import ModelCheckpoint, needs_library, savable_model
 from tiny_configs import GPT2, HRM_TEXT, LLAMA, LONGROPE, PHI3
 
 from ostro.config import EngineConfig
-from ostro.errors import BadCheckpoint, OstroError, UnsupportedModel
+from ostro.errors import BadCheckpoint, ModelError, OstroError, UnsupportedModel
 from ostro.models.config_check import check_config
+from ostro.models.registry import build_model
 from ostro.planning import read_shape
 from ostro.runner.load import load_runner
 
@@ -161,3 +163,9 @@ def test_a_directory_whose_config_is_hostile_is_refused_by_name(tmp_path: Path) 
     (model / "config.json").write_text(json.dumps({**config, "partial_rotary_factor": 400000}))
     with pytest.raises(BadCheckpoint, match=r"'partial_rotary_factor' must be a number from 0.001 to 1.0, got 400000"):
         LLM(str(model))
+
+
+def test_sizes_that_are_too_much_together_are_no_crash() -> None:
+    vast = {**GPT2, "n_embd": 1 << 20, "n_inner": 1 << 22, "n_layer": 64}
+    with pytest.raises(ModelError, match="no memory for a model as large as"):
+        build_model(vast, dtype=torch.float32)

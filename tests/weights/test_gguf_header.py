@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, UnsupportedModel
 from ostro.weights import read_gguf_header
-from ostro.weights.gguf_header import GGML_TYPES
+from ostro.weights.gguf_header import GGML_TYPES, GgufHeader
+from ostro.weights.gguf_model import describe
 
 METADATA: dict[str, object] = {
     "a.flag": True,
@@ -178,3 +179,11 @@ def test_a_changed_byte_never_raises_anything_but_our_own_errors(small_file: Pat
     except OstroError:
         return
     assert all(info.offset + info.nbytes <= len(data) for info in header.tensors)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "olmo2"])
+def test_blocks_beyond_number_are_refused_before_a_list_is_made_of_them(arch: str) -> None:
+    """A list with an entry for each block was made of a number that nothing had checked."""
+    header = GgufHeader(Path("model.gguf"), 3, {"general.architecture": arch, f"{arch}.block_count": 2**32 - 1}, ())
+    with pytest.raises(BadCheckpoint, match="claims 4294967295 blocks, and 4096 are the most"):
+        describe((header,))

@@ -18,15 +18,15 @@ from ostro.models.rope_settings import RopeSettings, full_and_sliding_ropes, rop
 
 # Several times the largest published models, and small enough that products of two fit a machine word.
 MOST_LAYERS = 1024
-_MOST_HEADS = 4096
-_MOST_HEAD_DIM = 4096
-_MOST_HIDDEN = 1 << 20
-_MOST_INNER = 1 << 22
-_MOST_VOCAB = 1 << 24
-_MOST_CYCLES = 64
+MOST_HEADS = 4096
+MOST_HEAD_DIM = 4096
+MOST_HIDDEN = 1 << 20
+MOST_INNER = 1 << 22
+MOST_VOCAB = 1 << 24
+MOST_CYCLES = 64
 _MOST_ADDRESSES = (1 << 31) - 1
-_EPS = (1e-20, 1.0)
-_THETA = (1.0 + 1e-6, 1e15)
+EPS = (1e-20, 1.0)
+THETA = (1.0 + 1e-6, 1e15)
 _FACTOR = (1e-3, 1e6)
 
 ROPE_KINDS = frozenset({"default", "dynamic", "linear", "llama3", "yarn", "longrope"})
@@ -53,14 +53,14 @@ def check_config(config: Mapping[str, object]) -> None:
 
 
 def _check_gpt2(config: ConfigReader) -> None:
-    hidden, heads = config.integer("n_embd", most=_MOST_HIDDEN), config.integer("n_head", most=_MOST_HEADS)
+    hidden, heads = config.integer("n_embd", most=MOST_HIDDEN), config.integer("n_head", most=MOST_HEADS)
     if hidden % heads:
         raise _bad(config, "n_embd", hidden, f"a multiple of 'n_head' ({heads})")
-    config.integer("n_inner", 4 * hidden, most=_MOST_INNER)
+    config.integer("n_inner", 4 * hidden, most=MOST_INNER)
     config.integer("n_layer", most=MOST_LAYERS)
     config.integer("n_positions")
-    config.integer("vocab_size", most=_MOST_VOCAB)
-    _number(config, "layer_norm_epsilon", _EPS, 1e-5)
+    config.integer("vocab_size", most=MOST_VOCAB)
+    _number(config, "layer_norm_epsilon", EPS, 1e-5)
 
 
 def _check_decoder(config: ConfigReader) -> None:
@@ -102,10 +102,10 @@ def _check_gemma3(config: ConfigReader) -> None:
 def _check_hrm_text(config: ConfigReader) -> None:
     # Its layers run several times, and all heads have keys of their own.
     _check_sizes(config)
-    config.integer("num_attention_heads", most=_MOST_HEADS)
-    head_dim = config.integer("head_dim", 128, most=_MOST_HEAD_DIM)
+    config.integer("num_attention_heads", most=MOST_HEADS)
+    head_dim = config.integer("head_dim", 128, most=MOST_HEAD_DIM)
     depth = config.integer("num_layers_per_stack", config.integer("num_hidden_layers"), most=MOST_LAYERS)
-    runs = config.integer("H_cycles", 2, most=_MOST_CYCLES) * (config.integer("L_cycles", 3, most=_MOST_CYCLES) + 1)
+    runs = config.integer("H_cycles", 2, most=MOST_CYCLES) * (config.integer("L_cycles", 3, most=MOST_CYCLES) + 1)
     if depth * runs > 16 * MOST_LAYERS:
         raise BadCheckpoint(
             f"{config.source}: 'num_layers_per_stack', 'H_cycles' and 'L_cycles' make {depth * runs} runs of layers a "
@@ -139,25 +139,25 @@ _CHECKS: Mapping[str, Callable[[ConfigReader], None]] = {
 
 
 def _check_sizes(config: ConfigReader) -> None:
-    config.integer("vocab_size", most=_MOST_VOCAB)
-    config.integer("hidden_size", most=_MOST_HIDDEN)
-    config.integer("intermediate_size", most=_MOST_INNER)
+    config.integer("vocab_size", most=MOST_VOCAB)
+    config.integer("hidden_size", most=MOST_HIDDEN)
+    config.integer("intermediate_size", most=MOST_INNER)
     config.integer("num_hidden_layers", most=MOST_LAYERS)
-    _number(config, "rms_norm_eps", _EPS)
+    _number(config, "rms_norm_eps", EPS)
 
 
 def _check_heads(config: ConfigReader) -> int:
-    heads = config.integer("num_attention_heads", most=_MOST_HEADS)
-    kv_heads = config.integer("num_key_value_heads", heads, most=_MOST_HEADS)
+    heads = config.integer("num_attention_heads", most=MOST_HEADS)
+    kv_heads = config.integer("num_key_value_heads", heads, most=MOST_HEADS)
     if heads % kv_heads:
         raise _bad(config, "num_key_value_heads", kv_heads, f"a divisor of 'num_attention_heads' ({heads})")
     return _head_dim(config)
 
 
 def _head_dim(config: ConfigReader) -> int:
-    hidden, heads = config.integer("hidden_size", most=_MOST_HIDDEN), config.integer("num_attention_heads")
+    hidden, heads = config.integer("hidden_size", most=MOST_HIDDEN), config.integer("num_attention_heads")
     if config.get("head_dim") is not None:
-        return config.integer("head_dim", most=_MOST_HEAD_DIM)
+        return config.integer("head_dim", most=MOST_HEAD_DIM)
     if hidden % heads:
         raise _bad(config, "hidden_size", hidden, f"a multiple of 'num_attention_heads' ({heads}) without 'head_dim'")
     return hidden // heads
@@ -176,7 +176,7 @@ def _check_rope(rope: RopeSettings, head_dim: int) -> None:
     table = rope.table
     if rope.kind not in ROPE_KINDS:
         raise UnsupportedModel(f"Rope scaling {rope.kind!r} is not known; known are {', '.join(sorted(ROPE_KINDS))}.")
-    _number(table, "rope_theta", _THETA, 10000.0)
+    _number(table, "rope_theta", THETA, 10000.0)
     share = table.number("partial_rotary_factor", 1.0, least=1e-3, most=1.0)
     rotated = rope.rotary_dim(head_dim)
     if rotated < 2 or rotated % 2:

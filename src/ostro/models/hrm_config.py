@@ -6,6 +6,16 @@ from typing import Literal
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.config import ConfigReader
+from ostro.models.config_check import (
+    EPS,
+    MOST_CYCLES,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_INNER,
+    MOST_LAYERS,
+    MOST_VOCAB,
+    THETA,
+)
 
 Dialect = Literal["upstream", "aios"]
 Positions = Literal["rope", "learned"]
@@ -85,7 +95,7 @@ class HrmConfig:
         """
         _check_told(config)
         reader = ConfigReader(config, source=str(config.get(TOLD_BY) or "The HRM's settings"))
-        hidden, heads = reader.integer("hidden_size"), reader.integer("num_heads")
+        hidden, heads = reader.integer("hidden_size", most=MOST_HIDDEN), reader.integer("num_heads", most=MOST_HEADS)
         positions = reader.text("pos_encodings")
         if positions not in _POSITIONS:
             raise UnsupportedModel(f"HRM with pos_encodings {positions!r} is not supported; rope and learned are.")
@@ -105,19 +115,19 @@ class HrmConfig:
         puzzle_size = reader.optional_integer("puzzle_emb_ndim") or 0
         learned = reader.integer("seq_len") - -puzzle_size // hidden if positions == "learned" else 0
         return HrmConfig(
-            vocab_size=reader.integer("vocab_size"),
+            vocab_size=reader.integer("vocab_size", most=MOST_VOCAB),
             hidden_size=hidden,
             num_heads=heads,
-            h_cycles=reader.integer("H_cycles"),
-            l_cycles=reader.integer("L_cycles"),
-            h_layers=reader.integer("H_layers"),
-            l_layers=reader.integer("L_layers"),
-            inner_size=reader.integer("intermediate_size"),
+            h_cycles=reader.integer("H_cycles", most=MOST_CYCLES),
+            l_cycles=reader.integer("L_cycles", most=MOST_CYCLES),
+            h_layers=reader.integer("H_layers", most=MOST_LAYERS),
+            l_layers=reader.integer("L_layers", most=MOST_LAYERS),
+            inner_size=reader.integer("intermediate_size", most=MOST_INNER),
             positions=positions,
             seq_len=_seq_len(reader, max_seq_len),
             position_rows=learned,
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-5),
-            rope_theta=reader.number("rope_theta", 10000.0),
+            rms_norm_eps=reader.number("rms_norm_eps", 1e-5, least=EPS[0], most=EPS[1]),
+            rope_theta=reader.number("rope_theta", 10000.0, least=THETA[0], most=THETA[1]),
             halt_max_steps=reader.integer("halt_max_steps", 1 if aios else None),
             num_experts=experts,
             experts_per_token=per_token,

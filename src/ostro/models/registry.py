@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ostro.errors import UnsupportedModel
+from ostro.errors import ModelError, UnsupportedModel
 from ostro.models.base import Model
 from ostro.models.config import ConfigReader
 from ostro.models.config_check import check_config
@@ -65,6 +65,12 @@ def build_model(
     try:
         with device or torch.device("cpu"):
             model = family.build(reader, max_seq_len)
+    except (RuntimeError, MemoryError) as error:
+        # Sizes that are possible one by one may ask for more than there is together.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"There is no memory for a model as large as config.json says ({reason}). Check the sizes in it."
+        ) from error
     finally:
         torch.set_default_dtype(before)
     if is_bare:

@@ -20,6 +20,8 @@ from ostro.weights.pooling import Pooling, PoolingMode
 Config = dict[str, object]
 
 _FLOAT32_MAX = 3.4e38
+# Lists are made with an entry for each, before anything is built.
+_MOST_BLOCKS = 4096
 
 
 class Undo(Enum):
@@ -161,6 +163,8 @@ def describe(headers: tuple[GgufHeader, ...]) -> GgufModel:
             f"{facts.path} holds a {facts.arch!r} model; the GGUF architectures Ostro knows are "
             f"{', '.join(sorted(FAMILIES))}."
         )
+    if (blocks := facts.integer("block_count", 0)) > _MOST_BLOCKS:
+        raise damaged(facts.path, f"it claims {blocks} blocks, and {_MOST_BLOCKS} are the most")
     if facts.integer("expert_count", 0):
         raise UnsupportedModel(f"{facts.path} is a mixture of experts, which Ostro does not support for {facts.arch}.")
     return GgufModel(
@@ -402,7 +406,7 @@ def _gemma3(facts: _Facts) -> Config:
 def _query_scale(facts: _Facts, layers_of_27b: int) -> int:
     """Gemma divides queries by the root of this. Files do not store it; only the 27B models differ from head_dim."""
     if facts.integer("block_count") == layers_of_27b:
-        return facts.integer("embedding_length") // facts.integer("attention.head_count")
+        return facts.integer("embedding_length") // max(facts.integer("attention.head_count"), 1)
     return _head_dim(facts)
 
 
