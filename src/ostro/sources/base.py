@@ -32,6 +32,8 @@ _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 # Most file systems allow 255, and a temporary name may be a little longer.
 _LONGEST_NAME_BYTES = 250
+# Of our own: threads that wait must not disturb whoever seeded the global generator.
+_jitter = random.Random()
 _ENDPOINTS = {"gs": ("STORAGE_EMULATOR_HOST",), "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")}
 
 
@@ -157,7 +159,7 @@ def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], ob
             reason = error
         if number + 1 < ATTEMPTS:
             # Many who failed together should not come back together.
-            wait(min(FIRST_WAIT_SECONDS * 2**number, LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0))
+            wait(min(FIRST_WAIT_SECONDS * 2**number, LONGEST_WAIT_SECONDS) * _jitter.uniform(0.5, 1.0))
     raise DownloadFailed(
         f"{what} failed {ATTEMPTS} times ({reason}). Check the network, then start again: what has arrived is kept."
     ) from reason

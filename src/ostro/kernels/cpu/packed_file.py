@@ -40,11 +40,16 @@ _Place = Annotated[int, msgspec.Meta(ge=_ALIGN, le=2**62, multiple_of=_ALIGN)]
 
 
 class BadPackedFile(BadCheckpoint):
-    """A packed file that must not be used. The reason follows the file's name in a sentence."""
+    """A packed file that must not be used."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}. Delete it: it is made again.")
-        self.path, self.reason = path, reason
+    reason = ""
+    """What follows the file's name in a sentence."""
+
+
+def _bad(path: Path, reason: str) -> BadPackedFile:
+    error = BadPackedFile(f"{path} {reason}. Delete it: it is made again.")
+    error.reason = reason
+    return error
 
 
 class MatrixEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,7 +180,7 @@ class PackedFile:
         """BadPackedFile unless it is whole and was written for this key. `path` is for messages alone."""
         header = _checked(file, path)
         if header.key != key:
-            raise BadPackedFile(path, "belongs to another model, or was packed in another way")
+            raise _bad(path, "belongs to another model, or was packed in another way")
         self.path = path
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.panel = header.panel
@@ -234,13 +239,13 @@ def _check_owner(file: BinaryIO, path: Path) -> None:
         return
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
-        raise BadPackedFile(path, "is no regular file")
+        raise _bad(path, "is no regular file")
     if status.st_uid not in (os.geteuid(), 0):
-        raise BadPackedFile(path, f"is owned by user {status.st_uid}, neither this one nor root")
+        raise _bad(path, f"is owned by user {status.st_uid}, neither this one nor root")
     # A group of our own may share the cache: volumes in Kubernetes are given to one.
     strangers = stat.S_IWOTH | (0 if status.st_gid in (os.getegid(), *os.getgroups()) else stat.S_IWGRP)
     if status.st_mode & strangers:
-        raise BadPackedFile(path, f"can be written by other users (mode {stat.S_IMODE(status.st_mode):o})")
+        raise _bad(path, f"can be written by other users (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def _checked(file: BinaryIO, path: Path) -> Header:
@@ -250,9 +255,9 @@ def _checked(file: BinaryIO, path: Path) -> Header:
         at, header = _read_header(file, path, size)
         _check_places(header, at, path)
         if _digest_of(file, _ALIGN, at) != header.data:
-            raise BadPackedFile(path, "is damaged: its weights do not have their checksum")
+            raise _bad(path, "is damaged: its weights do not have their checksum")
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadPackedFile(path, f"cannot be read ({error})") from error
+        raise _bad(path, f"cannot be read ({error})") from error
     return header
 
 
@@ -260,28 +265,28 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[int, Header]:
     file.seek(0)
     start = file.read(_ALIGN)
     if len(start) < _ALIGN or not start.startswith(MAGIC):
-        raise BadPackedFile(path, "is no file of packed weights")
+        raise _bad(path, "is no file of packed weights")
     head = start[: _HEAD.size]
     magic, at, nbytes, expected = _HEAD.unpack(head)
     if magic.rstrip(b"\0") != MAGIC or _SUM.unpack(start[_HEAD.size :])[0] != digest(head):
-        raise BadPackedFile(path, "is damaged, or of another version of Ostro")
+        raise _bad(path, "is damaged, or of another version of Ostro")
     if at < _ALIGN or nbytes > _MOST_HEADER or at + nbytes != size:
-        raise BadPackedFile(path, f"is damaged: it has {size} bytes instead of {at + nbytes}")
+        raise _bad(path, f"is damaged: it has {size} bytes instead of {at + nbytes}")
     file.seek(at)
     text = file.read(nbytes)
     if len(text) != nbytes or digest(text) != expected:
-        raise BadPackedFile(path, "is damaged: its header does not have its checksum")
+        raise _bad(path, "is damaged: its header does not have its checksum")
     return at, msgspec.json.decode(text, type=Header)
 
 
 def _check_places(header: Header, end: int, path: Path) -> None:
     for entry in header.matrices:
         if library().ostro_packed_bytes(byref(entry.described()), header.panel) != entry.nbytes:
-            raise BadPackedFile(path, "is damaged: it describes a matrix that cannot be")
+            raise _bad(path, "is damaged: it describes a matrix that cannot be")
     places: list[MatrixEntry | VectorEntry] = [*header.matrices, *header.vectors]
     for place in places:
         if place.at + place.nbytes + _ALIGN > end:
-            raise BadPackedFile(path, "is damaged: it places weights beyond its end")
+            raise _bad(path, "is damaged: it places weights beyond its end")
 
 
 def _digest_of(file: BinaryIO, start: int, end: int) -> int:

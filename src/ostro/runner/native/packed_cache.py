@@ -83,7 +83,7 @@ def _use_kept(target: Path, key: PackedKey, use: Callable[[PackedFile], T]) -> _
         with marked(target):
             used = _Used(use(packed))
     except BadPackedFile as error:
-        return _Unusable(f"{error.path} {error.reason}.")
+        return _Unusable(f"{target / WEIGHTS} {error.reason}.")
     except BadCheckpoint as error:
         return _Unusable(f"{target / WEIGHTS} cannot be used: {error.message}")
     except OSError as error:
