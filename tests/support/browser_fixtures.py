@@ -44,7 +44,8 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
     """Two tiny models that are loaded when asked for; open to all. The second has sampling defaults of its own."""
     root = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("alpha", "org/beta")):
-        write_model(root / name, seed=seed)
+        # On torch, which is slow enough for answers to come token by token.
+        write_model(root / name, seed=seed, heads=4)
     (root / "org/beta/generation_config.json").write_text(json.dumps(BETA_DEFAULTS))
     directory = tmp_path_factory.mktemp("tiny")
     with live_server(directory, "--ui", "--models", str(root), "--threads", "1", faults="") as live:
