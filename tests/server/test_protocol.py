@@ -197,3 +197,19 @@ def test_connection_is_of_use_after_an_answer_that_came_before_its_body() -> Non
                 await loop.sock_sendall(client, b"yes")
 
     asyncio.run(run())
+
+
+def test_a_timer_that_goes_off_after_its_connection_is_lost_does_nothing() -> None:
+    """A process that was stopped for a while may see both at once."""
+
+    async def run() -> None:
+        async with served(deny) as (server, client):
+            await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await receive_some(client)).startswith(b"HTTP/1.1 401 ")
+            [connection] = server.server_state.connections
+            client.close()
+            await until(lambda: not server.server_state.connections)
+            assert isinstance(connection, BoundedHttp)
+            connection.timeout_keep_alive_handler()
+
+    asyncio.run(run())

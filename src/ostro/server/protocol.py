@@ -208,7 +208,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _num_unread(self) -> int:
         """Bytes that are on their way to the client: here, and in the kernel, which takes megabytes at a time."""
         waiting = self.transport.get_write_buffer_size()
-        with suppress(OSError):
+        # A socket that is closed already has no descriptor.
+        with suppress(OSError, ValueError):
             answer = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_INT.size))
             waiting += _INT.unpack(answer)[0]
         return waiting
