@@ -172,10 +172,10 @@ class Scheduler:
         """The next step's work, or None if there is none."""
         chunks: list[Chunk] = []
         budgets = self._budgets()
-        preempted = self.counters.preemptions
         self.begun, self.preempted = [], []
         if self.waiting and self._is_shared:
             self._make_way()
+        preempted = self.counters.preemptions
         # Sequences with one token to go come first: they are cheap, and someone reads along.
         decoding = [seq for seq in self.running if seq.num_to_compute <= 1]
         reading = [seq for seq in self.running if seq.num_to_compute > 1]
@@ -314,7 +314,7 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """For the tenant that has least: if it has less than its share and there is no seat or no room for its next
-        sequence, those that have more than theirs give up the sequences that rank last. It is let in by the next step.
+        sequence, those that have more than theirs give up the sequences that rank last.
         """
         holdings = Holdings(self.running)
         [seq] = next_in_line(self.waiting, holdings.seats, 1)
