@@ -52,6 +52,8 @@ ADMIN = "operator"
 STALL_SECONDS, PAUSE_SECONDS = 60, 2.0
 FAULTS = ("kill", "pause engine", "kill", "pause server", "kill", "pause engine", "hang")
 PATIENCE_SECONDS = 240.0
+# Of an engine that died, and of one that hung while it loaded.
+DOWN = ("unavailable", "model_error")
 BURST, MOST_UNDER_WAY = 12, 48
 # Tokens: tiny models are fast, and their outputs long enough for engines to die in the midst of them.
 LONGEST, LONGEST_TINY = 24, 100
@@ -114,6 +116,7 @@ def write_world(directory: Path, options: Options) -> tuple[Path, list[str], lis
         "api_key": list(KEYS),
         "admin_key": [ADMIN],
         "stall_timeout": STALL_SECONDS,
+        "load_stall_timeout": STALL_SECONDS,
         "load_timeout": 300,
     }
     file = directory / "ostro.yaml"
@@ -146,7 +149,7 @@ class Outages:
 
     def explain(self, case: Case, began: float, refusal: Refusal) -> bool:
         """Whether a request that began then may have failed like this: not if it began after the engine was back."""
-        return began <= self._ended and case.model != STEADY and refusal.code == "unavailable"
+        return began <= self._ended and case.model != STEADY and refusal.code in DOWN
 
 
 class Traffic:
