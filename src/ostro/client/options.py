@@ -57,11 +57,13 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     stop: Words
     truncate_prompt_tokens: int | None
+    cache_salt: str
 
 
 class ScoreOptions(TypedDict, total=False):
     model: str
     truncate_prompt_tokens: int | None
+    cache_salt: str
 
 
 class ModelOption(TypedDict, total=False):
