@@ -230,7 +230,7 @@ def _value(random: Random) -> Any:
 
 def _near(value: object, random: Random) -> object:
     """Something close to a number, which checks of ranges alone let pass."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return _value(random)
     return random.choice((value + 1, value - 1, value * 2, value // 2, value * 3, -value, value + 0.5, value * 16))
 
@@ -301,7 +301,7 @@ def _change_safetensors(data: bytes, random: Random) -> bytes:
                 header.pop(name)
             case 7:
                 return _poison(data, 8 + size, random)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
         return _overwrite(data, random)
     text = json.dumps(header).encode()
     length = len(text) if random.random() < 0.9 else random.choice((0, 1, len(text) + 1, 2**31, 2**63))

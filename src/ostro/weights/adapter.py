@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
@@ -63,6 +64,7 @@ _UNDERSTOOD = frozenset(
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _TENSOR = re.compile(r"base_model\.model\.(?P<target>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 _VOCABULARY = ("embed_tokens", "lm_head", "wte", "wpe")
+_MOST_ALPHA = 1e30
 _MERGE = "Merge the adapter into its base model and serve that."
 
 
@@ -173,8 +175,9 @@ def _rank(path: Path, value: object) -> int:
 
 
 def _number(path: Path, key: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise BadCheckpoint(f"{path}: {key!r} must hold finite numbers, got {value!r}.")
+    # Compared, not converted: an integer of JSON may be too large for a float.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _MOST_ALPHA:
+        raise BadCheckpoint(f"{path}: {key!r} must hold numbers up to {_MOST_ALPHA}, got {shown(value)}.")
     return float(value)
 
 
