@@ -14,6 +14,7 @@ from model_directory import write_model
 from ostro import LLM, Delta, EngineConfig, SamplingParams
 from ostro.engine.request import Request
 from ostro.errors import ContextLengthExceeded
+from ostro.frontend import Prompt, Sampling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
@@ -69,10 +70,10 @@ def test_callers_at_once_get_the_tokens_of_generate_from_shared_steps(llm: LLM) 
         calls = [llm.agenerate(prompt, params) for prompt, params in zip(PROMPTS, seeded, strict=True)]
         return [completion.choices[0].token_ids for [completion] in await asyncio.gather(*calls)]
 
-    prepare, num_prepared = llm.prepare, threading.Semaphore(0)
+    prepare, num_prepared = llm._prepare, threading.Semaphore(0)
 
-    def prepare_and_count(prompt: str, params: SamplingParams, *, adapter: str | None = None) -> Request:
-        request = prepare(prompt, params, adapter=adapter)
+    def prepare_and_count(prompt: Prompt, sampling: Sampling, adapter: str | None) -> Request:
+        request = prepare(prompt, sampling, adapter)
         num_prepared.release()
         return request
 
@@ -82,7 +83,7 @@ def test_callers_at_once_get_the_tokens_of_generate_from_shared_steps(llm: LLM) 
             waiting.pop()
 
     waiting = list(PROMPTS)
-    llm.prepare = prepare_and_count  # type: ignore[method-assign, assignment]
+    llm._prepare = prepare_and_count  # type: ignore[method-assign]
     with before_each_step(llm, wait_for_the_last_caller):
         found = asyncio.run(main())
     assert found == [completion.choices[0].token_ids for completion in expected]

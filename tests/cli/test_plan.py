@@ -49,7 +49,7 @@ def test_json_holds_the_whole_plan_in_bytes(model: Path, capsys: pytest.CaptureF
 
 
 def test_model_that_does_not_fit_is_said_so_with_status_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(model, "--memory", "100M", "--device", "cpu") == 1
+    assert planned(model, "--memory", "20M", "--device", "cpu") == 1
     assert "It does not fit." in capsys.readouterr().out
 
 

@@ -25,6 +25,7 @@ CONFIG = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
 }
 
 
