@@ -55,7 +55,7 @@ struct Outlier {
 
 // Rounding noise grows with the square of a group's largest activation. An outlier is one without which the noise of its
 // whole row would be smaller by more than one part in so many; so a row has fewer of them than that.
-constexpr int kMostOutliers = 7;
+constexpr int kMostOutliers = 10;
 
 // A tile's outliers, after its groups: by column, as rows often share their outliers' columns.
 template <int rows>

@@ -174,7 +174,7 @@ struct Sum {
 };
 
 // Activations rounded as quantize says: the one thing that is done in floats here, because another rounding would be
-// another result. A group's largest stays as it is if a seventh of the row's noise comes from it alone.
+// another result. A group's largest stays as it is if a tenth of the row's noise comes from it alone.
 std::vector<double> rounded(const float* x, int cols) {
   auto peak_of = [](const float* from, int without) {
     float peak = 0;
@@ -192,7 +192,7 @@ std::vector<double> rounded(const float* x, int cols) {
       if (std::fabs(from[i]) > std::fabs(from[outlier])) outlier = i;
     float peak = std::fabs(from[outlier]);
     const float next = peak_of(from, outlier);
-    if ((peak * peak - next * next) * 7 > noise) peak = next;
+    if ((peak * peak - next * next) * 10 > noise) peak = next;
     else outlier = -1;
     const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
     const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & ~3u);
