@@ -47,6 +47,7 @@ LAYERS = {
     "ostro.text": Layer(
         ours=(
             "ostro.text",
+            "ostro.child_environment",
             "ostro.errors",
             "ostro.sampling_params",
             "ostro.weights.gguf_header",

@@ -1,14 +1,17 @@
 """What a child process sees of this one's environment: the variables that it needs, by name. Starts nothing.
 
 A server's environment holds secrets, its own API keys among them. An engine runs native code on files from elsewhere,
-and a download talks to strangers: neither gets a secret that it has no use for. Only what is listed here is passed on.
+a chat template is a stranger's program, and a download talks to strangers: none gets a secret that it has no use for.
+Only what is listed here is passed on.
 """
 
 import os
 from collections.abc import Mapping
 from typing import Final
 
-# Of any process: where things are, what language, which Python; and what its libraries and tools are told.
+# What the interpreter and the C library look at.
+_INTERPRETER: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "VIRTUAL_ENV")
+# Of any process of ours: where things are, what language, which Python; and what its libraries and tools are told.
 _SYSTEM: Final = (
     *("HOME", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TZ", "USER"),
     *("TMPDIR", "TEMP", "TMP", "XDG_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "COVERAGE_*"),
@@ -36,6 +39,11 @@ _NETWORK: Final = (
 )
 
 _ENGINE: Final = (*_SYSTEM, *_CACHES, *_DEVICES)
+
+
+def template_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """For a process that renders a chat template."""
+    return _allowed(environ, _INTERPRETER)
 
 
 def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
+from ostro.child_environment import template_environment
 from ostro.errors import BadRequest, Unsupported
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.control_text import MAX_NESTING, ControlTexts
@@ -27,8 +28,6 @@ from ostro.text.render_messages import LENGTH, Conversation, Rendered, Reply, Se
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 _CHUNK = 1 << 18
-# What the interpreter and the C library look at. Everything else, such as keys, is none of a template's business.
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "VIRTUAL_ENV")
 
 Tools = Sequence[Mapping[str, object]]
 
@@ -172,12 +171,11 @@ class _Process:
         self._most = setup.bytes
         self.socket, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "ostro.text.render_process", str(theirs.fileno())]
-        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
             try:
                 self.popen = subprocess.Popen(
                     command,
-                    env={**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env={**template_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     # A group of its own: Ctrl-C is for us, who decide what it means.
