@@ -1,13 +1,13 @@
 """One step's work: which tokens of which sequences are computed, and where a token is sampled. Knows no tensors."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostro.engine.request import Task
 from ostro.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens `start .. start + length` of one sequence."""
 
     seq: Sequence

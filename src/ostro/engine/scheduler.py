@@ -177,8 +177,10 @@ class Scheduler:
             self._make_way()
         preempted = self.counters.preemptions
         # Sequences with one token to go come first: they are cheap, and someone reads along.
-        decoding = [seq for seq in self.running if seq.num_to_compute <= 1]
-        reading = [seq for seq in self.running if seq.num_to_compute > 1]
+        decoding: list[Sequence] = []
+        reading: list[Sequence] = []
+        for seq in self.running:
+            (reading if seq.num_to_compute > 1 else decoding).append(seq)
         self._go_on(decoding, chunks, budgets, {})
         self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
         if self.waiting and self.counters.preemptions == preempted:
@@ -223,7 +225,7 @@ class Scheduler:
         # Nothing is sampled at the end of a prompt that was only to be read.
         read = not chunk.samples and chunk.end == seq.num_known == seq.max_len
         # Numbers that are none end all choices of the request, wherever in its prompt they came up.
-        failed = _is_broken(chunk, output)
+        failed = bool(chunk.scored or output.pooled) and _is_broken(chunk, output)
         gaining = chunk.samples or (seq, *(self._followers.pop(seq.id, ()) if read or failed else ()))
         # Who was aborted while the step ran gets nothing more.
         live = [seq for seq in gaining if seq.finish_reason is None]
@@ -290,15 +292,15 @@ class Scheduler:
     def _go_on(
         self, seqs: Iterable[Sequence], chunks: list[Chunk], budgets: dict[bool, int], parts: dict[str, int]
     ) -> None:
-        """Adds running sequences to the step. A tenant that `parts` names gets no more than its part of the budget."""
+        """Adds running sequences to the step, each tenant's within its part of the budget, if there are `parts`."""
         for seq in seqs:
-            kind, tenant = self._kind(seq), seq.request.tenant
-            budget = min(budgets[kind], parts.get(tenant, budgets[kind]))
+            kind = self._kind(seq)
+            budget = min(budgets[kind], parts[seq.request.tenant]) if parts else budgets[kind]
             if budget > 0 and seq.pages and seq.runnable and self._extend(seq):
                 cost = self._add_chunk(chunks, seq, budget)
                 budgets[kind] -= cost
-                if tenant in parts:
-                    parts[tenant] -= cost
+                if parts:
+                    parts[seq.request.tenant] -= cost
 
     def _parts(self, reading: Iterable[Sequence], budgets: dict[bool, int]) -> dict[str, int]:
         """How much of the budget each tenant's prompts get: a long one must not keep others' from being read."""

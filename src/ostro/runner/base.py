@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ostro.engine.batch import Batch
 
@@ -51,8 +51,7 @@ class TokenLogprob:
     """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     error: str | None = None

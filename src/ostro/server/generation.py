@@ -65,6 +65,10 @@ class Answer(Response):
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # In a task of its own: each token would else wake two dozen callers, down to this one.
+        await asyncio.create_task(self._answer(scope, receive, send), name="answer")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         try:
             async with UntilDisconnect(receive), self._api.gate.admit(self._record) as ticket:
