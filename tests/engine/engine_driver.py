@@ -92,6 +92,7 @@ class Driver:
         prefix_caching: bool = True,
         steps_ahead: int = 0,
         keeps_kv: bool = True,
+        context_price: float = 0.0,
     ) -> None:
         limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
         if not keeps_kv:
@@ -103,6 +104,7 @@ class Driver:
             vocab_size=vocab_size,
             steps_ahead=steps_ahead,
             keeps_kv=keeps_kv,
+            context_price=context_price,
         )
         self.runner = CheckedRunner(fake, limits)
         self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching)
@@ -199,11 +201,13 @@ class Driver:
     def _check_pace(self) -> None:
         """No deadlock and no livelock: there is a bound on the steps that some work can take.
 
-        The sequence that ranks first is never preempted and takes what the single tokens leave of the budget. So in
-        every few steps a sequence reaches its end: it gains a token, or is complete.
+        The sequence that ranks first is never preempted and takes what the single tokens leave of the budget, in every
+        second step at least. So in every few steps a sequence reaches its end: it gains a token, or is complete.
         """
         scheduler = self.engine.scheduler
-        longest_wait = math.ceil(scheduler.max_len / scheduler.limits.max_batch_tokens) + 1
+        at_the_end = 1 + self.runner.spec.context_price * scheduler.max_len
+        tokens_a_step = max(1, int(scheduler.limits.max_batch_tokens / at_the_end))
+        longest_wait = 2 * math.ceil(scheduler.max_len / tokens_a_step) + 1
         gains = scheduler.counters.generated_tokens + self._num_sequences + self._num_aborts
         if not self.runner.spec.keeps_kv:
             gains += sum(len(outcome.prompt_logprobs) for outcome in self.outcomes.values())

@@ -36,6 +36,7 @@ class Case:
     prefix_caching: bool
     steps_ahead: int
     keeps_kv: bool
+    context_price: float
     arrivals: tuple[tuple[int, Request], ...]
     aborts: tuple[Abort, ...]
     clear_cache_at: int | None
@@ -51,6 +52,7 @@ class Case:
             prefix_caching=self.prefix_caching,
             steps_ahead=self.steps_ahead,
             keeps_kv=self.keeps_kv,
+            context_price=self.context_price,
         )
 
 
@@ -64,6 +66,7 @@ FORK_WITHOUT_PAGE = Case(
     prefix_caching=True,
     steps_ahead=0,
     keeps_kv=True,
+    context_price=0.0,
     arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
     aborts=(),
     clear_cache_at=None,
@@ -157,6 +160,7 @@ def cases(draw: st.DrawFn) -> Case:
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         steps_ahead=draw(st.sampled_from([0, 1])),
         keeps_kv=draw(st.sampled_from([True, True, True, True, False])),
+        context_price=draw(st.sampled_from([0.0, 0.0, 0.1])),
         arrivals=tuple(arrivals),
         aborts=tuple(draw(st.lists(abort, max_size=3))),
         clear_cache_at=draw(st.none() | st.integers(0, 40)),

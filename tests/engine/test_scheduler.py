@@ -93,6 +93,27 @@ def test_long_prompt_is_cut_to_the_budget_and_others_decode_beside_it() -> None:
     driver.finish()
 
 
+def test_long_prompt_is_cut_shorter_the_longer_its_context_is() -> None:
+    """A step took ten times as long at the end of a prompt of 6,000 tokens as at its beginning."""
+    driver = Driver(max_batch_tokens=64, num_pages=200, context_price=1 / 64)
+    request = make_request(1, range(400), max_tokens=2)
+    driver.run(request)
+    lengths = [batch.num_tokens for batch in driver.runner.batches]
+    assert lengths[:4] == [64, 32, 25, 22]
+    assert sum(lengths) == 401
+    driver.check_outcomes(request)
+
+
+def test_budget_that_a_long_context_uses_up_is_not_given_to_a_newcomer() -> None:
+    driver = Driver(max_batch_tokens=64, num_pages=200, context_price=1 / 64)
+    driver.add(make_request(1, range(400), max_tokens=2))
+    driver.step()
+    driver.add(make_request(2, range(500, 510), max_tokens=2))
+    driver.step()
+    assert [(chunk.seq.request.id, chunk.length) for chunk in driver.runner.batches[-1].chunks] == [(1, 32)]
+    driver.finish()
+
+
 def test_single_tokens_go_before_a_long_prompt_that_ranks_ahead() -> None:
     driver = Driver(max_batch_tokens=16)
     driver.add(make_request(1, range(4), max_tokens=20, priority=1))

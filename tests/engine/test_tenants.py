@@ -66,9 +66,54 @@ def test_long_prompt_of_one_tenant_leaves_half_of_each_step_to_anothers() -> Non
     driver.step()
     polite = make_request(1, [1] * 24, max_tokens=2, tenant="polite")
     driver.add(polite)
-    assert steps_until_first_token(driver, 1) == 3
+    driver.step()
+    driver.step()
+    assert [(chunk.seq.request.tenant, chunk.length) for chunk in driver.runner.batches[-1].chunks] == [
+        ("hostile", 8),
+        ("polite", 8),
+    ]
     driver.finish()
     driver.check_outcomes(*requests, polite)
+
+
+def test_first_prompt_of_a_tenant_has_a_step_of_its_own() -> None:
+    """It was read in one step with the next tokens of all others, which took thrice as long."""
+    driver = Driver(num_pages=1000)
+    requests = flood(20)
+    for request in requests:
+        driver.add(request)
+    driver.step()
+    polite = make_request(1, [1] * 24, max_tokens=2, tenant="polite")
+    driver.add(polite)
+    assert steps_until_first_token(driver, 1) == 1
+    assert [chunk.seq.request.id for chunk in driver.runner.batches[-1].chunks] == [1]
+    driver.step()
+    assert len(driver.runner.batches[-1].chunks) == 21
+    driver.finish()
+    driver.check_outcomes(*requests, polite)
+
+
+def test_tenants_that_come_and_go_leave_every_second_step_to_those_that_stay() -> None:
+    driver = Driver(num_pages=1000)
+    [staying] = flood(1, max_tokens=20)
+    driver.add(staying)
+    driver.step()
+    for number in range(10):
+        driver.add(make_request(number, [number] * 4, max_tokens=1, tenant=f"tenant-{number}"))
+        driver.step()
+    took_part = [any(chunk.seq.request.id == staying.id for chunk in batch.chunks) for batch in driver.runner.batches]
+    assert sum(took_part[1:]) >= 5
+    driver.finish()
+
+
+def test_newcomer_of_lower_priority_stops_nobody() -> None:
+    driver = Driver(num_pages=1000)
+    driver.add(make_request(100, [100] * 4, max_tokens=10, tenant="urgent"))
+    driver.step()
+    driver.add(make_request(1, [1] * 4, max_tokens=2, priority=1, tenant="patient"))
+    driver.step()
+    assert [chunk.seq.request.id for chunk in driver.runner.batches[-1].chunks] == [100, 1]
+    driver.finish()
 
 
 def test_many_prompts_in_line_are_no_reason_to_be_let_in_first() -> None:

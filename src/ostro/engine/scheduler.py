@@ -23,7 +23,8 @@ before it, and for no others. There a prompt that is scored takes a pass for eac
 the budget, while there is anything else to do.
 
 Where several tenants have work, rank decides among the requests of one, and `engine.tenants` between them: a tenant
-that has less than its share of the batch is let in first, if need be at the cost of one that has more.
+that has less than its share of the batch is let in first, if need be at the cost of one that has more. One that has
+nothing in the batch yet is let in by a step of its own.
 """
 
 import math
@@ -105,6 +106,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self._keeps_kv = spec.keeps_kv
+        self._context_price = spec.context_price
         self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
         self.counters = Counters()
         most_pages = min(spec.num_pages, pages_per_seq or spec.num_pages)
@@ -126,6 +128,8 @@ class Scheduler:
         self._followers: dict[int, list[Sequence]] = {}
         # Tenant -> its requests that have not ended.
         self._tenants: Counter[str] = Counter()
+        # Whether the latest step was one for newcomers alone.
+        self._for_newcomers = False
         self._next_id = 0
         # Requests that the latest step was the first of, and those that gave up pages for it.
         self.begun: list[int] = []
@@ -175,16 +179,10 @@ class Scheduler:
         self.begun, self.preempted = [], []
         if self.waiting and self._is_shared:
             self._make_way()
-        preempted = self.counters.preemptions
-        # Sequences with one token to go come first: they are cheap, and someone reads along.
-        decoding: list[Sequence] = []
-        reading: list[Sequence] = []
-        for seq in self.running:
-            (reading if seq.num_to_compute > 1 else decoding).append(seq)
-        self._go_on(decoding, chunks, budgets, {})
-        self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
-        if self.waiting and self.counters.preemptions == preempted:
-            self._admit_waiting(chunks, budgets)
+            self._greet(chunks, budgets)
+        self._for_newcomers = bool(chunks)
+        if not chunks:
+            self._carry_on(chunks, budgets)
         if not chunks:
             assert self._under_way or not self.has_work, "sequences wait and none can run"
             return None
@@ -289,6 +287,31 @@ class Scheduler:
     def _is_shared(self) -> bool:
         return len(self._tenants) > 1
 
+    def _greet(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
+        """Lets in tenants that have nothing in the batch, to a step of their own: their first tokens wait for nobody
+        else's work. Never twice in a row, so that others get on however many come.
+        """
+        if self._for_newcomers or not self._keeps_kv or not self.running:
+            return
+        seated = {seq.request.tenant for seq in self.running}
+        least = self.running[0].request.priority
+        newcomers = [s for s in self.waiting if s.request.tenant not in seated and s.request.priority <= least]
+        if newcomers:
+            self._admit(newcomers, chunks, budgets)
+
+    def _carry_on(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
+        """Adds what runs to the step, and whoever waits and fits in."""
+        preempted = self.counters.preemptions
+        # Sequences with one token to go come first: they are cheap, and someone reads along.
+        decoding: list[Sequence] = []
+        reading: list[Sequence] = []
+        for seq in self.running:
+            (reading if seq.num_to_compute > 1 else decoding).append(seq)
+        self._go_on(decoding, chunks, budgets, {})
+        self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
+        if self.waiting and self.counters.preemptions == preempted:
+            self._admit(self.waiting, chunks, budgets)
+
     def _go_on(
         self, seqs: Iterable[Sequence], chunks: list[Chunk], budgets: dict[bool, int], parts: dict[str, int]
     ) -> None:
@@ -352,12 +375,17 @@ class Scheduler:
 
     def _add_chunk(self, chunks: list[Chunk], seq: Sequence, budget: int) -> int:
         """Lets a sequence catch up as far as the budget goes; what of it that takes."""
-        start = seq.num_computed
-        end = start + min(seq.num_to_compute, budget) if self._keeps_kv else _reach(seq, budget)
+        start, wanted = seq.num_computed, seq.num_to_compute
+        end = start + min(wanted, self._affordable(start, budget)) if self._keeps_kv else _reach(seq, budget)
         scored = range(max(start, seq.next_scored), min(end, seq.num_prompt - 1))
         chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored)
         chunks.append(chunk)
-        return self._cost(chunk)
+        # One that does not reach its end leaves nothing of the budget.
+        return budget if self._keeps_kv and chunk.length < wanted else self._cost(chunk)
+
+    def _affordable(self, start: int, budget: int) -> int:
+        """How many tokens from there on a step can compute for so much."""
+        return max(1, int(budget / (1 + self._context_price * start)))
 
     def _cost(self, chunk: Chunk) -> int:
         return chunk.length if self._keeps_kv else chunk.recomputed
@@ -383,28 +411,28 @@ class Scheduler:
         self.kv.release(seq)
         insort(self.waiting, seq, key=_rank)
 
-    def _admit_waiting(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
+    def _admit(self, waiting: list[Sequence], chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds waiting sequences to the step, in order, while there is budget and room."""
         filling = {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
         # One that waits for a page to be cached keeps its seat: those behind it must not fill the batch meanwhile.
         seats = self.limits.max_batch_seqs - len(self.running)
-        line = self.waiting[:seats]
+        line = waiting[:seats]
         if self._is_shared:
-            line = next_in_line(self.waiting, Holdings(self.running).seats, seats)
+            line = next_in_line(waiting, Holdings(self.running).seats, seats)
         for seq in line:
             if not any(budget > 0 for budget in budgets.values()):
                 break
             kind = self._kind(seq)
             if seq.num_pending or budgets[kind] <= 0:
                 continue
-            admission = self._admit(seq, filling)
+            admission = self._seat(seq, filling)
             if admission is Admission.NO_ROOM:
                 break
             if admission is Admission.GRANTED:
                 budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
                 filling.add(self.kv.next_page(seq, chunks[-1].end))
 
-    def _admit(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
+    def _seat(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
         # Keep the last token out of the hit: logits need one computed position.
         hit_limit = min(seq.num_tokens - 1, seq.next_scored)
         if seq.request.task is Task.EMBED:

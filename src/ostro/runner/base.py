@@ -18,6 +18,9 @@ class RunnerSpec:
     max_batch_tokens: int = 512
     """Most tokens, and most sequences, of a step."""
     max_batch_seqs: int = 64
+    context_price: float = 0.0
+    """What a token costs for each token before it, where one without any costs 1: a step's work is bounded by that,
+    since with a long context most of it is attention."""
     steps_ahead: int = 0
     """How many steps to begin before the results of the one before them are asked for."""
     keeps_kv: bool = True

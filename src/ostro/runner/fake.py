@@ -41,6 +41,7 @@ class FakeRunner:
         strict: bool = True,
         steps_ahead: int = 0,
         keeps_kv: bool = True,
+        context_price: float = 0.0,
     ) -> None:
         """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
         tokens at a cost that does not grow with the context, for load tests.
@@ -52,6 +53,7 @@ class FakeRunner:
             vocab_size=vocab_size,
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
+            context_price=context_price,
             steps_ahead=steps_ahead,
             keeps_kv=keeps_kv,
             backend="fake",

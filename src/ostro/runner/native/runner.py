@@ -16,7 +16,7 @@ from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.sequence import Sequence
-from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells
+from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import torch
 
 _WORD = 2**64 - 1
+# A multiplication of floats, as attention does them, takes as long as so many of codes.
+_FLOAT_PRICE = 4.5
 
 Rows = npt.NDArray[np.int32]
 
@@ -42,6 +44,14 @@ class NativeShape:
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.num_layers, self.num_heads, self.num_kv_heads = spec.num_layers, spec.heads, spec.kv_heads
         self.head_dim, self.max_seq_len = spec.head_dim, spec.max_seq_len
+
+
+def _context_price(spec: ProgramSpec, packed: PackedFile) -> float:
+    """Of the layers that see all of it."""
+    layers = sum(step.op is Op.ATTEND and not step.window for step in spec.steps)
+    matrices = [packed.matrices[step.matrix] for step in spec.steps[: spec.head_step] if step.matrix is not None]
+    products = sum(each.rows * each.cols for each in matrices)
+    return _FLOAT_PRICE * 2 * layers * spec.heads * spec.head_dim / max(1, products)
 
 
 class NativeRunner:
@@ -80,6 +90,7 @@ class NativeRunner:
             vocab_size=spec.vocab_size,
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
+            context_price=_context_price(spec, packed),
             generates=spec.logits is not None,
             pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes, cells.slot_bytes) * num_pages,
             backend=f"native ({isa})",
