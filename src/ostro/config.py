@@ -146,7 +146,7 @@ class EngineConfig:
         default=None,
         metadata=_means(
             "tokens computed in a step: longer prompts are computed in chunks, beside the sequences that generate "
-            "(default: 256 on a CPU; on a GPU 8192 in a server and 16384 offline)"
+            "(default: on a CPU 128 in a server and 256 offline, on a GPU 8192 and 16384)"
         ),
     )
     max_batch_seqs: int | None = field(
@@ -309,7 +309,7 @@ class _Suits(NamedTuple):
 # By kind of device, and whether people read along.
 _SUITED: Mapping[tuple[str, bool], _Suits] = {
     ("cpu", False): _Suits(16, 256, 64),
-    ("cpu", True): _Suits(16, 256, 64),
+    ("cpu", True): _Suits(16, 128, 64),
     ("cuda", False): _Suits(64, 16384, 256),
     ("cuda", True): _Suits(64, 8192, 256),
 }
