@@ -56,7 +56,7 @@ test-native-sanitized: dev
 	cmake --build $(SANITIZED) --parallel 2
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ctest --test-dir $(SANITIZED) --output-on-failure
 	OMP_NUM_THREADS=1 OSTRO_NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED)/libostro_native.so \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	$(BIN)/python -m pytest -n 0 $(SANITIZED_TESTS) --ignore=tests/native/test_build.py $(ARGS)
 

@@ -328,7 +328,7 @@ def _change_gguf(data: bytes, random: Random) -> bytes:
         # A key of the architecture's, its type, and then the value.
         at = random.choice(keys)
         (length,) = struct.unpack_from("<Q", data, at - 8)
-        at += length if length < 64 else 0
+        at = min(at + (length if length < 64 else 0), len(data) - 8)
         kind = random.random()
         if kind < 0.2:
             struct.pack_into("<I", changed, at, random.randrange(14))
