@@ -45,10 +45,10 @@ from ostro.engine.request import Request
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import GROUP
 from ostro.models.layers import Matrix
-from ostro.runner.base import ModelRunner
+from ostro.runner.base import ModelRunner, TokenLogprob
 from ostro.runner.load import load_runner
 from ostro.runner.native.runner import NativeRunner
-from ostro.sampling_params import SamplingParams
+from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.weights import open_checkpoint
 
 PROMPT, LENGTH = tuple(range(9)), 3
@@ -241,18 +241,20 @@ def _gains(core: EngineCore) -> Iterator[list[int]]:
 
 
 def _gaps(runner: ModelRunner, tokens: Sequence[int]) -> list[float]:
-    """How much less likely each token is than the best at its place."""
+    """How much less likely each token is than the best at its place. The last is never read: its row may hold a NaN."""
     core = EngineCore(runner)
-    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
-    prompt = (*PROMPT, *tokens)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
+    prompt = (*PROMPT, *tokens[:-1], PROMPT[-1])
     core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=len(PROMPT)))
-    found = []
+    found: list[TokenLogprob] = []
     while core.has_work:
         for gain in core.step():
             if gain.error is not None:
                 raise OstroError(gain.error)
-            found += [each.top[0][1] - each.logprob for each in gain.prompt_logprobs]
-    return found
+            found += gain.prompt_logprobs
+    # One that is not listed is no likelier than the last that is.
+    listed = [(each.top[0][1], dict(each.top), each.top[-1][1]) for each in found]
+    return [best - each.get(token, last) for (best, each, last), token in zip(listed, tokens, strict=True)]
 
 
 def _noisy_gaps(runner: ModelRunner, tokens: Sequence[int], seed: int) -> list[float]:
