@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -88,17 +89,10 @@ class Renderer:
         the template refuses or fails on, or that exceeds the limits.
         """
         message = _encoded(messages, tools, add_generation_prompt, mark)
-        with self._lock:
-            process = self._running()
-            try:
-                process.socket.setblocking(True)
-                process.socket.sendall(process.with_setup(message))
-                reply = process.read()
-            except (OSError, EOFError):
-                self._fail()
-            except BaseException:
-                self.close()
-                raise
+        with self._lock, self._conversation() as process:
+            process.socket.setblocking(True)
+            process.socket.sendall(process.with_setup(message))
+            reply = process.read()
         return self._text(reply)
 
     async def render_async(
@@ -112,17 +106,23 @@ class Renderer:
         """What `render` gives, without holding up the event loop. Cancelling it ends the process."""
         message = _encoded(messages, tools, add_generation_prompt, mark)
         async with self._turn:
-            process = self._running()
-            try:
+            with self._conversation() as process:
                 process.socket.setblocking(False)
                 await asyncio.get_running_loop().sock_sendall(process.socket, process.with_setup(message))
                 reply = await process.read_async()
-            except (OSError, EOFError):
-                self._fail()
-            except BaseException:
-                self.close()
-                raise
         return self._text(reply)
+
+    @contextmanager
+    def _conversation(self) -> "Iterator[_Process]":
+        """The process, for one message and its reply. If they are not exchanged in full, nobody uses it again."""
+        process = self._running()
+        try:
+            yield process
+        except (OSError, EOFError):
+            self._fail()
+        except BaseException:
+            self.close()
+            raise
 
     def _running(self) -> "_Process":
         if self._process is not None and self._process.popen.poll() is not None:
