@@ -57,10 +57,10 @@ class Probe(threading.Thread):
                 time.sleep(0.002)
 
     def stop(self) -> float:
-        """The 99th percentile."""
+        """The longest."""
         self._over.set()
         self.join()
-        return sorted(self.seconds)[int(len(self.seconds) * 0.99)]
+        return max(self.seconds)
 
 
 def text_body(path: str, size: int) -> bytes:
@@ -91,12 +91,14 @@ def test_everybody_is_served_while_a_huge_prompt_is_refused(
     probe = Probe(server)
     content = body()
     probe.start()
+    began = time.monotonic()
     response = httpx.post(server.url + path, content=content, headers=JSON, timeout=60, trust_env=False)
-    p99 = probe.stop()
+    took = time.monotonic() - began
+    longest = probe.stop()
     assert response.status_code == status, response.text
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-    # The promise is 0.2 s; a busy machine must not turn it into a false alarm, and a blocked loop takes seconds.
-    assert p99 < 1.0, f"/healthz took {p99:.3f} s"
+    # A blocked loop answers the huge prompt first. How long others wait is a matter of bench/event_loop.py.
+    assert longest < max(1.0, took / 2), f"/healthz took {longest:.3f} s of {took:.3f} s"
 
 
 def resident_bytes(pid: int) -> int:
