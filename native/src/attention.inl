@@ -40,7 +40,8 @@ inline void page_scores(const float* q, int dim, const Cell* keys, const Cell* n
     each_lane<4>([&]<int at>() OSTRO_BODY {
       for (int i = 0; i < kPageVectors; ++i) {
         const Floats key = load(keys + at * kPage + i * kPanel);
-        for (int query = 0; query < queries; ++query) sums[query][i] = four[query].template add<at>(sums[query][i], key);
+        for (int query = 0; query < queries; ++query)
+          sums[query][i] = four[query].template add<at>(sums[query][i], key);
       }
     });
   }
@@ -204,7 +205,8 @@ static void keep(const Attention& how, const HeadPages& head, const int32_t* pag
     const float key_scale = to_cells(key, dim, cells);
     for (int d = 0; d < dim; ++d) page.keys[d * kPage + slot] = cells[d];
     const float value_scale = to_cells(value, dim, page.values + slot * dim);
-    if constexpr (std::is_same_v<Cell, int8_t>) page.key_scales[slot] = key_scale, page.value_scales[slot] = value_scale;
+    if constexpr (std::is_same_v<Cell, int8_t>)
+      page.key_scales[slot] = key_scale, page.value_scales[slot] = value_scale;
   };
   switch (how.cells) {
     case Cells::kFloat: as.template operator()<float>(); break;

@@ -4,7 +4,9 @@
 #include "attention.inl"
 #include "rows.inl"
 
+// clang-format off: in the order of struct Kernels
 #define OSTRO_TABLE(title, runs)                                                                          \
   {title, OSTRO_ISA::kPanel, runs, OSTRO_ISA::row_bytes, OSTRO_ISA::quantize, OSTRO_ISA::linear,          \
    OSTRO_ISA::attend, OSTRO_ISA::keep, OSTRO_ISA::norm, OSTRO_ISA::rotate, OSTRO_ISA::softcap,            \
    OSTRO_ISA::weigh}
+// clang-format on

@@ -25,6 +25,7 @@ constexpr int kTilePanels = 2, kTileShrink = 4;
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 constexpr float kInt4Factor = 16.0f;
 
+// clang-format off: a table, one operation a line
 struct Floats { float at[kPanel]; };
 struct Ints { int32_t at[kPanel]; };
 struct Bytes { int8_t at[4 * kPanel]; };
@@ -80,5 +81,6 @@ inline Ints dot(Ints sum, Bytes codes, Run activations) {
 }
 inline void store_rounded(int8_t* to, Floats a) { EACH(kPanel) to[i] = static_cast<int8_t>(std::fmin(127.0f, std::fmax(-128.0f, std::nearbyint(a.at[i])))); }
 #undef EACH
+// clang-format on
 
 }  // namespace OSTRO_ISA

@@ -12,9 +12,7 @@ bool converts_halves() {  // Not every compiler's __builtin_cpu_supports knows f
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
-bool runs_here() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves();
-}
+bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves(); }
 
 }  // namespace
 

@@ -34,7 +34,9 @@ struct Lanes {
   Lanes() = default;
   explicit Lanes(const float* from) : from(from) {}
   template <int at>
-  Floats add(Floats sum, Floats a) const { return madd(sum, a, from[at]); }
+  Floats add(Floats sum, Floats a) const {
+    return madd(sum, a, from[at]);
+  }
 };
 
 #if !defined(OSTRO_HAS_LANES)
@@ -42,9 +44,13 @@ struct Lanes {
 using Broadcast = float;
 inline Broadcast broadcast(float value) { return value; }
 template <int copy>
-inline Floats load_broadcast(const Broadcast& from) { return all(from); }
+inline Floats load_broadcast(const Broadcast& from) {
+  return all(from);
+}
 template <int32_t value, int copy>
-inline Ints fresh_ints(const void*) { return ints(value); }
+inline Ints fresh_ints(const void*) {
+  return ints(value);
+}
 #endif
 
 #if defined(OSTRO_HAS_LANES)
@@ -58,7 +64,9 @@ struct Lanes<count> {
     for (int i = 0; i < count / 4; ++i) fours[i] = load_four(from + 4 * i);
   }
   template <int at>
-  Floats add(Floats sum, Floats a) const { return madd_lane<at % 4>(sum, a, fours[at / 4]); }
+  Floats add(Floats sum, Floats a) const {
+    return madd_lane<at % 4>(sum, a, fours[at / 4]);
+  }
 };
 #endif
 

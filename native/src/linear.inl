@@ -238,7 +238,8 @@ inline Bytes step_codes(const uint8_t* codes, int half, int step) {
 }
 
 template <int kind, int half, int panels, int rows>
-OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const uint8_t* codes, long panel_bytes) {
+OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const uint8_t* codes,
+                            long panel_bytes) {
   Run x[rows];
   for (int row = 0; row < rows; ++row) x[row] = run(group.codes[row] + 16 * half);
   each_lane<4>([&]<int at>() OSTRO_BODY {
@@ -266,7 +267,9 @@ OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panel
 
 // What dot products of codes that have lost their sign add for each activation's code.
 template <int kind>
-constexpr int code_bias = kind == kUnsigned4 ? 0 : kind == kInt4 ? kInt4Bias : kInt8Bias;
+constexpr int code_bias = kind == kUnsigned4 ? 0
+                          : kind == kInt4    ? kInt4Bias
+                                             : kInt8Bias;
 
 // Where dot products want codes without a sign, sums begin below zero by as much as that adds.
 template <int kind, int panels, int rows>
@@ -369,7 +372,8 @@ OSTRO_INLINE void add_outliers(Sums<panels, rows>& sums, const Outliers<rows>& o
     const int column = outliers.at[i].column;
     Floats weights[panels];
     for (int panel = 0; panel < panels; ++panel)
-      weights[panel] = column_weights<kind, stored>(at.template after<code_bytes<stored>, scales>(panel * groups), column);
+      weights[panel] =
+          column_weights<kind, stored>(at.template after<code_bytes<stored>, scales>(panel * groups), column);
     for (; i < outliers.count && outliers.at[i].column == column; ++i)
       for (int panel = 0; panel < panels; ++panel) {
         Floats& sum = sums.at[panel][outliers.at[i].row];
@@ -424,12 +428,16 @@ struct Integers {
   template <int stored, typename Number>
   void columns(const Place<Number>& at, int panel, int count) const {
     const int groups = matrix.cols / kGroup;
-    const int block = std::max(static_cast<int>(kBlockBytes / row_bytes(matrix.cols)), kLeastBlock) / kTileRows * kTileRows;
+    const int block =
+        std::max(static_cast<int>(kBlockBytes / row_bytes(matrix.cols)), kLeastBlock) / kTileRows * kTileRows;
     for (int first = 0; first < rows; first += block) {
       each_panels(0, count, [&]<int panels>(int i) {
-        each_tile(std::min(first + block, rows), [&](auto tile, int row) {
-          compute<stored, panels, tile>(at.template after<code_bytes<stored>, kScales>(i * groups), panel + i, row);
-        }, first);
+        each_tile(
+            std::min(first + block, rows),
+            [&](auto tile, int row) {
+              compute<stored, panels, tile>(at.template after<code_bytes<stored>, kScales>(i * groups), panel + i, row);
+            },
+            first);
       });
     }
   }
@@ -473,7 +481,8 @@ struct Integers {
 
 // Plain floats, or halves: columns are added in turn.
 template <typename Cell, int panels, int rows>
-OSTRO_INLINE Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels], int cols) {
+OSTRO_INLINE Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels],
+                                           int cols) {
   Floats out[panels][rows];
   for (auto& each : out)
     for (auto& value : each) value = zeros();
@@ -517,10 +526,11 @@ static void linear(const Matrix& matrix, const void* x, long x_stride, int rows,
                    const float* bias, float* out, long stride, uint8_t* scratch) {
   if (matrix.codes == kFloat32 || matrix.codes == kFloat16) {
     const auto* floats = static_cast<const float*>(x);
-    if (matrix.codes == kFloat32)
+    if (matrix.codes == kFloat32) {
       float_product<float>(matrix, floats, x_stride, rows, begin, end, after, bias, out, stride);
-    else
+    } else {
       float_product<Half>(matrix, floats, x_stride, rows, begin, end, after, bias, out, stride);
+    }
     return;
   }
   const auto* codes = static_cast<const uint8_t*>(x);

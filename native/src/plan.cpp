@@ -47,9 +47,7 @@ bool same_input(const Step& step, const Step* before) {
          reads_codes(*before) == reads_codes(step);
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 

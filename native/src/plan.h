@@ -32,7 +32,7 @@ constexpr int kOps = 7;
 // All fields mean the same to every operation that reads them.
 struct Step {
   int32_t op;
-  int32_t in, out;  // buffers
+  int32_t in, out;        // buffers
   int32_t in_at, out_at;  // first columns there
   int32_t cols;           // that are read
   int32_t after;

@@ -96,10 +96,11 @@ void keep_best(const float* logits, int vocab, Draw& draw, DrawScratch& scratch)
   int count = draw.top_k > 0 ? std::min(draw.top_k, vocab) : std::min(kCandidates, vocab);
   rank(logits, vocab, draw.best, count, ranking);
   double whole = 0.0;
-  if (draw.top_k > 0)
+  if (draw.top_k > 0) {
     for (const uint64_t each : ranking) whole += weights[static_cast<uint32_t>(each)];
-  else
+  } else {
     whole = total(weights, vocab);
+  }
   const double share = draw.top_p < 1.0 ? draw.top_p * whole : INFINITY;
   int kept = kept_of(ranking, weights, share, draw.min_p);
   if (kept < 0 && draw.top_k == 0 && count < vocab) {

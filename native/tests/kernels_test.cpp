@@ -22,8 +22,8 @@ using Values = std::vector<float>;
 
 // ---- What is expected, and what was seen
 
-const Kernels* table;   // under test
-Values* seen;           // all results of it, in order
+const Kernels* table;  // under test
+Values* seen;          // all results of it, in order
 int failures = 0;
 
 void expect(bool holds, const std::string& what) {
@@ -146,7 +146,9 @@ struct Packed {
     const int step = col % kGroup / 4;
     switch (from.kind.codes) {
       case kFloat32: put_at((first + static_cast<long>(col) * panel + in_panel) * 4, from.floats[value]); break;
-      case kFloat16: put_at((first + static_cast<long>(col) * panel + in_panel) * 2, to_half(from.floats[value])); break;
+      case kFloat16:
+        put_at((first + static_cast<long>(col) * panel + in_panel) * 2, to_half(from.floats[value]));
+        break;
       case kInt8:
       case kInt8Halves:
         bytes[first + (static_cast<long>(col / kGroup) * 8 + step) * panel * 4 + in_panel * 4 + col % 4] =
@@ -164,7 +166,9 @@ struct Packed {
   }
 
   template <typename Value>
-  void put_at(long at, Value value) { std::memcpy(&bytes[at], &value, sizeof value); }
+  void put_at(long at, Value value) {
+    std::memcpy(&bytes[at], &value, sizeof value);
+  }
 };
 
 // A product's sum, and the sum of what was added without its sign, which is what rounding errors are a share of.
@@ -497,7 +501,8 @@ void check_attention(Cells cells, int dim, int window, float cap) {
     table->keep(head.how, head.view(), head.pages.data(), position, key.data(), value.data());
     for (int d = 0; d < dim; ++d) {
       const double share = cells == Cells::kFloat ? 0 : cells == Cells::kHalf ? 0x1p-11 : 2.0 / 254 * 1.001;
-      const double most = cells == Cells::kInt8 ? 1 : std::fabs(key[d]), of = cells == Cells::kInt8 ? 1 : std::fabs(value[d]);
+      const double most = cells == Cells::kInt8 ? 1 : std::fabs(key[d]),
+                   of = cells == Cells::kInt8 ? 1 : std::fabs(value[d]);
       expect_near(static_cast<float>(head.key(position, d)), key[d], share * most, "kept key, " + what);
       expect_near(static_cast<float>(head.value(position, d)), value[d], share * of, "kept value, " + what);
     }
@@ -616,9 +621,8 @@ int main(int count, char** names) {
   if (count == 1) std::transform(twins.begin(), twins.end(), expected.begin(), check);
   for (int i = 0; i < kernels_count(); ++i) {
     const Kernels* kernels = kernels_begin()[i];
-    const bool named = std::any_of(names + 1, names + count, [&](const char* name) {
-      return !std::strcmp(name, kernels->name);
-    });
+    const bool named =
+        std::any_of(names + 1, names + count, [&](const char* name) { return !std::strcmp(name, kernels->name); });
     if (count > 1 && !named) continue;
     if (!kernels->runs_here()) {
       std::printf("%s: does not run here\n", kernels->name);
@@ -626,7 +630,8 @@ int main(int count, char** names) {
       continue;
     }
     const Values results = check(kernels);
-    const auto twin = std::find_if(twins.begin(), twins.end(), [&](auto each) { return each->panel == kernels->panel; });
+    const auto twin =
+        std::find_if(twins.begin(), twins.end(), [&](auto each) { return each->panel == kernels->panel; });
     Values& want = expected[twin - twins.begin()];
     if (want.empty()) want = check(*twin);
     long differ = 0;

@@ -97,8 +97,8 @@ struct Model {
 
 std::vector<int> generate(const Kernels& kernels, const Model& model, int threads, Cells cells) {
   const Shape shape{kHeads, kKvHeads, kDim, kLayers, kPages, static_cast<int32_t>(cells), kRows, threads};
-  const std::vector<BufferShape> buffers{{kRows, kHidden}, {kRows, kQkv},  {kRows, kHidden},
-                                         {kRows, kHidden}, {4, kHidden}, {4, kVocab}};
+  const std::vector<BufferShape> buffers{{kRows, kHidden}, {kRows, kQkv}, {kRows, kHidden},
+                                         {kRows, kHidden}, {4, kHidden},  {4, kVocab}};
   const std::vector<Rotation> rotations{{model.cosines.data(), model.sines.data(), kDim, kPages * kPage}};
   const std::string why = why_no_plan(kernels, shape, buffers, rotations, model.steps);
   if (!why.empty()) std::printf("refused: %s\n", why.c_str()), std::exit(1);
