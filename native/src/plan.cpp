@@ -73,7 +73,7 @@ Plan::Memory<uint8_t> Plan::large(size_t size) {
 #endif
 }
 
-Plan::Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> buffers,
+Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
            std::vector<Rotation> rotations, std::vector<Step> steps)
     : kernels_(kernels),
       shape_(shape),

@@ -88,8 +88,8 @@ struct Batch {
 // Does not look at what it is given: see check.h.
 class Plan {
  public:
-  Plan(const Kernels& kernels, const Shape& shape, std::vector<BufferShape> buffers, std::vector<Rotation> rotations,
-       std::vector<Step> steps);
+  Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
+       std::vector<Rotation> rotations, std::vector<Step> steps);
 
   // Steps begin to end of the list. What an earlier run has left in the buffers is still there.
   void run(const Batch& batch, int begin, int end);
