@@ -1,4 +1,4 @@
-"""The README and the docs as tests read them: fenced blocks, commands, tables, links. Runs nothing."""
+"""The Markdown at the root and in docs/ as tests read it: fenced blocks, commands, tables, links. Runs nothing."""
 
 import re
 import shlex
@@ -58,7 +58,12 @@ class Table:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *docs_pages()]
+
+
+def docs_pages() -> list[Path]:
+    """The pages of the site."""
+    return sorted((ROOT / "docs").rglob("*.md"))
 
 
 def name_of(page: Path) -> str:
