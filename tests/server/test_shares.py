@@ -28,9 +28,15 @@ def test_greedy_keys_leave_every_other_key_its_part(total: int, num_keys: int) -
     assert shares.used <= total
 
 
+@pytest.mark.parametrize("num_keys", [2, 10, 64, 100, 128, 1000])
+def test_key_that_is_alone_in_using_the_server_gets_at_least_half_however_many_there_are(num_keys: int) -> None:
+    """Of 128 slots it got 29 with 100 keys, and one with 128."""
+    assert filled(Shares(128, num_keys=num_keys), "alone") >= 64
+
+
 def test_more_keys_than_there_is_to_share_still_get_one_each() -> None:
     shares = Shares(2, num_keys=5)
-    assert [filled(shares, f"key-{number}") for number in range(5)] == [1] * 5
+    assert [filled(shares, f"key-{number}") for number in range(5)] == [2, 1, 1, 1, 1]
 
 
 def test_amount_that_is_larger_than_everything_is_taken_by_a_key_that_has_nothing() -> None:

@@ -31,15 +31,16 @@ def statuses(keys: list[str | None], *, address: Callable[[int], str] = lambda _
     return asyncio.run(ask())
 
 
-def test_address_that_guesses_keys_is_told_to_wait_even_if_it_guesses_right() -> None:
+def test_address_that_guesses_keys_is_told_to_wait() -> None:
     """Every 401 was free."""
-    found = statuses([*(f"guess-{number}" for number in range(25)), "right"])
-    assert found == [401] * 20 + [429] * 6
+    found = statuses([f"guess-{number}" for number in range(25)])
+    assert found == [401] * 20 + [429] * 5
 
 
-def test_key_that_was_right_before_goes_on_working_beside_a_guesser() -> None:
+def test_right_key_is_served_beside_a_guesser_of_the_same_address() -> None:
+    """Behind a proxy, one guesser locked out everybody whose key had not been seen before."""
     guesses = [f"guess-{number}" for number in range(30)]
-    assert statuses(["right", *guesses, "right", "other"])[-2:] == [200, 429]
+    assert statuses(["right", *guesses, "right", "other"])[-2:] == [200, 200]
 
 
 def test_missing_key_is_no_guess_and_other_addresses_are_not_held_up() -> None:
@@ -59,9 +60,9 @@ def test_attempts_come_back_one_by_one() -> None:
     now = 3.0
     throttle.fail("a")
     with pytest.raises(TooManyAttempts):
-        throttle.succeed("a", "key-1")
+        throttle.fail("a")
     now = 6.0
-    throttle.succeed("a", "key-1")
+    throttle.fail("a")
 
 
 def test_memory_of_addresses_is_bounded() -> None:

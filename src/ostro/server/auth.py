@@ -70,8 +70,8 @@ class Keyring:
 
     @property
     def num_callers(self) -> int:
-        """How many different callers can be told apart, the anonymous one included if there may be one."""
-        return len(self.keys) + len(self.admin) + (0 if self.keys else 1)
+        """How many different callers share the server. An operator's admin keys are none of them."""
+        return max(1, len(self.keys))
 
     def identify(self, paths: Sequence[str], key: str | None) -> Key | None:
         """Who is asking for the path, given in all its spellings: None is nobody in particular. Raises NotAuthorized if
@@ -171,15 +171,12 @@ class Authentication:
         client = scope.get("client")
         address = network_of(client[0] if client else None)
         try:
-            key = check_caller(self.keyring, self.hosts, paths, headers)
+            return check_caller(self.keyring, self.hosts, paths, headers)
         except NotAuthorized:
             given = bearer(headers)
             if given is not None and not self.keyring.knows(given):
                 self._throttle.fail(address)
             raise
-        if key is not None:
-            self._throttle.succeed(address, key.label)
-        return key
 
     def _check_origin(self, headers: Headers) -> None:
         origin = headers.get("origin")

@@ -5,7 +5,8 @@ Half of it is kept for the keys, in equal parts; the rest goes to whoever comes 
     [ key 1 | key 2 | key 3 |        common        ]
 
 So a key that takes all it can get leaves every other key its part, and a key that is alone in using the server still
-gets more than half. With a single key there is nobody to keep anything for, and all is common.
+gets at least half. A key that holds nothing may always take something, even where there are more keys than parts. With
+a single key there is nobody to keep anything for, and all is common.
 """
 
 from collections import Counter
@@ -13,9 +14,9 @@ from collections import Counter
 
 class Shares:
     def __init__(self, total: int, *, num_keys: int = 1) -> None:
-        """Every key's own part is at least 1, even if that is more than the total has to give."""
-        self._own = max(1, total // (2 * num_keys)) if num_keys > 1 else 0
-        self._common = max(0, total - num_keys * self._own)
+        self._own = total // (2 * num_keys) if num_keys > 1 else 0
+        self._common = total - num_keys * self._own
+        self._has_several_keys = num_keys > 1
         self._common_used = 0
         self._used: Counter[str] = Counter()
         self.used = 0
@@ -24,11 +25,11 @@ class Shares:
         return self._used[key]
 
     def has_room(self, key: str, amount: int = 1) -> bool:
-        """Whether the key may take so much more. One that has nothing of its own part may always, however much it is;
-        where there are no such parts, whoever comes first may.
+        """Whether the key may take so much more. One of several keys may always if it holds nothing, however much it
+        asks for; a single key may if nothing is taken.
         """
         used = self._used[key]
-        if not (used if self._own else self.used):
+        if not (used if self._has_several_keys else self.used):
             return True
         from_common = self._beyond_own(used + amount) - self._beyond_own(used)
         return not from_common or self._common_used + from_common <= self._common

@@ -1,8 +1,8 @@
-"""How often an address may be wrong about a key. Knows addresses and labels; knows no keys.
+"""How often an address may be wrong about a key. Knows addresses; knows no keys.
 
-Every address has a few attempts, and gets a new one every few seconds. Once they are used up, a key that it has not
-come with before is refused unseen, right or wrong: so guessing gets no faster than the attempts come. Those who came
-with the right key before, perhaps from behind the same proxy, are not held up.
+Every address has a few attempts, and gets a new one every few seconds. Once they are used up, wrong keys are answered
+by 429 and a time to wait, and are not logged one by one. A right key is never held up: many clients may share an
+address, behind a proxy for one, and a guesser among them must not lock the others out.
 """
 
 import ipaddress
@@ -10,7 +10,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ostro.errors import TooManyAttempts
@@ -26,8 +26,6 @@ _NETWORK_BITS: Final = 64
 class _Visitor:
     attempts: float
     at: float
-    proven: set[str] = field(default_factory=set)
-    """Labels of keys that it has come with."""
 
 
 class Throttle:
@@ -35,16 +33,6 @@ class Throttle:
         self._clock = clock
         # The one that was heard of last is last.
         self._visitors: OrderedDict[str, _Visitor] = OrderedDict()
-
-    def succeed(self, address: str, label: str) -> None:
-        """It came with a key that is known. Raises TooManyAttempts if it may have guessed that."""
-        visitor = self._visitors.get(address)
-        if visitor is not None and label in visitor.proven:
-            self._visitors.move_to_end(address)
-            return
-        visitor = self._visitor(address)
-        self._check(visitor)
-        visitor.proven.add(label)
 
     def fail(self, address: str) -> None:
         """It came with a key that nobody knows. Raises TooManyAttempts if that was one too many."""
