@@ -12,6 +12,7 @@ from ostro import LLM
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unavailable, Unsupported
+from ostro.frontend import Message
 from ostro.outputs import Completion
 from ostro.runner.base import TokenLogprob
 from ostro.sampling_params import SamplingParams
@@ -277,6 +278,36 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(kind: str, monke
             assert str(error).startswith("This model's maximum context length is 64 tokens")
             # One that might fit is counted.
             assert (await refusal(service, kind, text[:2000])).prompt > 1000
+
+    asyncio.run(scenario())
+
+
+MEGABYTE = "x" * (1 << 20)
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": MEGABYTE}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"name": MEGABYTE}, {"tool_call_id": MEGABYTE}, {"reasoning_content": MEGABYTE}, {"tool_calls": [CALL]}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_fields_that_the_template_ignores_are_as_limited_as_the_text(
+    fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were sent to the render process whatever their length: only the text that it made was measured."""
+    set_faults(monkeypatch)
+    template = tmp_path / "hi.jinja"
+    template.write_text("hi")
+
+    async def scenario() -> None:
+        async with live_service(EngineConfig(max_seq_len=64, chat_template=str(template))) as service:
+            messages: list[Message] = [*CHAT, {"role": "assistant", "content": "", **fields}, *CHAT]
+            with pytest.raises(BadRequest, match=f"messages has more than {1 << 20} characters") as refusal:
+                await service.prepare_chat(messages, SamplingParams(max_tokens=1))
+            assert refusal.value.param == "messages"
+            with pytest.raises(BadRequest, match="messages has more than"):
+                await service.render_chat(messages, add_generation_prompt=False)
+            assert await service.prepare_chat(CHAT, SamplingParams(max_tokens=1))
 
     asyncio.run(scenario())
 

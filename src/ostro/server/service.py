@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -264,8 +264,7 @@ class ModelService:
         if params.truncate_prompt_tokens is None:
             _check_fits(_last_words(messages), frontend.tokenizer, door, "messages")
         sampling = await self._sampling(frontend, params)
-        chat = await frontend.tokenizer.render_chat(messages)
-        _check_text(chat.text, door, "messages")
+        chat = await self.render_chat(messages)
 
         def make(chat: ChatText) -> Request:
             ids = frontend.tokenizer.encode_rendered(chat)
@@ -403,6 +402,14 @@ class ModelService:
             )
         return frontend, self._door
 
+    async def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> ChatText:
+        """The conversation's text; raises BadRequest if the messages or the text are too long."""
+        frontend, door = self._ready()
+        _check_messages(messages, door)
+        chat = await frontend.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        _check_text(chat.text, door, "messages")
+        return chat
+
     def check_text(self, text: str, name: str) -> None:
         """Raises BadRequest for a text that is too long to be tokenised; `name` is the caller's name for it."""
         _, door = self._ready()
@@ -458,13 +465,40 @@ def _name_of(reference: str | None) -> str:
 
 def _check_text(text: Prompt, door: Door, name: str) -> None:
     """Raises BadRequest for a text that is not worth tokenising, which takes 250 bytes of memory a character."""
-    most = max(_LONGEST_TEXT, _CHARACTERS_A_TOKEN * door.max_len)
+    most = _most_characters(door)
     if isinstance(text, str) and len(text) > most:
         raise BadRequest(
             f"{name} holds a text of {len(text)} characters, and the context {door.max_len} tokens: a text of at most "
             f"{most} characters is tokenised. Send less of it.",
             param=name,
         )
+
+
+def _check_messages(messages: Sequence[Message], door: Door) -> None:
+    """Raises BadRequest for messages with more characters than `_check_text` allows a text. Counts every string, names
+    of fields included: the template may ignore it, but it is still sent to the render process.
+    """
+    most, total = _most_characters(door), 0
+    left: list[object] = [messages]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            total += len(value)
+            if total > most:
+                raise BadRequest(
+                    f"messages has more than {most} characters in all, and the context {door.max_len} tokens. Send "
+                    "fewer or shorter messages.",
+                    param="messages",
+                )
+        elif isinstance(value, Mapping):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, Sequence):
+            left += value
+
+
+def _most_characters(door: Door) -> int:
+    return max(_LONGEST_TEXT, _CHARACTERS_A_TOKEN * door.max_len)
 
 
 def _check_fits(text: Prompt, tokenizer: Tokenizer, door: Door, name: str) -> None:

@@ -59,8 +59,7 @@ async def _tokenized(request: TokenizeRequest, service: ModelService) -> Respons
     chat = None
     if request.messages is not None:
         messages = [message.for_template() for message in request.messages]
-        chat = await tokenizer.render_chat(messages, add_generation_prompt=request.add_generation_prompt)
-        service.check_text(chat.text, "messages")
+        chat = await service.render_chat(messages, add_generation_prompt=request.add_generation_prompt)
     else:
         service.check_text(request.prompt or "", "prompt")
 
