@@ -217,6 +217,28 @@ def test_request_that_kills_the_engine_twice_is_refused_a_third_time(monkeypatch
     asyncio.run(scenario())
 
 
+def test_requests_that_ran_beside_a_killer_are_not_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever's retries ran beside those of a killer was refused for ten minutes, too."""
+    set_faults(monkeypatch, "crash_length=7")
+
+    async def scenario() -> None:
+        async with live_service() as service:
+            killer = await service.prepare([1] * 7, SamplingParams(max_tokens=4))
+            others = [await service.prepare([number] * 3, SamplingParams(max_tokens=4)) for number in range(2, 6)]
+            for deaths in (1, 2):
+                sent = [replace(request, id=-10 * deaths - at) for at, request in enumerate([killer, *others])]
+                errors = await asyncio.gather(*(outcome(service, request) for request in sent))
+                assert isinstance(errors[0], Unavailable)
+                await asyncio.wait_for(service.settled(), 30)
+            assert isinstance(await outcome(service, replace(killer, id=-30)), RequestRefused)
+            assert await asyncio.gather(
+                *(outcome(service, replace(request, id=-40 - at)) for at, request in enumerate(others))
+            ) == [None] * len(others)
+            assert service.restarts == 2
+
+    asyncio.run(scenario())
+
+
 def test_requests_that_only_waited_when_the_engine_died_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "crash_length=7")
 

@@ -176,6 +176,9 @@ class EngineHandle:
         self.tally = Tally()
         # Requests that the engine is at work on.
         self._streams: dict[int, Stream] = {}
+        # The suspect that the engine has, and the messages of those that wait for it to end.
+        self._suspect: int | None = None
+        self._held_back: dict[int, bytes] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -232,13 +235,17 @@ class EngineHandle:
         """Raises Unavailable unless the engine is ready. The stream must be closed, finished or not."""
         if self.state is not State.READY:
             raise self.unavailable()
-        self.suspects.check(request)
+        is_suspect = self.suspects.check(request)
         message = _submission(request)
         assert request.id not in self._streams, f"request {request.id} was submitted twice"
         if not self._streams:
             self._idle_seconds = 0.0
         stream = self._streams[request.id] = Stream(self, request)
-        self._write(message)
+        if is_suspect:
+            self._held_back[request.id] = message
+            self._send_suspect()
+        else:
+            self._write(message)
         return stream
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
@@ -248,6 +255,16 @@ class EngineHandle:
     def forget(self, stream: Stream) -> None:
         if self._streams.get(stream.request.id) is stream:
             del self._streams[stream.request.id]
+            self._held_back.pop(stream.request.id, None)
+            if self._suspect == stream.request.id:
+                self._suspect = None
+                self._send_suspect()
+
+    def _send_suspect(self) -> None:
+        """Hands over the next request that an engine may have died of, unless another one is under way."""
+        if self._suspect is None and self._held_back:
+            self._suspect = next(iter(self._held_back))
+            self._write(self._held_back.pop(self._suspect))
 
     async def stop(self) -> None:
         """Ends the process, in order if it answers in time. Streams still open end with Unavailable."""
@@ -371,8 +388,9 @@ class EngineHandle:
 
     def _blame_streams(self) -> None:
         """For the end of the process: those that it was running, or if it was told of none yet, all."""
-        begun = [stream.request for stream in self._streams.values() if stream.began is not None]
-        self.suspects.blame(begun or [stream.request for stream in self._streams.values()])
+        sent = [stream for id, stream in self._streams.items() if id not in self._held_back]
+        begun = [stream for stream in sent if stream.began is not None]
+        self.suspects.blame(stream.request for stream in begun or sent)
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Waits for the end of a process whose socket is closed; ends it if it does not end by itself."""
@@ -463,6 +481,7 @@ class EngineHandle:
             self._writer.transport.abort()
 
     def _fail_streams(self, message: str) -> None:
+        self._held_back.clear()
         for stream in list(self._streams.values()):
             stream.fail(Unavailable(message))
 

@@ -1,8 +1,9 @@
 """Requests that were running when an engine died, by what they asked for. Knows contents' digests; knows no processes.
 
 A request that crashes the engine would do so again, and clients send again what failed: with every retry all other
-requests are lost too. So one that was there twice in a row is refused for a while. Which of several was at fault cannot
-be told; one that comes to its end in between is cleared.
+requests are lost too. So one that was there at two deaths is refused for a while. Which of several was at fault cannot
+be told after the first death: the engine gets suspects one at a time then, so that the second names one. A suspect that
+comes to its end is cleared.
 """
 
 import hashlib
@@ -35,19 +36,20 @@ class Suspects:
         # Oldest first.
         self._records: dict[bytes, _Record] = {}
 
-    def check(self, request: Request) -> None:
-        """Raises RequestRefused for one that must not reach the engine again."""
-        if not self._records:
-            return
-        record = self._records.get(_digest(request))
-        if record is None or record.deaths < _MOST_DEATHS:
-            return
+    def check(self, request: Request) -> bool:
+        """Whether it is a suspect. Raises RequestRefused for one that must not reach the engine again."""
+        record = self._records.get(_digest(request)) if self._records else None
+        if record is None:
+            return False
         left = record.until - self._clock()
-        if left > 0:
+        if left <= 0:
+            return False
+        if record.deaths >= _MOST_DEATHS:
             raise RequestRefused(
                 f"The engine died {record.deaths} times while it was at work on this request, so it is not run again "
                 f"for {max(1, round(left / 60))} min. Change it, and tell whoever runs the server: the log says more."
             )
+        return True
 
     def blame(self, requests: Iterable[Request]) -> None:
         """They were running when the engine died."""
