@@ -214,6 +214,16 @@ def test_chosen_template_must_fit_the_vocabulary() -> None:
         Tokenizer.load(model_directory(), chat_template="alpaca")
 
 
+@pytest.mark.parametrize("name", ["chat_template", "bos_token", "pad_token"])
+def test_half_a_surrogate_pair_is_refused_when_the_model_is_loaded(name: str, tmp_path: Path) -> None:
+    """It came to light as a UnicodeEncodeError, in the first conversation."""
+    shutil.copy(model_directory() / "tokenizer.json", tmp_path)
+    settings = {"chat_template": "{{ messages[0].content }}", name: "a\ud800"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(BadCheckpoint, match=r"half a surrogate pair \('\\ud800'\).*--chat-template"):
+        Tokenizer.load(tmp_path)
+
+
 def test_chosen_template_wins_over_the_models_own_and_its_turn_end_ends_generation(tmp_path: Path) -> None:
     shutil.copy(model_directory() / "tokenizer.json", tmp_path)
     chatml = Tokenizer.load(tmp_path, chat_template="chatml")

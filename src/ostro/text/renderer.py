@@ -54,10 +54,21 @@ class Renderer:
         *,
         limits: RenderLimits | None = None,
     ) -> None:
-        """`controls` and `guarded` are as in `marked_chat.render_guarded`."""
-        self._template = template
-        self._controls, self._guarded = controls or ControlTexts(()), guarded or ControlTexts(())
+        """`controls` and `guarded` are as in `marked_chat.render_guarded`. Raises UnicodeEncodeError for a template
+        that cannot be sent to a process: its source or a variable holds half a surrogate pair.
+        """
         self.limits = limits or RenderLimits()
+        self._num_source_characters = len(template.source)
+        self._setup = msgspec.msgpack.encode(
+            Setup(
+                template.source,
+                dict(template.variables),
+                sorted(() if controls is None else controls.texts),
+                sorted(() if guarded is None else guarded.texts),
+                self.limits.seconds,
+                self.limits.bytes,
+            )
+        )
         self._process: _Process | None = None
         self._lock = threading.Lock()
         self._turn = asyncio.Lock()
@@ -129,23 +140,16 @@ class Renderer:
             # It was killed between two conversations, which is no fault of the next.
             self.close()
         if self._process is None:
-            self._process = _Process(self._setup())
+            self._process = self._new_process()
         return self._process
 
-    def _setup(self) -> Setup:
-        if len(self._template.source) > MAX_SOURCE_CHARACTERS:
+    def _new_process(self) -> "_Process":
+        if self._num_source_characters > MAX_SOURCE_CHARACTERS:
             raise BadRequest(
                 f"The chat template is longer than {MAX_SOURCE_CHARACTERS} characters. Set chat_template to another.",
                 param="messages",
             )
-        return Setup(
-            self._template.source,
-            dict(self._template.variables),
-            sorted(self._controls.texts),
-            sorted(self._guarded.texts),
-            self.limits.seconds,
-            self.limits.bytes,
-        )
+        return _Process(self._setup, self.limits.bytes)
 
     def _fail(self) -> NoReturn:
         """The process ended in the middle of a conversation."""
@@ -166,9 +170,10 @@ class Renderer:
 
 
 class _Process:
-    def __init__(self, setup: Setup) -> None:
-        self._setup = msgspec.msgpack.encode(setup)
-        self._most = setup.bytes
+    def __init__(self, setup: bytes, most: int) -> None:
+        """`most` is the length of its longest message."""
+        self._setup = setup
+        self._most = most
         self.socket, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "ostro.text.render_process", str(theirs.fileno())]
         with theirs:

@@ -7,7 +7,8 @@ decode        ids ─> bytes ─> text                                       (se
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -77,7 +78,7 @@ class Tokenizer:
                 "Download it again, or give another one with --tokenizer."
             )
 
-        with panics_become(unusable):
+        with panics_become(unusable), _half_pairs_refused(path):
             if path.is_file() and path.suffix == ".gguf":
                 tokenizer = cls._load_gguf(path, chat_template)
             elif path.is_dir():
@@ -241,6 +242,19 @@ class Tokenizer:
     def _plain(self) -> PlainEncoder:
         # Made on first use: most texts hold no special tokens. Two threads may both make one; either serves.
         return PlainEncoder(self._core, self._added, self._guarded)
+
+
+@contextmanager
+def _half_pairs_refused(path: Path) -> Iterator[None]:
+    """JSON can spell half a surrogate pair: Python keeps it, but it cannot be sent to anything that takes UTF-8."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise BadCheckpoint(
+            f"The tokenizer or the chat template of {path} holds half a surrogate pair "
+            f"({error.object[error.start]!a}), which is no character. Download the files again, or choose others with "
+            "--tokenizer or --chat-template."
+        ) from error
 
 
 class _TokenBytes(dict[int, bytes]):
