@@ -33,8 +33,9 @@ from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
 from ostro.kernels.gpu.fp8 import FP8, LARGEST, quantize_rows_plain, widened
 from ostro.kernels.paged_attention import PagedAttention, Piece
-from ostro.models.base import AttentionContext, AttentionSpec, Model
-from ostro.models.decoder import PreNormLayer
+from ostro.models.architecture import AttentionSpec
+from ostro.models.base import AttentionContext, Model
+from ostro.models.decoder import DecoderLayer
 from ostro.models.layers import Linear
 from ostro.runner.torch_runner import TorchRunner
 
@@ -201,7 +202,7 @@ class RoundedKeys:
 
 def apply(variant: Variant, model: Model) -> None:
     if (weights := variant.weights) is not None:
-        for layer in [module for module in model.modules() if isinstance(module, PreNormLayer)]:
+        for layer in [module for module in model.modules() if isinstance(module, DecoderLayer)]:
             for parent in list(layer.modules()):
                 for name, child in list(parent.named_children()):
                     if isinstance(child, Linear):

@@ -50,7 +50,7 @@ def engine(config: dict[str, object], options: argparse.Namespace):  # type: ign
 
     from ostro.config import EngineConfig
     from ostro.engine.core import EngineCore
-    from ostro.models.registry import build_model
+    from ostro.models.build import build_model
     from ostro.runner.devices import pick_dtype
     from ostro.runner.load import make_runner
 

@@ -55,11 +55,33 @@ LAYERS = {
         ),
         never=("torch",),
     ),
-    "ostro.kernels": Layer(ours=("ostro.kernels", "ostro.errors", "ostro.models.base")),
+    "ostro.kernels": Layer(ours=("ostro.kernels", "ostro.errors", "ostro.models.architecture")),
     # The native core: what runs on it starts without torch. Who only plans wants its library, and no arrays.
     "ostro.kernels.cpu": Layer(ours=("ostro.kernels.cpu", "ostro.errors"), never=("torch",)),
     "ostro.kernels.cpu.library": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.models": Layer(ours=("ostro.models", "ostro.kernels", "ostro.errors")),
+    # What a model is, as data: read by everything that runs or measures one.
+    "ostro.models.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.models.limits": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.models.rope_settings": Layer(
+        ours=("ostro.models.config", "ostro.models.limits", "ostro.errors"), never=("torch", "numpy")
+    ),
+    "ostro.models.architecture": Layer(ours=("ostro.models.rope_settings",), never=("torch", "numpy")),
+    "ostro.models.families": Layer(
+        ours=(
+            "ostro.models.architecture",
+            "ostro.models.config",
+            "ostro.models.families",
+            "ostro.models.limits",
+            "ostro.models.rope_settings",
+            "ostro.errors",
+        ),
+        never=("torch", "numpy"),
+    ),
+    "ostro.models.registry": Layer(
+        ours=("ostro.models.architecture", "ostro.models.config", "ostro.models.families", "ostro.errors"),
+        never=("torch", "numpy"),
+    ),
     # The seam between the engine and any device: it names the engine's batch, and the engine names it.
     "ostro.runner.base": Layer(ours=("ostro.engine.batch",), never=("torch", "numpy")),
     "ostro.engine": Layer(
@@ -101,8 +123,18 @@ LAYERS = {
         ),
         lazily=("torch",),
     ),
+    "ostro.runner.native.support": Layer(
+        ours=("ostro.kernels.cpu.library", "ostro.models.architecture", "ostro.models.registry"),
+        never=("torch", "numpy"),
+    ),
     "ostro.runner.native.lowering": Layer(
-        ours=("ostro.kernels.cpu", "ostro.models", "ostro.weights", "ostro.errors"),
+        ours=(
+            "ostro.kernels.cpu",
+            "ostro.models",
+            "ostro.runner.native.support",
+            "ostro.weights",
+            "ostro.errors",
+        ),
     ),
     # What crosses the process boundary, and the API process's end of it.
     "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config", "ostro.relay"), never=("torch", "numpy")),
@@ -139,10 +171,10 @@ LAYERS = {
         ours=(
             "ostro.planning",
             "ostro.kernels.cpu.library",
-            "ostro.models.config",
-            "ostro.models.config_check",
-            "ostro.models.rope_settings",
+            "ostro.models.architecture",
+            "ostro.models.registry",
             "ostro.runner.memory",
+            "ostro.runner.native.support",
             "ostro.runner.precision",
             "ostro.weights",
             "ostro.machine",
@@ -419,7 +451,7 @@ def test_module_without_a_layer_is_found(tmp_path: Path) -> None:
     ("file", "code"),
     [
         ("engine/scheduler.py", "from ostro.runner.base import RunnerSpec"),
-        ("kernels/paged_attention.py", "import torch\nfrom ostro.models.base import AttentionSpec"),
+        ("kernels/paged_attention.py", "import torch\nfrom ostro.models.architecture import AttentionSpec"),
         ("weights/hub.py", "def load():\n    import torch"),
         ("weights/hub.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
     ],

@@ -1,10 +1,9 @@
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,11 @@ from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.base import Model
+from ostro.models.build import build_model
 from ostro.models.loading import places_of
 from ostro.models.lora import Adapters
-from ostro.models.registry import FAMILIES, Family, build_model
-from ostro.planning import KNOWN, plan, read_shape
+from ostro.models.registry import FAMILIES, Family, describe
+from ostro.planning import plan
 from ostro.runner.load import load_runner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
@@ -189,7 +189,7 @@ def test_plan_agrees_with_what_an_engine_takes_natively(
     first, _ = asyncio.run(measured(served))
     assert first < 1.1 * found.peak_bytes
     # Tokens from all over the vocabulary: of a mapped embedding only what is read is there.
-    vocab, choices = read_shape(config).vocab_size, found.num_pages // 2
+    vocab, choices = describe(config).shape.vocab_size, found.num_pages // 2
     length = min(found.max_seq_len, choices * found.page_size) - 2
     prompt = [at * (vocab - 1) // length for at in range(length)]
     peak, now = asyncio.run(measured(served, prompt=prompt, choices=choices))
@@ -206,42 +206,6 @@ def test_plan_agrees_for_the_default_model() -> None:
 
 
 # --- against the loader ---------------------------------------------------------------------------------------------
-
-ROPES: list[Mapping[str, object]] = [
-    {},
-    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
-    {"rope_parameters": {"rope_type": "yarn", "factor": 0.5, "rope_theta": 1e4}},
-    {"rope_scaling": tiny_configs.LONGROPE},
-    {"rope_scaling": tiny_configs.LONGROPE, "original_max_position_embeddings": 16},
-]
-
-
-def tiny_config(model_type: str, rope: Mapping[str, object] = {}) -> dict[str, object]:
-    if model_type == "gpt2":
-        return dict(tiny_configs.GPT2)
-    return {**tiny_models.GEMMA2, "max_position_embeddings": 64, "head_dim": 4, **rope}
-
-
-def test_every_family_is_known_and_no_other() -> None:
-    known = {name for names in KNOWN.values() for name in names}
-    assert known == {name for family in FAMILIES for name in (family.model_type, family.architecture, family.bare)}
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
-@pytest.mark.parametrize("rope", ROPES, ids=str)
-@pytest.mark.parametrize("asked", [None, 8, 64, 100])
-def test_shape_is_the_models_own(family: Family, rope: Mapping[str, object], asked: int | None) -> None:
-    config = tiny_config(family.model_type, rope) | {"architectures": [family.architecture]}
-    try:
-        shape = build_model(config, max_seq_len=asked, dtype=torch.float32).shape
-    except BadRequest as error:
-        with pytest.raises(BadRequest, match=re.escape(str(error))):
-            read_shape(config, asked)
-        return
-    found = asdict(read_shape(config, asked))
-    del found["widest"]
-    assert found == asdict(shape)
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])

@@ -34,7 +34,7 @@ from ostro.kernels.gpu.prefill_attention import (
     prefill_tiles,
     tokens_in_tile,
 )
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 Tuning = TypeVar("Tuning", DecodeTuning, PrefillTuning)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ostro.models.registry import build_model
+from ostro.models.build import build_model
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.gpu.sampling import SamplerKind
 

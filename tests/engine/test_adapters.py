@@ -23,9 +23,9 @@ from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.base import Model
+from ostro.models.build import build_model
 from ostro.models.loading import load_weights, places_of
 from ostro.models.lora import Adapters
-from ostro.models.registry import build_model
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.weights import open_checkpoint

@@ -19,7 +19,7 @@ from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk, prefill_tiles, tokens_in_tile
 from ostro.kernels.gpu.step_inputs import StepInputs
 from ostro.models.base import Model
-from ostro.models.decoder import CausalLM, PreNormLayer
+from ostro.models.decoder import Decoder, DecoderLayer
 from ostro.runner.base import TokenLogprob
 from ostro.runner.gpu.attention import InvariantAttention, KVPages
 from ostro.runner.gpu.fused import FusedDecoder
@@ -57,7 +57,7 @@ class Stream:
     """Feeds sequences to the layers in chunks and keeps the logits of each token."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype, rows: int = 2) -> None:
-        assert isinstance(model, CausalLM)
+        assert isinstance(model, Decoder)
         shape, self.device = model.shape, device
         self.decoder = FusedDecoder(model, overlaps=False, invariant=True)
         width = -(-LENGTH // PAGE)
@@ -225,7 +225,7 @@ def test_families_that_depend_on_the_batch_are_refused(device: torch.device) -> 
 def test_8_bit_weights_are_refused(device: torch.device) -> None:
     model = random_model(MODELS["llama"]).to(device)
     layer = model.get_submodule("model.layers.0")
-    assert isinstance(layer, PreNormLayer)
+    assert isinstance(layer, DecoderLayer)
     layer.mlp.down_proj = Fp8Linear(layer.mlp.down_proj)
     with pytest.raises(BadRequest, match="quantize") as refusal:
         engine(model)

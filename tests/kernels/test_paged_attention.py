@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ostro.kernels.decode_attention import Run, equally_spaced
 from ostro.kernels.paged_attention import PagedAttention, Piece, reference_attention, runs, slots_of
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 PAGE, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
 

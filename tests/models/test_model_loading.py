@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ostro.errors import BadCheckpoint
 from ostro.models.base import Model
-from ostro.models.loading import places_of
-from ostro.models.registry import build_model, load_weights
+from ostro.models.build import build_model
+from ostro.models.loading import load_weights, places_of
 
 GEMMA2: Mapping[str, object] = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 4}
 

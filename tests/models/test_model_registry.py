@@ -8,7 +8,8 @@ from tiny_configs import GPT2, LLAMA, LONGROPE, PHI3
 
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported, UnsupportedModel
 from ostro.models.base import Model
-from ostro.models.registry import FAMILIES, build_model
+from ostro.models.build import build_model
+from ostro.models.registry import FAMILIES
 
 
 def build(config: Mapping[str, object], max_seq_len: int | None = None) -> Model:

@@ -10,8 +10,10 @@ from dense_context import DenseContext, dense_logits
 from transformers.core_model_loading import revert_weight_conversion
 
 from ostro.models.base import Model
+from ostro.models.build import build_model
 from ostro.models.config import ConfigReader
-from ostro.models.registry import FAMILIES, build_model, load_weights
+from ostro.models.loading import load_weights
+from ostro.models.registry import FAMILIES
 from ostro.models.rope import Rotary
 from ostro.models.rope_settings import rope_settings
 

@@ -14,8 +14,9 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
 from ostro.models.base import Model
+from ostro.models.build import build_model
+from ostro.models.loading import load_weights
 from ostro.models.lora import Adapters
-from ostro.models.registry import build_model, load_weights
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ostro.errors import BadRequest, ModelError
-from ostro.models.base import ModelShape
+from ostro.models.architecture import ModelShape
 from ostro.runner.memory import gpu_num_pages, page_bytes
 
 SHAPE = ModelShape(

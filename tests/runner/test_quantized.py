@@ -20,15 +20,14 @@ from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight, widened
 from ostro.models.base import Model
+from ostro.models.build import build_model
 from ostro.models.layers import Matrix
 from ostro.models.loading import load_weights, places_of
-from ostro.models.registry import build_model
 from ostro.planning import plan
 from ostro.runner.load import load_runner, make_runner
 from ostro.runner.quantize import (
     Bits,
     PackedEmbedding,
-    PackedFusedLinear,
     PackedLinear,
     quantize_matrices,
     quantized_on_the_way,
@@ -69,7 +68,7 @@ def packed(model: Model) -> dict[str, Int8Weight | Int4Weight]:
     return {
         path: module.store
         for path, module in model.named_modules()
-        if isinstance(module, PackedLinear | PackedFusedLinear | PackedEmbedding)
+        if isinstance(module, PackedLinear | PackedEmbedding)
     }
 
 

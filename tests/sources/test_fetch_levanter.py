@@ -10,8 +10,8 @@ from levanter_directory import Generation, files_of, levanter_arrays, write_chec
 from object_stores import ObjectStore
 
 from ostro.errors import ModelNotFound
+from ostro.models.build import build_model
 from ostro.models.loading import places_of
-from ostro.models.registry import build_model
 from ostro.sources.base import parse_reference
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import MANIFEST

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ostro.models.base import AttentionSpec, Model
+from ostro.models.architecture import AttentionSpec
+from ostro.models.base import Model
 
 
 class DenseContext:

@@ -12,9 +12,10 @@ from ostro.kernels.cpu.library import Cells, instruction_sets, panel_of, why_mis
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.models.base import Model
 from ostro.models.loading import places_of
-from ostro.models.registry import build_model
-from ostro.runner.native.lowering import check, lower
+from ostro.models.registry import describe
+from ostro.runner.native.lowering import lower
 from ostro.runner.native.runner import NativeRunner
+from ostro.runner.native.support import native_architecture
 from ostro.weights import Pooling
 
 needs_library = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
@@ -53,11 +54,10 @@ def packed(
 ) -> PackedFile:
     """The model's weights, packed for an instruction set: without one, for the best that there is."""
     panel = panel_of(isa or instruction_sets()[0])
-    hollow = build_model(config, dtype=torch.float32, device=torch.device("meta"))
-    check(hollow, panel)
+    described = native_architecture(describe(config), panel)
     with path.open("w+b") as file:
         writer = PackedWriter(file, panel)
-        writer.finish(lower(hollow, ModelCheckpoint(model, config), writer, bits=bits).to_json())
+        writer.finish(lower(described, ModelCheckpoint(model, config), writer, bits=bits).to_json())
         return PackedFile(file, path)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from ostro.models.base import Model
-from ostro.models.registry import build_model
+from ostro.models.build import build_model
 
 VOCAB = 64
 LLAMA: Mapping[str, object] = {

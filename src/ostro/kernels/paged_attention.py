@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """What every model family looks like to a runner, and what a runner gives to a model. Knows no family."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+
+from ostro.models.architecture import AttentionSpec, ModelShape
 
 
 class Module(nn.Module):
@@ -12,29 +13,6 @@ class Module(nn.Module):
 
     def __call__(self, *inputs: Any) -> Any:
         return self.forward(*inputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """What a runner must know to size its memory."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_seq_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """How one layer attends."""
-
-    scale: float
-    window: int | None = None
-    """A token sees itself and the window - 1 tokens before it."""
-    softcap: float | None = None
 
 
 class AttentionContext(Protocol):
@@ -72,7 +50,3 @@ class Model(Module, ABC):
     @abstractmethod
     def has_head(self) -> bool:
         """Whether `logits` works."""
-
-    @abstractmethod
-    def drop_head(self) -> None:
-        """For a checkpoint of the bare backbone. A head tied to the embedding stays; without one `logits` refuses."""

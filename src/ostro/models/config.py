@@ -47,8 +47,13 @@ class ConfigReader:
             raise BadCheckpoint(f"{self.source}: {key!r} must be a number from {least} to {most}, got {shown(value)}.")
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        return None if self.values.get(key) is None else self.number(key)
+    def within(self, key: str, limits: tuple[float, float], default: float | None = None) -> float:
+        return self.number(key, default, least=limits[0], most=limits[1])
+
+    def optional_number(
+        self, key: str, limits: tuple[float, float] = (_SMALLEST_NUMBER, _LARGEST_NUMBER)
+    ) -> float | None:
+        return None if self.values.get(key) is None else self.within(key, limits)
 
     def optional_integer(self, key: str) -> int | None:
         return None if self.values.get(key) is None else self.integer(key)
@@ -87,6 +92,10 @@ class ConfigReader:
                 f"got {shown(value)}."
             )
         return tuple(float(item) for item in value)
+
+    def bad(self, key: str, value: object, wanted: str) -> BadCheckpoint:
+        """The error for a value that is possible by itself but does not agree with another."""
+        return BadCheckpoint(f"{self.source}: {key!r} is {shown(value)}, but it must be {wanted}.")
 
     @property
     def _cure(self) -> str:

@@ -1,56 +1,71 @@
-"""The frame that families with rotary positions share: shape, layers, backbone, head. Knows no family by name."""
-
-from collections.abc import Callable, Sequence
+"""A decoder as torch modules: layers, backbone, head, as an `Architecture` describes them. Knows no family."""
 
 from torch import Tensor, nn
 
-from ostro.errors import BadRequest, Unsupported
-from ostro.models.base import AttentionContext, Model, ModelShape, Module
-from ostro.models.config import ConfigReader
-from ostro.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm
+from ostro.errors import Unsupported
+from ostro.models import architecture as arch
+from ostro.models.base import AttentionContext, Model, Module
+from ostro.models.layers import (
+    Attention,
+    Embedding,
+    GatedMLP,
+    LayerNorm,
+    Linear,
+    PlainMLP,
+    Projection,
+    RMSNorm,
+    norm_module,
+)
 from ostro.models.rope import Rotary, Rotation
-from ostro.models.rope_settings import rope_settings
 
 
-class PreNormLayer(Module):
-    """Attention and MLP each read the normed stream and add to it. The stream is updated in place."""
+class DecoderLayer(Module):
+    """Attention and MLP each add to the stream, in place. Norms before and after them are there as described."""
 
-    def __init__(self, attention: Attention, mlp: GatedMLP, norm: Callable[[], RMSNorm]) -> None:
+    def __init__(self, described: arch.Layer, index: int, shape: arch.ModelShape) -> None:
         super().__init__()
-        self.input_layernorm = norm()
-        self.self_attn = attention
-        self.post_attention_layernorm = norm()
-        self.mlp = mlp
+        self.attention_norm = _norm(described.attention_norm)
+        self.self_attn = Attention(described.attention, index, shape)
+        self.attention_post_norm = _norm(described.attention_post_norm)
+        self.mlp_norm = _norm(described.mlp_norm)
+        self.mlp = GatedMLP(described.mlp) if described.mlp.gated else PlainMLP(described.mlp)
+        self.mlp_post_norm = _norm(described.mlp_post_norm)
 
-    def forward(self, x: Tensor, rotation: Rotation, ctx: AttentionContext) -> Tensor:
-        x += self.self_attn(self.input_layernorm(x), rotation, ctx)
-        x += self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
+        read = x if self.attention_norm is None else self.attention_norm(x)
+        added = self.self_attn(read, rotation, ctx)
+        x += added if self.attention_post_norm is None else self.attention_post_norm(added)
+        added = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+        x += added if self.mlp_post_norm is None else self.mlp_post_norm(added)
         return x
 
 
-class Backbone(Module):
-    """Embedding, layers, final norm. Most models rotate all layers alike; `rope_of_layer` tells where they do not."""
+def _norm(described: arch.Norm | None) -> RMSNorm | LayerNorm | None:
+    return None if described is None else norm_module(described)
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        layers: Sequence[nn.Module],
-        norm: RMSNorm,
-        ropes: Sequence[Rotary],
-        rope_of_layer: Sequence[int] | None = None,
-    ) -> None:
+
+class Backbone(Module):
+    """Embedding, layers, final norm."""
+
+    def __init__(self, described: arch.Architecture, embedding: Embedding) -> None:
         super().__init__()
+        shape, positions = described.shape, described.embedding.positions
         self.embed_tokens = embedding
-        self.layers = nn.ModuleList(layers)
-        self.norm = norm
-        self.ropes = nn.ModuleList(ropes)
-        self.rope_of_layer = tuple(rope_of_layer or [0] * len(layers))
+        self.embed_positions = None if positions is None else Embedding(*positions, shape.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(layer, index, shape) for index, layer in enumerate(described.layers))
+        self.norm = norm_module(described.norm)
+        self.ropes = nn.ModuleList(
+            Rotary(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len) for rope in described.ropes
+        )
+        self.rope_of_layer = [layer.attention.rope for layer in described.layers]
 
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
         x = self.embed_tokens(ids)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(positions)
         rotations = [rope(positions, x.dtype) for rope in self.ropes]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
-            x = layer(x, rotations[rope], ctx)
+            x = layer(x, None if rope is None else rotations[rope], ctx)
         return self.norm(x)
 
 
@@ -59,18 +74,18 @@ class CausalLM(Model):
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: arch.ModelShape,
         backbone: nn.Module,
         embedding: Embedding,
+        head: arch.Head | None,
         *,
-        tied: bool,
-        logit_softcap: float | None = None,
-        backbone_name: str = "model",
+        backbone_name: str,
     ) -> None:
         super().__init__()
-        self.shape, self.logit_softcap, self.backbone_name = shape, logit_softcap, backbone_name
+        self.shape, self.backbone_name = shape, backbone_name
+        self.logit_softcap = None if head is None else head.softcap
         self.add_module(backbone_name, backbone)
-        self.lm_head: Embedding | Linear | None = embedding if tied else Linear(shape.hidden_size, shape.vocab_size)
+        self.lm_head: Embedding | Linear | None = _head(head, shape, embedding)
 
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
         return self.get_submodule(self.backbone_name)(ids, positions, ctx)
@@ -90,47 +105,33 @@ class CausalLM(Model):
     def has_head(self) -> bool:
         return self.lm_head is not None
 
-    def drop_head(self) -> None:
-        if isinstance(self.lm_head, Linear):
-            self.lm_head = None
+
+def _head(described: arch.Head | None, shape: arch.ModelShape, embedding: Embedding) -> Embedding | Projection | None:
+    if described is None:
+        return None
+    if described.name is None:
+        return embedding
+    return Projection(arch.Projection(shape.hidden_size, (arch.Part(described.name, shape.vocab_size),)))
 
 
-def assemble(
-    config: ConfigReader, shape: ModelShape, layers: Sequence[nn.Module], norm: Callable[[], RMSNorm]
-) -> CausalLM:
-    """The plain frame around a family's layers: one rope, and a head of its own unless config.json ties it."""
-    embedding = Embedding(shape.vocab_size, shape.hidden_size)
-    rope = Rotary(rope_settings(config), head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)
-    backbone = Backbone(embedding, layers, norm(), [rope])
-    return CausalLM(shape, backbone, embedding, tied=config.flag("tie_word_embeddings", False))
+class Decoder(CausalLM):
+    """The model that an `Architecture` describes."""
 
-
-def model_shape(config: ConfigReader, max_seq_len: int | None) -> ModelShape:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    settings = rope_settings(config)
-    return ModelShape(
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=config.integer("head_dim", hidden // heads),
-        max_seq_len=served_context(max_seq_len or settings.default_context(), settings.longest_context()),
-    )
-
-
-def served_context(asked: int, limit: int) -> int:
-    if asked > limit:
-        raise BadRequest(
-            f"max_seq_len is {asked}, but the model knows only {limit} positions; lower it to {limit} or less.",
-            param="max_seq_len",
+    def __init__(self, described: arch.Architecture) -> None:
+        shape = described.shape
+        embedding = Embedding(
+            described.embedding.name, shape.vocab_size, shape.hidden_size, scale=described.embedding.scale
         )
-    return asked
+        backbone = Backbone(described, embedding)
+        super().__init__(shape, backbone, embedding, described.head, backbone_name=described.backbone)
+        self.described = described
 
+    @property
+    def backbone(self) -> Backbone:
+        backbone = self.get_submodule(self.backbone_name)
+        assert isinstance(backbone, Backbone)
+        return backbone
 
-def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Which layers have the sliding window: as `layer_types` lists them, in older files by the family's own rule."""
-    types = config.texts("layer_types")
-    if not types:
-        return tuple(otherwise(layer) for layer in range(num_layers))
-    return tuple(name == "sliding_attention" for name in types)
+    @property
+    def layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.backbone.layers if isinstance(layer, DecoderLayer)]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.config import ConfigReader
-from ostro.models.config_check import (
+from ostro.models.limits import (
     EPS,
     MOST_CYCLES,
     MOST_HEADS,

@@ -10,43 +10,25 @@ Attention is causal, as it is in transformers for a prompt without token types. 
 prompts that see all of themselves, and transformers does so on request; that is not served.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
-from ostro.models.config import ConfigReader
-from ostro.models.decoder import CausalLM, model_shape
-from ostro.models.layers import Embedding, FusedLinear, GatedMLP, Linear, parameter
+from ostro.models.architecture import MLP, AttentionSpec, Part
+from ostro.models.architecture import Projection as DescribedProjection
+from ostro.models.base import AttentionContext, Module
+from ostro.models.decoder import CausalLM
+from ostro.models.families.hrm_text import HrmText
+from ostro.models.layers import Embedding, GatedMLP, Linear, Projection, parameter
 from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotary, Rotation
-from ostro.models.rope_settings import rope_settings
 
 
-def build_hrm_text(config: ConfigReader, max_seq_len: int | None) -> CausalLM:
-    high_cycles, low_cycles = config.integer("H_cycles", 2), config.integer("L_cycles", 3)
-    shape = model_shape(config, max_seq_len)
-    # Files of transformers tell the slots as num_hidden_layers, and the layers of a stack apart; others only those.
-    depth = config.integer("num_layers_per_stack", shape.num_layers)
-    shape = replace(
-        shape,
-        num_layers=depth * high_cycles * (low_cycles + 1),
-        num_kv_heads=shape.num_heads,
-        head_dim=config.integer("head_dim", 128),
-    )
-    low, high = (Stack([_layer(config, shape) for _ in range(depth)], config.number("rms_norm_eps")) for _ in range(2))
-    backbone = HrmTextBackbone(
-        Embedding(shape.vocab_size, shape.hidden_size),
-        low,
-        high,
-        Rotary(rope_settings(config), head_dim=shape.head_dim, max_seq_len=shape.max_seq_len),
-        embedding_scale=config.optional_number("embedding_scale") or 1.0 / config.number("initializer_range", 0.02),
-        high_cycles=high_cycles,
-        low_cycles=low_cycles,
-    )
-    return CausalLM(shape, backbone, backbone.embed_tokens, tied=config.flag("tie_word_embeddings", False))
+class HrmTextModel(CausalLM):
+    def __init__(self, described: HrmText) -> None:
+        shape = described.shape
+        embedding = Embedding(f"{described.backbone}.embed_tokens", shape.vocab_size, shape.hidden_size)
+        backbone = HrmTextBackbone(described, embedding)
+        super().__init__(shape, backbone, embedding, described.head, backbone_name=described.backbone)
 
 
 class PlainNorm(Module):
@@ -60,7 +42,7 @@ class PlainNorm(Module):
         return F.rms_norm(x, x.shape[-1:], None, self.eps)
 
 
-class StoredWhole(FusedLinear):
+class StoredWhole(Projection):
     """Checkpoints hold its weight as one, and its biases by their parts."""
 
     def places(self, path: str) -> dict[str, Place]:
@@ -76,13 +58,14 @@ class OutLinear(Linear):
 class GatedAttention(Module):
     """Attention whose result is scaled by a sigmoid gate of the same input, before it is projected."""
 
-    def __init__(self, shape: ModelShape, *, bias: bool) -> None:
+    def __init__(self, described: HrmText, path: str) -> None:
         super().__init__()
+        shape, bias = described.shape, described.attention_bias
         self.spec = AttentionSpec(scale=shape.head_dim**-0.5)
         self.head_dim, self.width = shape.head_dim, shape.num_heads * shape.head_dim
         self.gate_qk_v = (shape.num_heads, 2 * shape.num_heads, shape.num_heads)
-        parts = dict.fromkeys(("gate_proj", "q_proj", "k_proj", "v_proj"), self.width)
-        self.gqkv_proj = StoredWhole(shape.hidden_size, parts, bias=bias)
+        parts = tuple(Part(f"{path}.{name}", self.width) for name in ("gate_proj", "q_proj", "k_proj", "v_proj"))
+        self.gqkv_proj = StoredWhole(DescribedProjection(shape.hidden_size, parts, bias=bias))
         self.o_proj = OutLinear(self.width, shape.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, rotation: Rotation, slot: int, ctx: AttentionContext) -> Tensor:
@@ -96,11 +79,11 @@ class GatedAttention(Module):
 class HrmTextLayer(Module):
     """Attention and MLP each read the normed stream and add to it, in place."""
 
-    def __init__(self, attention: GatedAttention, mlp: GatedMLP, norm: PlainNorm) -> None:
+    def __init__(self, described: HrmText, path: str) -> None:
         super().__init__()
-        self.self_attn = attention
-        self.mlp = mlp
-        self.norm = norm
+        self.self_attn = GatedAttention(described, f"{path}.self_attn")
+        self.mlp = _mlp(described, f"{path}.mlp")
+        self.norm = PlainNorm(described.eps)
 
     def forward(self, x: Tensor, rotation: Rotation, slot: int, ctx: AttentionContext) -> Tensor:
         x += self.self_attn(self.norm(x), rotation, slot, ctx)
@@ -109,10 +92,12 @@ class HrmTextLayer(Module):
 
 
 class Stack(Module):
-    def __init__(self, layers: Sequence[HrmTextLayer], eps: float) -> None:
+    def __init__(self, described: HrmText, path: str) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.norm = PlainNorm(eps)
+        self.layers = nn.ModuleList(
+            HrmTextLayer(described, f"{path}.layers.{index}") for index in range(described.depth)
+        )
+        self.norm = PlainNorm(described.eps)
 
     def forward(self, x: Tensor, rotation: Rotation, first_slot: int, ctx: AttentionContext) -> Tensor:
         """Writes to x. The layers' keys and values go to the slots from the first on."""
@@ -122,26 +107,17 @@ class Stack(Module):
 
 
 class HrmTextBackbone(Weighted):
-    def __init__(
-        self,
-        embedding: Embedding,
-        low: Stack,
-        high: Stack,
-        rope: Rotary,
-        *,
-        embedding_scale: float,
-        high_cycles: int,
-        low_cycles: int,
-    ) -> None:
+    def __init__(self, described: HrmText, embedding: Embedding) -> None:
         super().__init__()
+        shape = described.shape
         self.embed_tokens = embedding
-        self.z_L_init = parameter(embedding.weight.shape[1])
-        self.L_module = low
-        self.H_module = high
-        self.rope = rope
-        self.embedding_scale = embedding_scale
+        self.z_L_init = parameter(shape.hidden_size)
+        self.L_module = Stack(described, f"{described.backbone}.L_module")
+        self.H_module = Stack(described, f"{described.backbone}.H_module")
+        self.rope = Rotary(described.rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)
+        self.embedding_scale = described.embedding_scale
         # Which stack runs, in order: the low one, several times, then the high one.
-        self.is_high = ([False] * low_cycles + [True]) * high_cycles
+        self.is_high = ([False] * described.low_cycles + [True]) * described.high_cycles
 
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
         high, low = self.embed_tokens(ids) * self.embedding_scale, self.z_L_init
@@ -155,12 +131,14 @@ class HrmTextBackbone(Weighted):
         return high
 
 
-def _layer(config: ConfigReader, shape: ModelShape) -> HrmTextLayer:
-    inner, mlp_bias = config.integer("intermediate_size"), config.flag("mlp_bias", False)
-    mlp = GatedMLP(shape.hidden_size, inner, act=config.text("hidden_act", "silu"), bias=mlp_bias)
-    mlp.gate_up_proj = StoredWhole(shape.hidden_size, mlp.gate_up_proj.parts, bias=mlp_bias)
-    attention = GatedAttention(shape, bias=config.flag("attention_bias", False))
-    return HrmTextLayer(attention, mlp, PlainNorm(config.number("rms_norm_eps")))
+def _mlp(described: HrmText, path: str) -> GatedMLP:
+    hidden, inner, bias = described.shape.hidden_size, described.inner_size, described.mlp_bias
+    halves = (Part(f"{path}.gate_proj", inner), Part(f"{path}.up_proj", inner))
+    up = DescribedProjection(hidden, halves, bias=bias)
+    down = DescribedProjection(inner, (Part(f"{path}.down_proj", hidden),), bias=bias)
+    mlp = GatedMLP(MLP(up=up, down=down, activation=described.activation, gated=True))
+    mlp.gate_up_proj = StoredWhole(up)
+    return mlp
 
 
 def _stored(path: str) -> str:

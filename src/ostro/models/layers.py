@@ -1,7 +1,7 @@
-"""The parts that decoder families share: projections, norms, attention, gated MLP. Knows no family by name.
+"""The torch modules that a decoder is made of, each from its part of an `Architecture`. Knows no family.
 
-Projections that read the same input are fused into one matrix. Each part that holds weights says under which names and
-in which form checkpoints keep them, so that loading is a look-up.
+Each module that holds weights says under which names and in which form checkpoints keep them, so that loading is a
+look-up.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostro.errors import UnsupportedModel
 from ostro.kernels.linear import linear, pack
-from ostro.models.base import AttentionContext, AttentionSpec, ModelShape, Module
+from ostro.models import architecture as arch
+from ostro.models.base import AttentionContext, Module
 from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotation
 
@@ -21,20 +21,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: Mapping[arch.Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
-    "swish": F.silu,
     "gelu": F.gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_tanh": gelu_tanh,
     "relu": F.relu,
 }
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in ACTIVATIONS:
-        raise UnsupportedModel(f"Activation {name!r} is not known; known are {', '.join(sorted(ACTIVATIONS))}.")
-    return ACTIVATIONS[name]
 
 
 def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -73,41 +65,35 @@ class Linear(Matrix):
         return y
 
 
-class FusedLinear(Linear):
-    """Several projections of one input as one matrix, rows in the order of `parts`.
+class Projection(Linear):
+    """A described projection, which checkpoints may hold in several parts."""
 
-    Checkpoints hold the parts by name beside this module's own, or already fused where `stored_fused`.
-    """
-
-    def __init__(
-        self, in_features: int, parts: Mapping[str, int], *, bias: bool = False, stored_fused: bool = False
-    ) -> None:
-        super().__init__(in_features, sum(parts.values()), bias=bias)
-        self.parts = dict(parts)
-        self.stored_fused = stored_fused
+    def __init__(self, described: arch.Projection) -> None:
+        super().__init__(described.columns, described.rows, bias=described.bias)
+        self.described = described
 
     def places(self, path: str) -> dict[str, Place]:
-        if self.stored_fused:
-            return super().places(path)
-        parent = path.rpartition(".")[0]
-        return {
-            f"{parent}.{part}.{name}": Place(rows)
-            for name, whole in self.named_parameters(recurse=False)
-            for part, rows in zip(self.parts, whole.data.split(list(self.parts.values())), strict=True)
-        }
+        sizes = [part.rows for part in self.described.parts]
+        places: dict[str, Place] = {}
+        for name, whole in self.named_parameters(recurse=False):
+            for part, rows in zip(self.described.parts, whole.data.split(sizes), strict=True):
+                transposed = self.described.transposed and name == "weight"
+                places[f"{part.name}.{name}"] = Place(rows.T if transposed else rows)
+        return places
 
 
 class RMSNorm(Weighted):
     """Scales to unit root mean square, then by `weight`.
 
-    Some families store weights as their difference from one: the `offset` is added once, at loading. Near one bfloat16
-    would round most of the difference away, so such a norm keeps its weights and its arithmetic in float32.
+    An offset is added to the stored weight once, at loading. Near one bfloat16 would round most of the difference away,
+    so a norm with an offset keeps its weights and its arithmetic in float32.
     """
 
-    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
+    def __init__(self, described: arch.Norm) -> None:
         super().__init__()
-        self.weight = parameter(size, dtype=torch.float32 if offset else None)
-        self.eps, self.offset = eps, offset
+        self.weight = parameter(described.size, dtype=torch.float32 if described.offset else None)
+        self.eps = described.eps
+        self.described = described
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -116,17 +102,32 @@ class RMSNorm(Weighted):
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
     def places(self, path: str) -> dict[str, Place]:
-        return {f"{path}.weight": Place(self.weight.data, offset=self.offset)}
+        return {f"{self.described.name}.weight": Place(self.weight.data, offset=self.described.offset)}
+
+
+class LayerNorm(Weighted):
+    def __init__(self, described: arch.Norm) -> None:
+        super().__init__()
+        self.weight, self.bias = parameter(described.size), parameter(described.size)
+        self.eps = described.eps
+        self.described = described
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def places(self, path: str) -> dict[str, Place]:
+        return super().places(self.described.name)
 
 
 class HeadNorm(Weighted):
     """RMSNorm of each query and key head over its own width, in one pass: heads differ only in the final scale."""
 
-    def __init__(self, shape: ModelShape, eps: float, *, offset: float = 0.0) -> None:
+    def __init__(self, described: arch.QKNorm, shape: arch.ModelShape) -> None:
         super().__init__()
         self.num_heads, self.head_dim = shape.num_heads, shape.head_dim
-        self.eps, self.offset = eps, offset
-        dtype = torch.float32 if offset else None
+        self.eps = described.query.eps
+        self.described = described
+        dtype = torch.float32 if described.query.offset else None
         self.weight = parameter(shape.num_heads + shape.num_kv_heads, shape.head_dim, dtype=dtype)
 
     def forward(self, qk: Tensor) -> Tensor:
@@ -136,72 +137,111 @@ class HeadNorm(Weighted):
         return F.rms_norm(qk, (self.head_dim,), None, self.eps) * weight
 
     def places(self, path: str) -> dict[str, Place]:
-        parent = path.rpartition(".")[0]
-        queries, keys = self.weight.data[: self.num_heads], self.weight.data[self.num_heads :]
+        halves = self.weight.data[: self.num_heads], self.weight.data[self.num_heads :]
+        norms = self.described.query, self.described.key
         return {
-            f"{parent}.q_norm.weight": Place(queries, offset=self.offset, repeated=True),
-            f"{parent}.k_norm.weight": Place(keys, offset=self.offset, repeated=True),
+            f"{norm.name}.weight": Place(rows, offset=norm.offset, repeated=True)
+            for norm, rows in zip(norms, halves, strict=True)
+        }
+
+
+class WidthNorm(Weighted):
+    """RMSNorm of all query heads as one vector, and of all key heads as another."""
+
+    def __init__(self, described: arch.QKNorm) -> None:
+        super().__init__()
+        self.eps = described.query.eps
+        self.widths = (described.query.size, described.key.size)
+        self.q_weight, self.k_weight = (parameter(width) for width in self.widths)
+        self.described = described
+
+    def forward(self, qk: Tensor) -> Tensor:
+        q, k = qk.flatten(1).split(self.widths, 1)
+        q = F.rms_norm(q, self.q_weight.shape, self.q_weight, self.eps)
+        k = F.rms_norm(k, self.k_weight.shape, self.k_weight, self.eps)
+        return torch.cat((q, k), 1).view(qk.shape)
+
+    def places(self, path: str) -> dict[str, Place]:
+        return {
+            f"{self.described.query.name}.weight": Place(self.q_weight.data),
+            f"{self.described.key.name}.weight": Place(self.k_weight.data),
         }
 
 
 class Embedding(Matrix):
-    """A row for each token; as a tied head, the product with all of them."""
+    """A row for each token or position; as a tied head, the product with all of them.
 
-    def __init__(self, vocab_size: int, size: int) -> None:
-        super().__init__(size, vocab_size)
+    The scale is rounded to the weights' dtype as in training: 55.5 and not 55.4256 in bfloat16.
+    """
+
+    def __init__(self, name: str, rows: int, size: int, *, scale: float = 1.0) -> None:
+        super().__init__(size, rows)
+        self.name = name
+        self.scale = torch.tensor(scale, dtype=self.weight.dtype, device="cpu").item()
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        rows = F.embedding(ids, self.weight)
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)
+
+    def places(self, path: str) -> dict[str, Place]:
+        return super().places(self.name)
 
 
 class Attention(Module):
-    """Grouped-query attention with rotary positions.
+    """Grouped-query attention. Norms and rotation take queries and keys together."""
 
-    `qk_norm` maps queries and keys together, [tokens, heads + kv_heads, head_dim], before they rotate.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        shape: ModelShape,
-        spec: AttentionSpec,
-        *,
-        qkv_bias: bool = False,
-        o_bias: bool = False,
-        qk_norm: nn.Module | None = None,
-        stored_fused: bool = False,
-    ) -> None:
+    def __init__(self, described: arch.Attention, layer: int, shape: arch.ModelShape) -> None:
         super().__init__()
-        self.layer, self.spec, self.head_dim = layer, spec, shape.head_dim
+        self.layer, self.spec, self.head_dim = layer, described.spec, shape.head_dim
         self.q_and_k = (shape.num_heads, shape.num_kv_heads)
         self.qk_and_v = (shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)
-        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-        self.qkv_proj = FusedLinear(shape.hidden_size, parts, bias=qkv_bias, stored_fused=stored_fused)
-        self.qk_norm = qk_norm
-        self.o_proj = Linear(queries, shape.hidden_size, bias=o_bias)
+        self.qkv_proj = Projection(described.qkv)
+        self.qk_norm = _qk_norm(described.qk_norm, shape)
+        self.o_proj = Projection(described.output)
 
-    def forward(self, x: Tensor, rotation: Rotation, ctx: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         qk, v = heads.split_with_sizes(self.qk_and_v, 1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        q, k = rotation(qk).split_with_sizes(self.q_and_k, 1)
+        if rotation is not None:
+            qk = rotation(qk)
+        q, k = qk.split_with_sizes(self.q_and_k, 1)
         return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec))
 
 
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)), gate and up fused."""
 
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, *, act: str, bias: bool = False, stored_fused: bool = False
-    ) -> None:
+    def __init__(self, described: arch.MLP) -> None:
         super().__init__()
-        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self.gate_up_proj = FusedLinear(hidden_size, parts, bias=bias, stored_fused=stored_fused)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
-        self.act = activation(act)
+        self.gate_up_proj: Projection = Projection(described.up)
+        self.down_proj: Linear = Projection(described.down)
+        self.act = ACTIVATIONS[described.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
         return self.down_proj(self.act(gate).mul_(up))
+
+
+class PlainMLP(Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, described: arch.MLP) -> None:
+        super().__init__()
+        self.up_proj = Projection(described.up)
+        self.down_proj = Projection(described.down)
+        self.act = ACTIVATIONS[described.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+def norm_module(described: arch.Norm) -> RMSNorm | LayerNorm:
+    return RMSNorm(described) if described.kind == "rms" else LayerNorm(described)
+
+
+def _qk_norm(described: arch.QKNorm | None, shape: arch.ModelShape) -> HeadNorm | WidthNorm | None:
+    if described is None:
+        return None
+    return HeadNorm(described, shape) if described.over == "head" else WidthNorm(described)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ostro.errors import BadCheckpoint
 from ostro.models.base import Model
-from ostro.models.layers import FusedLinear, Linear
+from ostro.models.layers import Linear, Projection
 
 
 class LowRank(Protocol):
@@ -180,12 +180,9 @@ def _places(model: Model) -> dict[str, _Place]:
         if not isinstance(module, Linear) or not path.startswith(f"{model.backbone_name}."):
             continue
         out_features, in_features = module.weight.shape
-        parts = {path: out_features}
-        if isinstance(module, FusedLinear) and not module.stored_fused:
-            parent = path.rpartition(".")[0]
-            parts = {f"{parent}.{part}": size for part, size in module.parts.items()}
+        parts = module.described.parts if isinstance(module, Projection) else ((path, out_features),)
         first = 0
-        for name, size in parts.items():
+        for name, size in parts:
             places[name] = _Place(path, slice(first, first + size), (size, in_features))
             first += size
     return places

@@ -1,92 +1,68 @@
-"""Which builder serves which architecture. No remote code: what is not listed here is refused."""
+"""The families that Ostro serves: the one table of them. Imports no torch, and runs no remote code.
+
+A family is a file in `models.families` and a line here. HRM-Text has a description of its own kind; the HRM ACT-v1
+models, which are no decoders, are not listed (`models.hrm`).
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
-
-from ostro.errors import ModelError, UnsupportedModel
-from ostro.models.base import Model
+from ostro.errors import UnsupportedModel
+from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
-from ostro.models.config_check import check_config
-from ostro.models.gemma import build_gemma2, build_gemma3
-from ostro.models.gpt2 import build_gpt2
-from ostro.models.hrm_text import build_hrm_text
-from ostro.models.llama import build_llama, build_mistral
-from ostro.models.loading import load_weights
-from ostro.models.olmo2 import build_olmo2
-from ostro.models.phi3 import build_phi3
-from ostro.models.qwen import build_qwen2, build_qwen3
+from ostro.models.families import gemma2, gemma3, gpt2, hrm_text, llama, mistral, olmo2, phi3, qwen2, qwen3
+from ostro.models.families.hrm_text import HrmText
 
-__all__ = ["FAMILIES", "Family", "build_model", "load_weights"]
+Description = Architecture | HrmText
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The names that config.json may give to a family, and what builds it from a config and the context to serve."""
+    """The names that config.json may give to a family, and how its models are described."""
 
     model_type: str
     architecture: str
     bare: str
     """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
-    build: Callable[[ConfigReader, int | None], Model]
+    describe: Callable[[ConfigReader, int | None], Description]
+    """From a config and the context to serve."""
 
 
 FAMILIES = (
-    Family("gemma2", "Gemma2ForCausalLM", "Gemma2Model", build_gemma2),
-    Family("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", build_gemma3),
-    Family("gpt2", "GPT2LMHeadModel", "GPT2Model", build_gpt2),
-    Family("hrm_text", "HrmTextForCausalLM", "HrmTextModel", build_hrm_text),
-    Family("llama", "LlamaForCausalLM", "LlamaModel", build_llama),
-    Family("mistral", "MistralForCausalLM", "MistralModel", build_mistral),
-    Family("olmo2", "Olmo2ForCausalLM", "Olmo2Model", build_olmo2),
-    Family("phi3", "Phi3ForCausalLM", "Phi3Model", build_phi3),
-    Family("qwen2", "Qwen2ForCausalLM", "Qwen2Model", build_qwen2),
-    Family("qwen3", "Qwen3ForCausalLM", "Qwen3Model", build_qwen3),
+    Family("gemma2", "Gemma2ForCausalLM", "Gemma2Model", gemma2.describe),
+    Family("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", gemma3.describe),
+    Family("gpt2", "GPT2LMHeadModel", "GPT2Model", gpt2.describe),
+    Family("hrm_text", "HrmTextForCausalLM", "HrmTextModel", hrm_text.describe),
+    Family("llama", "LlamaForCausalLM", "LlamaModel", llama.describe),
+    Family("mistral", "MistralForCausalLM", "MistralModel", mistral.describe),
+    Family("olmo2", "Olmo2ForCausalLM", "Olmo2Model", olmo2.describe),
+    Family("phi3", "Phi3ForCausalLM", "Phi3Model", phi3.describe),
+    Family("qwen2", "Qwen2ForCausalLM", "Qwen2Model", qwen2.describe),
+    Family("qwen3", "Qwen3ForCausalLM", "Qwen3Model", qwen3.describe),
 )
 
 
-def build_model(
-    config: Mapping[str, object],
-    *,
-    max_seq_len: int | None = None,
-    dtype: torch.dtype,
-    device: torch.device | None = None,
-) -> Model:
-    """The model that `config` describes, its parameters allocated on the device and not yet filled.
+def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) -> Description:
+    """The model that a config.json describes.
 
     `max_seq_len` is the context to serve; without it the model's own, for longrope models the one before stretching.
+    Raises UnsupportedModel for a family that is not listed and for what a family does not support, BadCheckpoint for a
+    value that cannot be, BadRequest for a context beyond the model's.
     """
     reader = ConfigReader(config)
-    family, is_bare = _family(reader)
-    check_config(config)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device or torch.device("cpu"):
-            model = family.build(reader, max_seq_len)
-    except (RuntimeError, MemoryError) as error:
-        # Sizes that are possible one by one may ask for more than there is together.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"There is no memory for a model as large as config.json says ({reason}). Check the sizes in it."
-        ) from error
-    finally:
-        torch.set_default_dtype(before)
-    if is_bare:
-        model.drop_head()
-    # On meta there are no weights, but what positions turn by is real.
-    return model.eval() if device is not None and device.type == "meta" else model.eval().to(device)
-
-
-def _family(config: ConfigReader) -> tuple[Family, bool]:
-    """The family, and whether it is to be built without a head."""
-    names = config.texts("architectures")
+    names = reader.texts("architectures")
     for family in FAMILIES:
-        if family.architecture in names or (not names and family.model_type == config.get("model_type")):
-            return family, False
+        if family.architecture in names or (not names and family.model_type == reader.get("model_type")):
+            return family.describe(reader, max_seq_len)
         if family.bare in names:
-            return family, True
-    found = ", ".join(names) or config.text("model_type", "(none named)")
+            return _without_head(family.describe(reader, max_seq_len))
+    found = ", ".join(names) or reader.text("model_type", "(none named)")
     known = ", ".join(family.architecture for family in FAMILIES)
     raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
+
+
+def _without_head(described: Description) -> Description:
+    """A head that is the embedding's matrix is still there."""
+    if described.head is None or described.head.is_tied:
+        return described
+    return replace(described, head=None)

@@ -1,13 +1,17 @@
-"""A model's rope settings, as config.json spells them. Imports no torch: planning reads them too.
+"""A model's rope settings, as config.json spells them, and what they may say. Imports no torch.
 
 They come as `rope_theta` and `rope_scaling`, or as one `rope_parameters` table; Gemma 3 has one table for its windowed
 layers and one for the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.config import ConfigReader
+from ostro.models.limits import FACTOR, MOST_POSITIONS, THETA
+
+ROPE_KINDS = frozenset({"default", "dynamic", "linear", "llama3", "yarn", "longrope"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,72 @@ def full_and_sliding_ropes(config: ConfigReader) -> tuple[RopeSettings, RopeSett
         **(by_type.table("sliding_attention") or {}),
     }
     return rope_settings(config, full), rope_settings(config, sliding)
+
+
+def checked_rope(rope: RopeSettings, head_dim: int) -> RopeSettings:
+    """The same settings. Raises BadCheckpoint, naming the field, or UnsupportedModel for an unknown scaling."""
+    table = rope.table
+    if rope.kind not in ROPE_KINDS:
+        raise UnsupportedModel(f"Rope scaling {rope.kind!r} is not known; known are {', '.join(sorted(ROPE_KINDS))}.")
+    table.within("rope_theta", THETA, 10000.0)
+    share = table.number("partial_rotary_factor", 1.0, least=1e-3, most=1.0)
+    rotated = rope.rotary_dim(head_dim)
+    if rotated < 2 or rotated % 2:
+        raise BadCheckpoint(
+            f"{table.source}: 'partial_rotary_factor' is {share} and heads are {head_dim} wide, so that {rotated} of "
+            "their dimensions would rotate; they rotate in pairs, so it must be an even number above 0."
+        )
+    if (check := _SCALING_CHECKS.get(rope.kind)) is not None:
+        check(rope, rotated)
+    if rope.longest_context() > MOST_POSITIONS:
+        raise table.bad("factor", table.get("factor"), f"such that the context stays below {MOST_POSITIONS}")
+    return rope
+
+
+def _check_linear(rope: RopeSettings, rotated: int) -> None:
+    rope.table.within("factor", FACTOR)
+
+
+def _check_llama3(rope: RopeSettings, rotated: int) -> None:
+    rope.table.within("factor", FACTOR)
+    _check_order(rope, ("low_freq_factor", None), ("high_freq_factor", None))
+
+
+def _check_yarn(rope: RopeSettings, rotated: int) -> None:
+    rope.table.within("factor", FACTOR, rope.max_positions / rope.original_positions)
+    _check_order(rope, ("beta_slow", 1.0), ("beta_fast", 32.0))
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.table.get(name) is not None:
+            rope.table.within(name, FACTOR)
+
+
+def _check_longrope(rope: RopeSettings, rotated: int) -> None:
+    rope.table.within("factor", FACTOR, rope.max_positions / rope.original_positions)
+    if rope.table.get("attention_factor") is not None:
+        rope.table.within("attention_factor", FACTOR)
+    elif rope.original_positions < 2:
+        raise rope.table.bad("original_max_position_embeddings", rope.original_positions, "at least 2")
+    for name in ("short_factor", "long_factor"):
+        factors = rope.table.numbers(name)
+        if len(factors) != rotated // 2:
+            raise BadCheckpoint(
+                f"{rope.table.source}: {name!r} must list {rotated // 2} numbers, got {len(factors)}: one for each "
+                "pair of dimensions that rotates."
+            )
+        for factor in factors:
+            ConfigReader({name: factor}, rope.table.source).within(name, FACTOR)
+
+
+_SCALING_CHECKS: Mapping[str, Callable[[RopeSettings, int], None]] = {
+    "linear": _check_linear,
+    "llama3": _check_llama3,
+    "longrope": _check_longrope,
+    "yarn": _check_yarn,
+}
+
+
+def _check_order(rope: RopeSettings, low: tuple[str, float | None], high: tuple[str, float | None]) -> None:
+    """Names with their defaults: the first must be below the second, as their difference divides what lies between."""
+    least, most = (rope.table.within(name, FACTOR, default) for name, default in (low, high))
+    if least >= most:
+        raise rope.table.bad(low[0], least, f"below {high[0]!r} ({most})")

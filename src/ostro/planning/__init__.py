@@ -6,10 +6,9 @@
     │ too, if it fits              │                            │ needs besides                        │
     └──────────────────────────────┴────────────────────────────┴──────────────────────────────────────┘
 
-Follows what `runner.load` does and asks `runner.memory` what it asks. Tests hold them together: by shape for every
-family, by bytes for whole engines.
+Follows what `runner.load` does and asks `runner.memory` what it asks. Tests hold them together, by the bytes of whole
+engines.
 
-shapes      a model's shape, by its config
 tensors     what its files hold, by their headers
 native      what the native core makes of them, and whether it does
 on_torch    what torch makes of them
@@ -22,15 +21,15 @@ from pathlib import Path
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import device_here, free_memory, gpu_memory
+from ostro.models.registry import Description, describe
 from ostro.planning.native import on_native
 from ostro.planning.on_torch import on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
-from ostro.planning.shapes import KNOWN, Shape, read_shape
 from ostro.planning.tensors import Stored, read_stored
 from ostro.weights import Checkpoint, open_outline
 from ostro.weights.hrm_checkpoint import HrmCheckpoint
 
-__all__ = ["KNOWN", "Fit", "Plan", "Shape", "plan", "read_shape"]
+__all__ = ["Fit", "Plan", "plan"]
 
 
 def plan(
@@ -60,11 +59,12 @@ def plan(
             f"{model.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
             "sequences run. Load it to see."
         )
-    shape = read_shape(model.config, config.max_seq_len)
+    described = describe(model.config, max_seq_len=config.max_seq_len)
+    shape = described.shape
     stored = read_stored(model, shape.hidden_size)
     if device == "cpu":
         memory = free_memory() if memory is None else memory
-        return put_together(model.name, "cpu", config, shape, memory, _on_cpu(model, stored, config, shape, memory))
+        return put_together(model.name, "cpu", config, shape, memory, _on_cpu(model, stored, config, described, memory))
     total_and_free = gpu_memory() if memory is None else (memory, memory)
     if total_and_free is None:
         raise BadRequest("device is 'cuda', but there is no GPU here. Say how much memory it has: --memory 80G.")
@@ -72,11 +72,11 @@ def plan(
     return put_together(model.name, "cuda", config, shape, total_and_free[1], parts)
 
 
-def _on_cpu(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> Parts:
+def _on_cpu(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
     """As `runner.load` decides."""
     reason = "cpu_backend is torch"
     if config.cpu_backend != "torch":
-        found = on_native(checkpoint, stored, config, shape, memory)
+        found = on_native(checkpoint, stored, config, described, memory)
         if not isinstance(found, str):
             return found
         reason = found
@@ -84,4 +84,4 @@ def _on_cpu(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, shape:
             raise Unsupported(
                 f"cpu_backend is native, but {reason}. Leave it out to run on torch.", param="cpu_backend"
             )
-    return replace(on_cpu(stored, config, shape, memory), not_native=reason)
+    return replace(on_cpu(stored, config, described, memory), not_native=reason)

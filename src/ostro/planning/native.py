@@ -4,7 +4,6 @@ Asks the library itself how large a matrix is once it is packed, and for which p
 """
 
 import os
-import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,6 @@ from ostro.kernels.cpu.library import (
     BITS,
     CELLS,
     GROUP,
-    HEAD_MULTIPLE,
-    MOST_HEAD,
     PAGE,
     CMatrix,
     instruction_sets,
@@ -27,12 +24,12 @@ from ostro.kernels.cpu.library import (
     panel_of,
     why_missing,
 )
-from ostro.models.config import ConfigReader
-from ostro.models.rope_settings import full_and_sliding_ropes, rope_settings
+from ostro.models.architecture import Architecture, ModelShape
+from ostro.models.registry import Description
 from ostro.planning.outcome import Parts
-from ostro.planning.shapes import Shape
 from ostro.planning.tensors import Stored, Tensor
 from ostro.runner.memory import num_pages, page_bytes
+from ostro.runner.native.support import NotNative, native_architecture
 from ostro.runner.precision import in_words
 from ostro.weights import Checkpoint, GgufCheckpoint
 from ostro.weights.gguf_header import GGML_TYPES
@@ -41,11 +38,6 @@ from ostro.weights.gguf_model import Undo
 _MIB = 1 << 20
 # Measured, less the model and a step's buffers: Python and numpy; and torch, which packs, and makes log-probabilities.
 _PROCESS, _TORCH = 37 * _MIB, 205 * _MIB
-
-# By model_type, and by architecture. Of the others, some differ in their layers alone.
-_FAMILIES = re.compile(r"(gemma2|gemma3|gemma3_?text|llama|mistral|olmo2|phi3|qwen2|qwen3)(forcausallm|model)?")
-_OTHER_LAYERS = "olmo2"
-_ACTIVATIONS = ("silu", "swish", "gelu_new", "gelu_pytorch_tanh")
 
 _TYPES = {each.name: number for number, each in GGML_TYPES.items()}
 _FLOATS = ("F32", "F16", "BF16")
@@ -56,10 +48,6 @@ _ENTRY_BYTES = 400
 _GROUP_BYTES = GROUP + 12
 # Rows and panels that each thread has for itself.
 _OWN_ROWS, _OWN_PANELS = 8, 4
-
-
-class NotNative(Exception):
-    """Why a model cannot run natively: the words that loading has for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,9 @@ class _Matrix:
         return f"int{self.bits}" if self.is_quantized else self.format
 
 
-def on_native(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> Parts | str:
+def on_native(
+    checkpoint: Checkpoint, stored: Stored, config: EngineConfig, described: Description, memory: int
+) -> Parts | str:
     """The plan's parts, or why the model does not run natively."""
     if (missing := why_missing()) is not None:
         return missing.rstrip(".")
@@ -91,9 +81,10 @@ def on_native(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, shap
     reason = ""
     for isa in instruction_sets():
         try:
-            _check(checkpoint, shape, panel_of(isa))
+            architecture = native_architecture(described, panel_of(isa))
+            _check_stored(checkpoint)
             matrices = list(_matrices(stored.tensors, config, panel_of(isa)))
-            return _parts(isa, matrices, checkpoint, stored, config, shape, memory)
+            return _parts(isa, matrices, architecture, stored, config, memory)
         except NotNative as error:
             reason = str(error)
     return reason
@@ -102,16 +93,16 @@ def on_native(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, shap
 def _parts(
     isa: str,
     matrices: Sequence[_Matrix],
-    checkpoint: Checkpoint,
+    architecture: Architecture,
     stored: Stored,
     config: EngineConfig,
-    shape: Shape,
     memory: int,
 ) -> Parts:
     assert config.max_batch_seqs is not None
+    shape = architecture.shape
     panel, cells = panel_of(isa), CELLS[config.kv_dtype]
     sizes = [_packed_bytes(each, panel) for each in matrices]
-    rotated = sum(_rotated(ConfigReader(checkpoint.config), shape))
+    rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
     vectors = sum(_vector_bytes(each, shape) for each in stored.tensors if len(each.shape) < 2)
     kept = sum(sizes) + vectors + (len(matrices) + shape.num_layers) * _ENTRY_BYTES
     try:
@@ -134,7 +125,7 @@ def _parts(
         counts[each.kept_in] += each.rows * each.cols
     page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
     # Of each rotated pair of dimensions a cosine and a sine, at each position that the pages can hold.
-    other = _PROCESS + _step_bytes(config, shape, panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
+    other = _PROCESS + _step_bytes(config, architecture, panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
     return Parts(
         backend=f"native ({isa})",
         precision=in_words((name for name, _ in counts.most_common()), cells.name.lower()),
@@ -148,43 +139,11 @@ def _parts(
     )
 
 
-# --- whether ----------------------------------------------------------------------------------------------------------
-
-
-def _check(checkpoint: Checkpoint, shape: Shape, panel: int) -> None:
-    """As `runner.native.lowering.check`, by the config."""
-    config = ConfigReader(checkpoint.config)
-    family = _family(config)
-    if not family:
-        raise NotNative("its family has no native kernels")
-    if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
-        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
-    if shape.hidden_size % panel:
-        raise NotNative(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
-    if family.startswith(_OTHER_LAYERS):
-        raise NotNative("its layers have no native kernels")
-    gated_by = ("hidden_activation", "gelu_pytorch_tanh") if family.startswith("gemma") else ("hidden_act", "silu")
-    if config.text(*gated_by) not in _ACTIVATIONS:
-        raise NotNative("its activation has no native kernel")
+def _check_stored(checkpoint: Checkpoint) -> None:
     if isinstance(checkpoint, GgufCheckpoint):
         for weight in checkpoint.weights:
             if len(weight.info.shape) == 2 and weight.undo not in (Undo.NOTHING, Undo.ROTATE_HALVES):
                 raise NotNative(f"{weight.name} is stored in a form that cannot be packed")
-
-
-def _family(config: ConfigReader) -> str:
-    names = config.texts("architectures") or (config.text("model_type", ""),)
-    return next((name.lower() for name in names if _FAMILIES.fullmatch(name.lower())), "")
-
-
-def _rotated(config: ConfigReader, shape: Shape) -> list[int]:
-    """Dimensions of a head that turn with the position, for each way of turning."""
-    is_gemma3 = _family(config).startswith("gemma3")
-    ropes = full_and_sliding_ropes(config) if is_gemma3 else (rope_settings(config),)
-    return [settings.rotary_dim(shape.head_dim) for settings in ropes]
-
-
-# --- how much ---------------------------------------------------------------------------------------------------------
 
 
 def _matrices(tensors: Sequence[Tensor], config: EngineConfig, panel: int) -> Iterator[_Matrix]:
@@ -227,7 +186,7 @@ def _packed_bytes(matrix: _Matrix, panel: int) -> int:
     return _reserved(int(found))
 
 
-def _vector_bytes(tensor: Tensor, shape: Shape) -> int:
+def _vector_bytes(tensor: Tensor, shape: ModelShape) -> int:
     """Head norms are kept for each head."""
     heads = {"q_norm": shape.num_heads, "k_norm": shape.num_kv_heads}.get(
         tensor.name.removesuffix(".weight").rpartition(".")[2], 1
@@ -235,14 +194,15 @@ def _vector_bytes(tensor: Tensor, shape: Shape) -> int:
     return _reserved(4 * tensor.values * heads)
 
 
-def _step_bytes(config: EngineConfig, shape: Shape, panel: int) -> int:
+def _step_bytes(config: EngineConfig, architecture: Architecture, panel: int) -> int:
     """Buffers of a step: rows of all widths that a layer has, logits, and what products read."""
     assert config.max_batch_tokens is not None
     assert config.max_batch_seqs is not None
+    shape, widest = architecture.shape, architecture.widest
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
-    longest = max(shape.widest, shape.hidden_size)
-    row = 4 * (2 * shape.hidden_size + qkv + attended + shape.widest)
+    longest = max(widest, shape.hidden_size)
+    row = 4 * (2 * shape.hidden_size + qkv + attended + widest)
     read = 4 * longest + longest // GROUP * _GROUP_BYTES
     asked = 4 * (shape.hidden_size + shape.vocab_size)
     own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ostro.config import EngineConfig
 from ostro.errors import ModelError, Unsupported
+from ostro.models.architecture import ModelShape
+from ostro.models.registry import Description
 from ostro.planning.outcome import Parts
-from ostro.planning.shapes import Shape
 from ostro.planning.tensors import Stored, Tensor, file_tensors
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import in_words
@@ -39,7 +40,8 @@ _LORA_B = re.compile(r"base_model\.model\.(?P<parent>.+)\.(?P<part>\w+)\.lora_B(
 _FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))
 
 
-def on_cpu(stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> Parts:
+def on_cpu(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
+    shape = described.shape
     assert config.page_size is not None
     assert config.max_batch_tokens is not None
     assert config.max_batch_seqs is not None
@@ -52,7 +54,7 @@ def on_cpu(stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> P
     weights = _count(stored, config, itemsize)
     leftover = _UNPACKING if weights.unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
-    step = (config.max_batch_tokens * _ROWS_ALIVE * shape.widest + logits) * itemsize
+    step = (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
     free = max(0, memory - _PROCESS - leftover - weights.kept)
     second = weights.kept_plain if second_layout_fits(weights.kept_plain, free) else 0
     try:
@@ -82,7 +84,7 @@ def on_cpu(stored: Stored, config: EngineConfig, shape: Shape, memory: int) -> P
     )
 
 
-def on_gpu(stored: Stored, config: EngineConfig, shape: Shape, total: int, free: int) -> Parts:
+def on_gpu(stored: Stored, config: EngineConfig, shape: ModelShape, total: int, free: int) -> Parts:
     assert config.page_size is not None
     assert config.max_batch_tokens is not None
     assert config.max_batch_seqs is not None

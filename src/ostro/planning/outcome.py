@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ostro.config import EngineConfig
-from ostro.planning.shapes import Shape
+from ostro.models.architecture import ModelShape
 
 _LENGTHS = (512, 2048, 8192, 32768, 131072)
 
@@ -77,7 +77,7 @@ class Parts:
     not_native: str | None = None
 
 
-def put_together(name: str, device: str, config: EngineConfig, shape: Shape, memory: int, parts: Parts) -> Plan:
+def put_together(name: str, device: str, config: EngineConfig, shape: ModelShape, memory: int, parts: Parts) -> Plan:
     assert config.page_size is not None
     assert config.max_batch_seqs is not None
     kv = (parts.pages + parts.spare) * parts.page

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ostro.config import EngineConfig
 from ostro.errors import Unsupported
 from ostro.machine import device_here
-from ostro.models.config_check import check_config
+from ostro.models.hrm_config import is_hrm
+from ostro.models.registry import describe
 from ostro.runner.base import ModelRunner
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
@@ -21,8 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
-    # Before anything else, as a model that was packed before is not built again.
-    check_config(checkpoint.config)
+    # Describing a config validates it: before anything else, as a model that was packed before is not built again.
+    if not is_hrm(checkpoint.config):
+        describe(checkpoint.config, max_seq_len=config.max_seq_len)
     reason = _why_torch(config)
     if reason is None:
         config.check_device("cpu")

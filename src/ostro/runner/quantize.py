@@ -23,8 +23,7 @@ from ostro.kernels.packed_linear import (
     quantize_int8,
 )
 from ostro.models.base import Model
-from ostro.models.gemma import ScaledEmbedding
-from ostro.models.layers import Embedding, FusedLinear, Linear, Matrix
+from ostro.models.layers import Embedding, Linear, Matrix
 
 Bits = Literal["int8", "int4"]
 Store = Int8Weight | Int4Weight
@@ -45,26 +44,11 @@ class PackedLinear(Linear):
         return packed_linear(x, self.store, bias)
 
 
-class PackedFusedLinear(FusedLinear):
-    def __init__(self, plain: FusedLinear, store: Store) -> None:
-        with torch.device("meta"):
-            super().__init__(1, plain.parts, stored_fused=plain.stored_fused)
-        self.bias = plain.bias
-        self.store = store
-        _replace_weight(self, store)
-
-    def pack(self) -> None:
-        """There is one layout."""
-
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return packed_linear(x, self.store, bias)
-
-
 class PackedEmbedding(Embedding):
     def __init__(self, plain: Embedding, store: Int8Weight) -> None:
         with torch.device("meta"):
-            super().__init__(1, 1)
-        self.scale = plain.scale if isinstance(plain, ScaledEmbedding) else None
+            super().__init__(plain.name, 1, 1)
+        self.scale = plain.scale
         self.store = store
         _replace_weight(self, store)
 
@@ -73,13 +57,13 @@ class PackedEmbedding(Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = packed_rows(self.store, ids)
-        return rows if self.scale is None else rows.mul_(self.scale)
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear(x, self.store, bias)
 
 
-_PACKED = (PackedLinear, PackedFusedLinear, PackedEmbedding)
+_PACKED = (PackedLinear, PackedEmbedding)
 
 
 def quantized_on_the_way(
@@ -164,7 +148,7 @@ def _packed(plain: Matrix, bits: Bits) -> Matrix:
         return PackedEmbedding(plain, quantize_int8(weight))
     assert isinstance(plain, Linear)
     store = quantize_int4(weight) if bits == "int4" and weight.shape[1] % GROUP == 0 else quantize_int8(weight)
-    return PackedFusedLinear(plain, store) if isinstance(plain, FusedLinear) else PackedLinear(plain, store)
+    return PackedLinear(plain, store)
 
 
 def _replace_weight(module: Matrix, store: Store) -> None:

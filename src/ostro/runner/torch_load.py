@@ -9,10 +9,11 @@ from ostro.config import EngineConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit
 from ostro.models.base import Model
+from ostro.models.build import build_model
 from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.models.hrm_config import is_hrm
+from ostro.models.loading import load_weights
 from ostro.models.lora import Adapters
-from ostro.models.registry import build_model, load_weights
 from ostro.runner.base import ModelRunner
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.memory import num_pages

@@ -15,7 +15,7 @@ from ostro.kernels.gpu.decode_attention import (
     plan_decode,
     reference_attention,
 )
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 
 @dataclass(frozen=True)

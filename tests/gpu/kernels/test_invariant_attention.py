@@ -7,7 +7,7 @@ from torch import Tensor
 from ostro.kernels.gpu.decode_attention import reference_attention
 from ostro.kernels.gpu.invariant_attention import invariant_attention, invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk, prefill_tiles, tokens_in_tile
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 ON_GPU = torch.cuda.is_available()
 LENGTH = 700 if ON_GPU else 130

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from described_parts import described_mlp
 
 from ostro.kernels.gpu.mlp import PLAIN, gated, gated_plain
 from ostro.models.layers import GatedMLP
@@ -21,7 +22,7 @@ def test_half_precision_is_rounded_once(device: torch.device) -> None:
 
 def test_gate_comes_first_as_in_the_model(device: torch.device) -> None:
     torch.manual_seed(0)
-    mlp = GatedMLP(16, 48, act="silu").to(device)
+    mlp = GatedMLP(described_mlp(16, 48)).to(device)
     for weight in mlp.parameters():
         weight.data.normal_()
     x = torch.randn(3, 16, device=device)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from ostro.kernels.gpu.norm import WIDEST_BLOCK, add_rms_norm, add_rms_norm_plain
+from ostro.models.architecture import Norm
 from ostro.models.layers import RMSNorm
 
 
@@ -33,7 +34,7 @@ def test_rows_may_be_strided_and_half_precise(device: torch.device) -> None:
 
 def test_norm_agrees_with_the_model(device: torch.device) -> None:
     torch.manual_seed(0)
-    layer = RMSNorm(96, 1e-6).to(device)
+    layer = RMSNorm(Norm("norm", 96, 1e-6)).to(device)
     layer.weight.data.normal_()
     x = torch.randn(4, 96, device=device)
     torch.testing.assert_close(add_rms_norm(x, None, layer.weight.data, 1e-6), layer(x), rtol=1e-5, atol=1e-5)

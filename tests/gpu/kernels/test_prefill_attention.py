@@ -16,7 +16,7 @@ from ostro.kernels.gpu.prefill_attention import (
     tokens_in_tile,
     tuning_for,
 )
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 
 @dataclass(frozen=True)

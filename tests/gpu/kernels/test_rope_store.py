@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.gpu.rope_store import rope_store, rope_store_plain, rotation_table, rotation_table_plain
-from ostro.models.base import ModelShape
+from ostro.models.architecture import ModelShape, Norm, QKNorm
 from ostro.models.config import ConfigReader
 from ostro.models.layers import HeadNorm
 from ostro.models.rope import Rotary
@@ -83,7 +83,8 @@ def test_queries_and_keys_agree_with_the_model(device: torch.device) -> None:
     shape = ModelShape(
         vocab_size=8, hidden_size=64, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=32, max_seq_len=4096
     )
-    head_norm = HeadNorm(shape, 1e-6).to(device)
+    norms = QKNorm(Norm("q", 32, 1e-6), Norm("k", 32, 1e-6), over="head")
+    head_norm = HeadNorm(norms, shape).to(device)
     head_norm.weight.data.normal_()
     positions = torch.tensor([0, 7, 4000], device=device)
     qkv = torch.randn(3, 8 * 32, device=device)

@@ -1,11 +1,13 @@
 import pytest
 import torch
+from described_parts import described_mlp
 from torch import Tensor
 
 from ostro.kernels.gpu.dot_linear import DotTiling
 from ostro.kernels.gpu.mlp import PLAIN
 from ostro.kernels.gpu.small_batch import TILINGS, Tiling, default_tiling, small_linear, small_linear_plain
 from ostro.kernels.gpu.vector_linear import VectorTiling
+from ostro.models.architecture import Norm
 from ostro.models.layers import GatedMLP, RMSNorm
 
 VECTOR = VectorTiling(outs=4, ins=64, warps=4)
@@ -113,7 +115,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: torch.device, tiling: T
 @pytest.mark.parametrize("rows", [1, 4])
 def test_an_mlp_of_two_products_agrees_with_the_model(device: torch.device, rows: int) -> None:
     torch.manual_seed(0)
-    norm, mlp = RMSNorm(64, 1e-6).to(device), GatedMLP(64, 80, act="silu").to(device)
+    norm, mlp = RMSNorm(Norm("norm", 64, 1e-6)).to(device), GatedMLP(described_mlp(64, 80)).to(device)
     for weight in (*norm.parameters(), *mlp.parameters()):
         weight.data.normal_(0, 0.2)
     x = drawn(device, rows, 64)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 # Of the work list: row, first key, end of keys, part, parts of the row, the row's first slot for partial results.
 _FIELDS = tl.constexpr(8)

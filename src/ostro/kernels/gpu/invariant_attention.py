@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ostro.kernels.gpu.decode_attention import page_of, scaled, within_page
 from ostro.kernels.gpu.prefill_attention import PrefillTuning
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 _LOWEST = tl.constexpr(-1.0e30)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ostro.kernels.gpu.decode_attention import page_of, scaled, within_page
-from ostro.models.base import AttentionSpec
+from ostro.models.architecture import AttentionSpec
 
 _LOWEST = tl.constexpr(-1.0e30)
 # Of one multiprocessor, less what the compiler takes for itself.

@@ -19,7 +19,7 @@ from torch import Tensor
 from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode
 from ostro.kernels.gpu.invariant_attention import invariant_attention
 from ostro.kernels.gpu.prefill_attention import PrefillTuning, prefill_attention
-from ostro.models.base import AttentionSpec, ModelShape
+from ostro.models.architecture import AttentionSpec, ModelShape
 
 
 class KVPages:

@@ -21,8 +21,9 @@ from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
-from ostro.models.decoder import CausalLM, PreNormLayer
+from ostro.models.decoder import Decoder
 from ostro.models.layers import HeadNorm
+from ostro.runner.gpu.layers import FusedLayer
 from ostro.runner.gpu.projections import small_product
 
 _THREADS = 16
@@ -37,23 +38,22 @@ Jobs = Iterator[Callable[[], object]]
 
 
 def compile_kernels(
-    model: CausalLM,
-    layer: PreNormLayer,
+    model: Decoder,
+    layer: FusedLayer,
     scratch: DecodeScratch,
     *,
     overlaps: bool,
     attends_ahead: bool,
     few: int,
-    activation: str,
 ) -> None:
     """For a model whose layers are like `layer`, and whose products of up to `few` rows are our own."""
-    like = layer.input_layernorm.weight
+    like = layer.attention_norm.weight
     # The slowest first.
     jobs = [
         *_attention(model, layer, scratch, like, attends_ahead),
         *_sampler(model, like),
-        *_products(model, layer, like, overlaps, few, activation),
-        *_between(model, layer, scratch, like, overlaps, activation),
+        *_products(model, layer, like, overlaps, few),
+        *_between(model, layer, scratch, like, overlaps),
     ]
     # The scratch is written on this stream, and read on others.
     torch.cuda.synchronize()
@@ -76,8 +76,8 @@ def _on_a_stream(job: Callable[[], object]) -> None:
         job()
 
 
-def _attention(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
-    shape, spec = model.shape, layer.self_attn.spec
+def _attention(model: Decoder, layer: FusedLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
+    shape, spec = model.shape, layer.attention.spec
     # As many rows as any of the plans below, which are made at the same time, may speak of.
     rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
     keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, dim)
@@ -93,7 +93,7 @@ def _attention(model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, lik
     yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
 
 
-def _sampler(model: CausalLM, like: Tensor) -> Jobs:
+def _sampler(model: Decoder, like: Tensor) -> Jobs:
     tables = SamplerTables(1, model.shape.vocab_size, like.device)
     for rows in _SAMPLED:
         logits, nobody = like.new_zeros(rows, model.shape.vocab_size), _integers(like, rows) - 1
@@ -103,31 +103,29 @@ def _sampler(model: CausalLM, like: Tensor) -> Jobs:
             yield partial(sample, truncated=truncated, penalties=False)
 
 
-def _products(model: CausalLM, layer: PreNormLayer, like: Tensor, pdl: bool, few: int, activation: str) -> Jobs:
-    attention, mlp, norm = layer.self_attn, layer.mlp, layer.input_layernorm
+def _products(model: Decoder, layer: FusedLayer, like: Tensor, pdl: bool, few: int) -> Jobs:
+    attention, mlp, norm = layer.attention, layer.mlp, layer.attention_norm
     for rows in (most for most in _ROWS if most <= few):
         folded = (norm.weight, norm.eps) if rows == 1 else None
         x = like.new_zeros(rows, len(like))
         attended, inner = (like.new_zeros(rows, each.weight.shape[1]) for each in (attention.o_proj, mlp.down_proj))
         yield partial(small_product, attention.qkv_proj, x, norm=folded, pdl=pdl)
         yield partial(small_product, attention.o_proj, attended, residual=x, pdl=pdl)
-        yield partial(small_product, mlp.gate_up_proj, x, norm=folded, activation=activation, pdl=pdl)
+        yield partial(small_product, mlp.gate_up_proj, x, norm=folded, activation=layer.activation, pdl=pdl)
         yield partial(small_product, mlp.down_proj, inner, residual=x, pdl=pdl)
         if model.lm_head is not None:
             yield partial(small_linear, x, model.lm_head.weight, pdl=pdl)
 
 
-def _between(
-    model: CausalLM, layer: PreNormLayer, scratch: DecodeScratch, like: Tensor, pdl: bool, activation: str
-) -> Jobs:
-    shape, norm, head_norm = model.shape, layer.input_layernorm, layer.self_attn.qk_norm
+def _between(model: Decoder, layer: FusedLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
+    shape, norm, head_norm = model.shape, layer.attention_norm, layer.attention.qk_norm
     half = shape.head_dim // 2
     keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, shape.head_dim)
     scale = (head_norm.weight, head_norm.eps) if isinstance(head_norm, HeadNorm) else None
-    yield partial(gated, like.new_zeros(1, 2 * layer.mlp.down_proj.weight.shape[1]), activation, pdl=pdl)
+    yield partial(gated, like.new_zeros(1, 2 * layer.mlp.down_proj.weight.shape[1]), layer.activation, pdl=pdl)
     for tokens in _TOKENS:
         x = like.new_zeros(tokens, len(like))
-        qkv = like.new_zeros(tokens, layer.self_attn.qkv_proj.weight.shape[0])
+        qkv = like.new_zeros(tokens, layer.attention.qkv_proj.weight.shape[0])
         positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
         frequencies, table = x.new_zeros(half, dtype=torch.float32), x.new_zeros(tokens, 2, half, dtype=torch.float32)
         yield partial(rope_store, qkv, table, positions - 1, keys, values, norm=scale, pdl=pdl)

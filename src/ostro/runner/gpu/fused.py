@@ -21,40 +21,28 @@ from ostro.kernels.gpu.norm import add_rms_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.small_batch import ROWS, measured, small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.models.base import Model
-from ostro.models.decoder import Backbone, CausalLM, PreNormLayer
-from ostro.models.layers import ACTIVATIONS, Attention, GatedMLP, HeadNorm, Linear, Matrix, RMSNorm
+from ostro.models.decoder import Decoder
+from ostro.models.layers import Attention, HeadNorm, Linear, Matrix, RMSNorm
 from ostro.models.rope import Rotary
 from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.compiling import compile_kernels
+from ostro.runner.gpu.layers import FusedLayer, fused_layers
 from ostro.runner.gpu.projections import Fp8Linear, product, small_product
 
 _NARROW = 2048
 
 
-def fusible(model: Model) -> bool:
-    """Whether all layers are of the kind that the kernels know."""
-    if not isinstance(model, CausalLM):
-        return False
-    backbone = model.get_submodule(model.backbone_name)
-    return isinstance(backbone, Backbone) and all(
-        isinstance(layer, PreNormLayer) and isinstance(layer.self_attn.qk_norm, HeadNorm | None)
-        for layer in backbone.layers
-    )
-
-
 class FusedDecoder:
-    def __init__(self, model: CausalLM, *, overlaps: bool, invariant: bool = False) -> None:
+    def __init__(self, model: Decoder, *, overlaps: bool, invariant: bool = False) -> None:
         """`overlaps` lets a kernel begin to fetch its weights before the one before it has ended; `invariant` gives
         each row the same bits whatever the number of rows.
         """
-        backbone = model.get_submodule(model.backbone_name)
-        assert isinstance(backbone, Backbone)
+        backbone = model.backbone
+        assert isinstance(backbone.norm, RMSNorm)
         self._model = model
         self._embedding, self._norm = backbone.embed_tokens, backbone.norm
-        self._layers = [layer for layer in backbone.layers if isinstance(layer, PreNormLayer)]
+        self._layers = fused_layers(model)
         self._ropes = [rope for rope in backbone.ropes if isinstance(rope, Rotary)]
-        self._rope_of_layer = backbone.rope_of_layer
         self.overlaps = overlaps
         # On an H200 this gives a model of width 1024 2 %, and takes 10 % from one of 4096: there what follows would
         # read its weights while attention reads keys.
@@ -64,15 +52,13 @@ class FusedDecoder:
         """Up to how many rows the products are our own."""
 
     def compile(self, scratch: DecodeScratch) -> None:
-        layer = self._layers[0]
         compile_kernels(
             self._model,
-            layer,
+            self._layers[0],
             scratch,
             overlaps=self.overlaps,
             attends_ahead=self._attends_ahead,
             few=self.few,
-            activation=_activation(layer.mlp),
         )
 
     def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
@@ -90,17 +76,19 @@ class FusedDecoder:
             for rope in self._ropes
         ]
         delta: Tensor | None = None
-        for layer, rope in zip(self._layers, self._rope_of_layer, strict=True):
+        for layer in self._layers:
             if len(x) <= self.few and not adapted:
-                self._few_rows(layer, x, rotations[rope], inputs.slots, ctx)
+                self._few_rows(layer, x, rotations[layer.rope], inputs.slots, ctx)
             else:
-                delta = self._many_rows(layer, x, delta, rotations[rope], inputs.slots, ctx)
+                delta = self._many_rows(layer, x, delta, rotations[layer.rope], inputs.slots, ctx)
         return self._normed(x, delta, self._norm)
 
     def _most_rows_that_pay(self) -> int:
-        if isinstance(self._layers[0].mlp.down_proj, Fp8Linear):
+        first = self._layers[0]
+        if isinstance(first.mlp.down_proj, Fp8Linear):
             return MOST_FEW
-        matrices = [each.weight for each in self._layers[0].modules() if isinstance(each, Matrix)]
+        parts = (first.attention, first.mlp)
+        matrices = [each.weight for part in parts for each in part.modules() if isinstance(each, Matrix)]
         paying = [most for most in ROWS if all(measured(most, *weight.shape) for weight in matrices)]
         # Of one row the product is always faster than the library's.
         return max(paying, default=1)
@@ -115,25 +103,25 @@ class FusedDecoder:
         return small_linear(hidden, head.weight, pdl=self.overlaps)
 
     def _many_rows(
-        self, layer: PreNormLayer, x: Tensor, delta: Tensor | None, rotation: Tensor, slots: Tensor, ctx: StepAttention
+        self, layer: FusedLayer, x: Tensor, delta: Tensor | None, rotation: Tensor, slots: Tensor, ctx: StepAttention
     ) -> Tensor:
         """What the layer's MLP adds to the stream; what came before it, its attention's part too, is in x by then."""
-        attention, mlp = layer.self_attn, layer.mlp
-        qkv = self._linear(attention.qkv_proj, self._normed(x, delta, layer.input_layernorm))
+        attention, mlp = layer.attention, layer.mlp
+        qkv = self._linear(attention.qkv_proj, self._normed(x, delta, layer.attention_norm))
         attended = self._attend(attention, qkv, rotation, slots, ctx)
-        normed = self._normed(x, self._linear(attention.o_proj, attended), layer.post_attention_layernorm)
+        normed = self._normed(x, self._linear(attention.o_proj, attended), layer.mlp_norm)
         gate_up = self._linear(mlp.gate_up_proj, normed)
-        return self._linear(mlp.down_proj, gated(gate_up, _activation(mlp), pdl=self.overlaps))
+        return self._linear(mlp.down_proj, gated(gate_up, layer.activation, pdl=self.overlaps))
 
-    def _few_rows(self, layer: PreNormLayer, x: Tensor, rotation: Tensor, slots: Tensor, ctx: StepAttention) -> None:
+    def _few_rows(self, layer: FusedLayer, x: Tensor, rotation: Tensor, slots: Tensor, ctx: StepAttention) -> None:
         """Adds what the layer gives to the stream."""
-        attention, mlp, pdl = layer.self_attn, layer.mlp, self.overlaps
-        read, norm = self._read(x, layer.input_layernorm)
+        attention, mlp, pdl = layer.attention, layer.mlp, self.overlaps
+        read, norm = self._read(x, layer.attention_norm)
         qkv = small_product(attention.qkv_proj, read, norm=norm, pdl=pdl)
         attended = self._attend(attention, qkv, rotation, slots, ctx)
         small_product(attention.o_proj, attended, residual=x, pdl=pdl)
-        read, norm = self._read(x, layer.post_attention_layernorm)
-        inner = small_product(mlp.gate_up_proj, read, norm=norm, activation=_activation(mlp), pdl=pdl)
+        read, norm = self._read(x, layer.mlp_norm)
+        inner = small_product(mlp.gate_up_proj, read, norm=norm, activation=layer.activation, pdl=pdl)
         small_product(mlp.down_proj, inner, residual=x, pdl=pdl)
 
     def _read(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, tuple[Tensor, float] | None]:
@@ -169,9 +157,3 @@ class FusedDecoder:
         weight = None if norm is None else (norm.weight, norm.eps)
         q = rope_store(qkv, rotation, slots, keys, values, norm=weight, invariant=self.invariant, pdl=self.overlaps)
         return ctx.attend_stored(attention.layer, q, attention.spec, pdl=self._attends_ahead)
-
-
-def _activation(mlp: GatedMLP) -> str:
-    """The kernels' name of a model's activation."""
-    name = next(name for name, function in ACTIVATIONS.items() if function is mlp.act)
-    return {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(name, name)

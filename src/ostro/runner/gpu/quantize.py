@@ -8,9 +8,9 @@ import torch
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import MULTIPLE
 from ostro.models.base import Model
-from ostro.models.decoder import PreNormLayer
+from ostro.models.decoder import DecoderLayer
 from ostro.models.layers import Linear
-from ostro.runner.gpu.fused import fusible
+from ostro.runner.gpu.layers import fusible
 from ostro.runner.gpu.projections import Fp8Linear
 
 _NEEDS = (8, 9)
@@ -19,7 +19,7 @@ _NEEDS = (8, 9)
 
 def quantize_fp8(model: Model) -> None:
     """Replaces all projections of the model's layers, and gives their memory back to the device."""
-    layers = [module for module in model.modules() if isinstance(module, PreNormLayer)]
+    layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]
     _check(model, layers)
     for layer in layers:
         for parent in list(layer.modules()):
@@ -32,7 +32,7 @@ def quantize_fp8(model: Model) -> None:
         torch.cuda.empty_cache()
 
 
-def _check(model: Model, layers: list[PreNormLayer]) -> None:
+def _check(model: Model, layers: list[DecoderLayer]) -> None:
     refusal = "quantize fp8 cannot be done: "
     if not fusible(model):
         raise Unsupported(f"{refusal}it knows no layers as {type(model).__name__} has. Leave it out.", param="quantize")

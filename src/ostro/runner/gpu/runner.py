@@ -25,14 +25,15 @@ from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk as Piece
 from ostro.kernels.gpu.prefill_attention import prefill_tiles, tokens_in_tile, tuning_for
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
-from ostro.models.base import AttentionSpec, Model
-from ostro.models.decoder import CausalLM
+from ostro.models.architecture import AttentionSpec
+from ostro.models.base import Model
 from ostro.models.lora import Adapters
 from ostro.runner.base import RunnerSpec, StepOutput
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
-from ostro.runner.gpu.fused import FusedDecoder, fusible
+from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
+from ostro.runner.gpu.layers import fusible
 from ostro.runner.gpu.page_tables import PageTables
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import Sampler, SamplerKind, edited, edits, outcome
@@ -88,9 +89,7 @@ class GpuRunner:
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
         )
         self._decoder = (
-            FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic)
-            if isinstance(model, CausalLM) and fusible(model)
-            else None
+            FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic) if fusible(model) else None
         )
         self._pages = KVPages(
             shape, num_pages=num_pages, page_size=page_size, dtype=kv_dtype or self.dtype, device=self.device

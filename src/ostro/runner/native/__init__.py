@@ -1,6 +1,7 @@
 """The CPU's fast path: a model's step as one native call.
 
-lowering    from a model's structure and a checkpoint's tensors to a packed file
+support     which models have kernels, by their descriptions
+lowering    from a model's description and a checkpoint's tensors to a packed file
 load        finds that file, or has it made; says why a model cannot run so
 runner      runs batches
 """

@@ -11,9 +11,11 @@ from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, panel_of, wh
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.machine import cpu_limit
 from ostro.models.hrm_config import is_hrm
+from ostro.models.registry import describe
 from ostro.runner.native.identity import packed_key
 from ostro.runner.native.packed_cache import with_packed_weights
 from ostro.runner.native.runner import NativeRunner
+from ostro.runner.native.support import NotNative, WrongPanel, native_architecture
 from ostro.weights import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -75,19 +77,13 @@ def _runner(checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int
 
 
 def _pack(checkpoint: Checkpoint, config: EngineConfig, writer: PackedWriter, make_room: Callable[[int], None]) -> None:
-    import torch
+    from ostro.runner.native.lowering import lower
 
-    from ostro.models.registry import build_model
-    from ostro.runner.native.lowering import NotNative, WrongPanel, check, lower
-
-    model = build_model(
-        checkpoint.config, max_seq_len=config.max_seq_len, dtype=torch.float32, device=torch.device("meta")
-    )
     try:
-        check(model, writer.panel)
+        described = native_architecture(describe(checkpoint.config, max_seq_len=config.max_seq_len), writer.panel)
         started = time.monotonic()
         _log.info("packing the weights, once")
-        program = lower(model, checkpoint, writer, bits=BITS[config.quantize], make_room=make_room)
+        program = lower(described, checkpoint, writer, bits=BITS[config.quantize], make_room=make_room)
     except NotNative as error:
         raise _NotPacked(str(error), another_may=isinstance(error, WrongPanel)) from error
     writer.finish(program.to_json())

@@ -1,13 +1,13 @@
-"""From a model's structure and a checkpoint's tensors to a packed file with the model's step as a list of operations.
+"""From a model's description and a checkpoint's tensors to a packed file with the model's step as a list of operations.
 
-Knows the layers that families are made of, and refuses what is not among them; knows no family by name. Nothing else of
-the native path needs torch: where the packed file is there already, nothing here is called.
+Knows the parts that an `Architecture` may have, and refuses those without a kernel; knows no family by name. Nothing
+else of the native path needs torch: where the packed file is there already, nothing here is called.
 """
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import byref
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,18 +15,16 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from ostro.errors import BadCheckpoint
-from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After, CMatrix, Op, library
+from ostro.kernels.cpu.library import After, CMatrix, Op, library
 from ostro.kernels.cpu.packed_file import Floats, PackedLayout, PackedWriter
 from ostro.kernels.cpu.program import BufferSpec, ProgramSpec, RotationSpec, StepSpec
-from ostro.models.base import Model
-from ostro.models.decoder import Backbone, CausalLM, PreNormLayer
-from ostro.models.gemma import SandwichLayer, ScaledEmbedding
-from ostro.models.layers import Attention, Embedding, FusedLinear, GatedMLP, HeadNorm, Linear, RMSNorm, gelu_tanh
-from ostro.models.loading import REDUNDANT, Weighted, not_finite
+from ostro.models.architecture import MLP, Architecture, Attention, Layer, Norm, Projection, QKNorm
+from ostro.models.loading import REDUNDANT, not_finite
 from ostro.models.rope import Rotary
+from ostro.models.rope_settings import RopeSettings
+from ostro.runner.native.support import ACTIVATIONS, NotNative, WrongPanel
 from ostro.weights.checkpoint import Checkpoint
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
 from ostro.weights.gguf_header import GGML_TYPES
@@ -38,17 +36,8 @@ _log = logging.getLogger(__name__)
 
 _FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 """GGUF's numbers of what safetensors hold."""
-_ACTIVATIONS = {F.silu: After.SILU, gelu_tanh: After.GELU}
 
 Addresses = npt.NDArray[np.uint64]
-
-
-class NotNative(Exception):
-    """Why a model cannot run natively."""
-
-
-class WrongPanel(NotNative):
-    """Why it cannot with panels so wide; with others it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,59 +55,35 @@ class Stored:
         return self.kind in _FLOATS.values()
 
 
-def check(model: Model, panel: int) -> None:
-    """Raises NotNative where the structure has parts that the native core does not know."""
-    if type(model) is not CausalLM or type(backbone := model.get_submodule(model.backbone_name)) is not Backbone:
-        raise NotNative("its family has no native kernels")
-    shape = model.shape
-    if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
-        raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
-    if shape.hidden_size % panel:
-        raise WrongPanel(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
-    for layer in backbone.layers:
-        if type(layer) not in (PreNormLayer, SandwichLayer):
-            raise NotNative("its layers have no native kernels")
-        if type(layer.self_attn) is not Attention or not isinstance(layer.self_attn.qk_norm, HeadNorm | None):
-            raise NotNative("its attention has no native kernel")
-        if type(layer.mlp) is not GatedMLP or layer.mlp.act not in _ACTIVATIONS:
-            raise NotNative("its activation has no native kernel")
-
-
 def lower(
-    model: Model,
+    described: Architecture,
     checkpoint: Checkpoint,
     writer: PackedWriter,
     *,
     bits: int,
     make_room: Callable[[int], None] = lambda nbytes: None,
 ) -> ProgramSpec:
-    """Packs the weights and lists the steps. `model` needs no weights of its own; `check` has passed it.
+    """Packs the weights and lists the steps of a model that `native_architecture` has passed.
 
     `make_room` is told how many bytes the file will take before any is written.
     """
-    assert isinstance(model, CausalLM)
-    tensors, layout = _Tensors(model, checkpoint), PackedLayout(writer.panel)
-    _Lowering(model, tensors, layout, bits).program()
+    tensors, layout = _Tensors(described, checkpoint), PackedLayout(writer.panel)
+    _Lowering(described, tensors, layout, bits).program()
     make_room(layout.nbytes)
     writer.allocate(layout.nbytes)
-    return _Lowering(model, tensors, writer, bits).program()
+    return _Lowering(described, tensors, writer, bits).program()
 
 
 class _Tensors:
-    """A checkpoint's tensors by their names in the model."""
+    """A checkpoint's tensors by their names in the description."""
 
-    def __init__(self, model: CausalLM, checkpoint: Checkpoint) -> None:
+    def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
         self._matrices: dict[str, Stored] = {}
         self._vectors: dict[str, Floats] = {}
-        places = {
-            name: place
-            for path, module in model.named_modules()
-            if isinstance(module, Weighted)
-            for name, place in module.places(path).items()
-        }
+        wanted = {tensor.name: tensor for tensor in described.tensors()}
         for given, tensor in _stored(checkpoint):
-            name = given if given in places else f"{model.backbone_name}.{given}"
-            place = places.pop(name, None)
+            name = given if given in wanted else f"{described.backbone}.{given}"
+            place = wanted.pop(name, None)
             if place is None:
                 if REDUNDANT.fullmatch(given):
                     continue
@@ -127,9 +92,9 @@ class _Tensors:
                     "twice; its config may belong to another model."
                 )
             shape = (len(tensor.rows), tensor.cols) if isinstance(tensor, Stored) else tensor.shape
-            if tuple(place.shape) != tuple(shape):
+            if place.shape != tuple(shape):
                 raise BadCheckpoint(
-                    f"Tensor {given!r} has shape {tuple(shape)}, but its config asks for {tuple(place.shape)}; "
+                    f"Tensor {given!r} has shape {tuple(shape)}, but its config asks for {place.shape}; "
                     "they may belong to different models."
                 )
             if isinstance(tensor, Stored):
@@ -138,9 +103,9 @@ class _Tensors:
                 raise not_finite(given)
             else:
                 self._vectors[name] = tensor + np.float32(place.offset)
-        if places:
-            some = ", ".join(sorted(places)[:3]) + (", …" if len(places) > 3 else "")
-            raise BadCheckpoint(f"The checkpoint lacks {len(places)} tensors ({some}); fetch the model again.")
+        if wanted:
+            some = ", ".join(sorted(wanted)[:3]) + (", …" if len(wanted) > 3 else "")
+            raise BadCheckpoint(f"The checkpoint lacks {len(wanted)} tensors ({some}); fetch the model again.")
 
     @property
     def formats(self) -> set[tuple[int, int]]:
@@ -196,12 +161,11 @@ class _Lowering:
 
     _STREAM, _BESIDE, _QKV, _ATTENDED, _INNER, _ASKED, _LOGITS = range(7)
 
-    def __init__(self, model: CausalLM, tensors: _Tensors, writer: PackedLayout, bits: int) -> None:
-        self._model, self._tensors, self._writer = model, tensors, writer
+    def __init__(self, described: Architecture, tensors: _Tensors, writer: PackedLayout, bits: int) -> None:
+        self._model, self._tensors, self._writer = described, tensors, writer
         self._panel, self._bits = writer.panel, bits
         self._steps: list[StepSpec] = []
-        self._paths = {id(module): path for path, module in model.named_modules()}
-        self._vectors: dict[int, int] = {}
+        self._norms: dict[Norm, int] = {}
         self._precisions: Counter[str] = Counter()
 
     def program(self) -> ProgramSpec:
@@ -210,35 +174,25 @@ class _Lowering:
             if library().ostro_format(kind, self._bits, byref(CMatrix(rows=self._panel, cols=cols))) < 0:
                 raise NotNative(f"its weights are of type {GGML_TYPES[kind].name}, for which there is no kernel")
         model, shape = self._model, self._model.shape
-        backbone = model.get_submodule(model.backbone_name)
-        assert isinstance(backbone, Backbone)
-        embedding = self._embed(backbone.embed_tokens)
-        rotations = [
-            RotationSpec(
-                frequencies=self._writer.vector(rope.frequencies[len(rope.frequencies) // 2 :].numpy()),
-                factor=rope.attention_factor,
-            )
-            for rope in backbone.ropes
-            if isinstance(rope, Rotary)
-        ]
+        embedding = self._embed()
+        rotations = [self._rotation(rope) for rope in model.ropes]
         inner = 0
         told = time.monotonic()
-        for number, (layer, rope) in enumerate(zip(backbone.layers, backbone.rope_of_layer, strict=True)):
-            assert isinstance(layer, PreNormLayer | SandwichLayer)
+        for number, layer in enumerate(model.layers):
             if time.monotonic() - told > _LOG_SECONDS:
                 told = time.monotonic()
-                _log.info("packing the weights: layer %d of %d", number, len(backbone.layers))
-            inner = max(inner, self._layer(layer, rope))
+                _log.info("packing the weights: layer %d of %d", number, len(model.layers))
+            inner = max(inner, self._layer(layer, number))
         head_step = len(self._steps)
         self._add(op=Op.GATHER, input=self._STREAM, out=self._ASKED, cols=shape.hidden_size)
-        self._norm(backbone.norm, self._ASKED, self._ASKED)
+        self._norm(model.norm, self._ASKED, self._ASKED)
         logits_step = len(self._steps)
         self._head(embedding)
         qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         widths = (shape.hidden_size, shape.hidden_size, qkv, shape.num_heads * shape.head_dim, inner)
         buffers = [BufferSpec(cols=self._padded(width)) for width in widths]
         buffers.append(BufferSpec(cols=self._padded(shape.hidden_size), asked=True))
-        buffers.append(BufferSpec(cols=self._padded(shape.vocab_size if model.has_head else 1), asked=True))
+        buffers.append(BufferSpec(cols=self._padded(shape.vocab_size if model.head else 1), asked=True))
         return ProgramSpec(
             heads=shape.num_heads,
             kv_heads=shape.num_kv_heads,
@@ -251,38 +205,46 @@ class _Lowering:
             rotations=rotations,
             steps=self._steps,
             hidden=self._ASKED,
-            logits=self._LOGITS if model.has_head else None,
+            logits=self._LOGITS if model.head else None,
             head_step=head_step,
             logits_step=logits_step,
             precision=", ".join(name for name, _ in self._precisions.most_common()),
         )
 
-    def _embed(self, module: Embedding) -> int:
-        matrix = self._pack([self._tensors.matrix(f"{self._paths[id(module)]}.weight")], head=True)
-        scale = module.scale if isinstance(module, ScaledEmbedding) else 1.0
+    def _rotation(self, settings: RopeSettings) -> RotationSpec:
+        shape = self._model.shape
+        rope = Rotary(settings, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)
+        frequencies = rope.frequencies[len(rope.frequencies) // 2 :].numpy()
+        return RotationSpec(frequencies=self._writer.vector(frequencies), factor=rope.attention_factor)
+
+    def _embed(self) -> int:
+        embedding = self._model.embedding
+        matrix = self._pack([self._tensors.matrix(f"{embedding.name}.weight")], head=True)
+        # Rounded to what the embedding is computed in.
+        scale = float(np.float32(embedding.scale))
         self._add(op=Op.EMBED, out=self._STREAM, matrix=matrix, cols=self._model.shape.hidden_size, scale=scale)
         return matrix
 
-    def _layer(self, layer: PreNormLayer | SandwichLayer, rope: int) -> int:
+    def _layer(self, layer: Layer, number: int) -> int:
         """Its steps; returns the width of its inner states."""
-        attention, mlp = layer.self_attn, layer.mlp
-        self._attention(attention, layer.input_layernorm, rope)
-        if isinstance(layer, PreNormLayer):
-            self._product(attention.o_proj, self._ATTENDED, self._STREAM, after=After.ADD)
-            inner = self._gate_and_up(mlp, layer.post_attention_layernorm)
-            self._product(mlp.down_proj, self._INNER, self._STREAM, after=After.ADD)
-        else:
-            self._product(attention.o_proj, self._ATTENDED, self._BESIDE)
-            self._norm(layer.post_attention_layernorm, self._BESIDE, self._STREAM, after=After.ADD)
-            inner = self._gate_and_up(mlp, layer.pre_feedforward_layernorm)
-            self._product(mlp.down_proj, self._INNER, self._BESIDE)
-            self._norm(layer.post_feedforward_layernorm, self._BESIDE, self._STREAM, after=After.ADD)
+        assert layer.attention_norm is not None
+        assert layer.mlp_norm is not None
+        self._attention(layer.attention, layer.attention_norm, number)
+        self._add_to_stream(layer.attention.output, self._ATTENDED, layer.attention_post_norm)
+        inner = self._gate_and_up(layer.mlp, layer.mlp_norm)
+        self._add_to_stream(layer.mlp.down, self._INNER, layer.mlp_post_norm)
         return inner
 
-    def _attention(self, module: Attention, norm: RMSNorm, rope: int) -> None:
-        qkv, spec = module.qkv_proj, module.spec
-        parts = self._parts(qkv)
-        bias = self._bias(qkv, parts)
+    def _add_to_stream(self, projection: Projection, source: int, norm: Norm | None) -> None:
+        if norm is None:
+            self._product(projection, source, self._STREAM, after=After.ADD)
+        else:
+            self._product(projection, source, self._BESIDE)
+            self._norm(norm, self._BESIDE, self._STREAM, after=After.ADD)
+
+    def _attention(self, attention: Attention, norm: Norm, number: int) -> None:
+        spec, head_norm = attention.spec, attention.qk_norm
+        parts, bias = self._parts(attention.qkv), self._bias(attention.qkv)
         at = 0
         # Parts of one type are one matrix.
         for _, group in groupby(parts, key=lambda part: part.kind):
@@ -296,32 +258,31 @@ class _Lowering:
                 out=self._QKV,
                 out_at=at,
                 cols=some[0].cols,
-                norm=self._vector(norm),
+                norm=self._weight(norm),
                 eps=norm.eps,
                 bias=None if bias is None else self._writer.vector(bias[at : at + rows]),
                 matrix=self._pack(some),
             )
             at += rows
-        head_norm = module.qk_norm
         self._add(
             op=Op.ATTEND,
             input=self._QKV,
             out=self._ATTENDED,
-            layer=module.layer,
-            rotation=rope,
+            layer=number,
+            rotation=attention.rope,
             window=spec.window or 0,
             scale=spec.scale,
             cap=spec.softcap or 0.0,
-            norm=self._vector(head_norm) if isinstance(head_norm, HeadNorm) else None,
-            eps=head_norm.eps if isinstance(head_norm, HeadNorm) else 0.0,
+            norm=None if head_norm is None else self._head_weights(head_norm),
+            eps=0.0 if head_norm is None else head_norm.query.eps,
         )
 
-    def _gate_and_up(self, mlp: GatedMLP, norm: RMSNorm) -> int:
+    def _gate_and_up(self, mlp: MLP, norm: Norm) -> int:
         """Gates and ups by turns, a panel of each: whoever has made both multiplies them."""
-        gate, up = self._parts(mlp.gate_up_proj)
+        parts, bias = self._parts(mlp.up), self._bias(mlp.up)
+        gate, up = parts if len(parts) == 2 else _halves(parts[0])
         if gate.kind != up.kind:
             raise NotNative("its gates and ups are kept in different types")
-        bias = self._bias(mlp.gate_up_proj, (gate, up))
         width = self._padded(len(gate.rows), self._panel)
         order = np.stack([self._panels(part.rows) for part in (gate, up)], 1).reshape(-1)
         if bias is not None:
@@ -332,68 +293,52 @@ class _Lowering:
             input=self._STREAM,
             out=self._INNER,
             cols=gate.cols,
-            after=_ACTIVATIONS[mlp.act],
-            norm=self._vector(norm),
+            after=ACTIVATIONS[mlp.activation],
+            norm=self._weight(norm),
             eps=norm.eps,
             bias=None if bias is None else self._writer.vector(bias),
             matrix=self._pack([Stored(gate.kind, order, gate.cols, (gate, up))]),
         )
         return width
 
-    def _product(self, module: Linear, source: int, target: int, after: After = After.STORE) -> None:
-        path = self._paths[id(module)]
-        stored = self._tensors.matrix(f"{path}.weight")
-        bias = None if module.bias is None else self._padded_vector(self._tensors.vector(f"{path}.bias"))
+    def _product(self, projection: Projection, source: int, target: int, after: After = After.STORE) -> None:
+        bias = self._bias(projection)
+        (stored,) = self._parts(projection)
         self._add(
             op=Op.LINEAR,
             input=source,
             out=target,
             cols=stored.cols,
             after=after,
-            bias=None if bias is None else self._writer.vector(bias),
+            bias=None if bias is None else self._writer.vector(self._padded_vector(bias)),
             matrix=self._pack([stored]),
         )
 
     def _head(self, embedding: int) -> None:
-        model, shape = self._model, self._model.shape
-        if model.lm_head is None:
+        head, shape = self._model.head, self._model.shape
+        if head is None:
             return
-        tied = isinstance(model.lm_head, Embedding)
-        matrix = embedding if tied else self._pack([self._tensors.matrix("lm_head.weight")], head=True)
+        matrix = (
+            embedding if head.name is None else self._pack([self._tensors.matrix(f"{head.name}.weight")], head=True)
+        )
         self._add(op=Op.LINEAR, input=self._ASKED, out=self._LOGITS, cols=shape.hidden_size, matrix=matrix)
-        if model.logit_softcap is not None:
+        if head.softcap is not None:
             width = self._padded(shape.vocab_size, self._panel)
-            self._add(op=Op.SOFTCAP, out=self._LOGITS, cols=width, cap=model.logit_softcap)
+            self._add(op=Op.SOFTCAP, out=self._LOGITS, cols=width, cap=head.softcap)
         self._add(op=Op.SAMPLE, input=self._LOGITS, cols=shape.vocab_size)
 
-    def _norm(self, module: RMSNorm, source: int, target: int, after: After = After.STORE) -> None:
+    def _norm(self, norm: Norm, source: int, target: int, after: After = After.STORE) -> None:
         self._add(
-            op=Op.NORM,
-            input=source,
-            out=target,
-            cols=module.weight.shape[0],
-            norm=self._vector(module),
-            eps=module.eps,
-            after=after,
+            op=Op.NORM, input=source, out=target, cols=norm.size, norm=self._weight(norm), eps=norm.eps, after=after
         )
 
-    def _parts(self, module: FusedLinear) -> list[Stored]:
-        path = self._paths[id(module)]
-        if not module.stored_fused:
-            parent = path.rpartition(".")[0]
-            return [self._tensors.matrix(f"{parent}.{part}.weight") for part in module.parts]
-        whole = self._tensors.matrix(f"{path}.weight")
-        ends = np.cumsum(list(module.parts.values()))[:-1]
-        return [Stored(whole.kind, rows, whole.cols, whole) for rows in np.split(whole.rows, ends)]
+    def _parts(self, projection: Projection) -> list[Stored]:
+        return [self._tensors.matrix(f"{part.name}.weight") for part in projection.parts]
 
-    def _bias(self, module: FusedLinear, parts: Sequence[Stored]) -> Floats | None:
-        if module.bias is None:
+    def _bias(self, projection: Projection) -> Floats | None:
+        if not projection.bias:
             return None
-        path = self._paths[id(module)]
-        if module.stored_fused:
-            return self._tensors.vector(f"{path}.bias")
-        parent = path.rpartition(".")[0]
-        return np.concatenate([self._tensors.vector(f"{parent}.{part}.bias") for part in module.parts])
+        return np.concatenate([self._tensors.vector(f"{part.name}.bias") for part in projection.parts])
 
     def _pack(self, parts: Iterable[Stored], *, head: bool = False) -> int:
         some = list(parts)
@@ -407,22 +352,17 @@ class _Lowering:
         self._precisions[name] += sum(len(part.rows) for part in some) * first.cols
         return found
 
-    def _vector(self, module: RMSNorm | HeadNorm) -> int:
-        """Of a norm's weights; a head norm has a row for each head."""
-        if id(module) not in self._vectors:
-            path = self._paths[id(module)]
-            if isinstance(module, RMSNorm):
-                values = self._tensors.vector(f"{path}.weight")
-            else:
-                parent, shape = path.rpartition(".")[0], self._model.shape
-                values = np.concatenate(
-                    [
-                        np.tile(self._tensors.vector(f"{parent}.q_norm.weight"), shape.num_heads),
-                        np.tile(self._tensors.vector(f"{parent}.k_norm.weight"), shape.num_kv_heads),
-                    ]
-                )
-            self._vectors[id(module)] = self._writer.vector(values)
-        return self._vectors[id(module)]
+    def _weight(self, norm: Norm) -> int:
+        if norm not in self._norms:
+            self._norms[norm] = self._writer.vector(self._tensors.vector(f"{norm.name}.weight"))
+        return self._norms[norm]
+
+    def _head_weights(self, norm: QKNorm) -> int:
+        """A row for each head of queries and keys."""
+        shape = self._model.shape
+        counts = ((norm.query, shape.num_heads), (norm.key, shape.num_kv_heads))
+        rows = [np.tile(self._tensors.vector(f"{each.name}.weight"), count) for each, count in counts]
+        return self._writer.vector(np.concatenate(rows))
 
     def _panels(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         padded = np.zeros(self._padded(len(rows), self._panel), rows.dtype)
@@ -439,4 +379,5 @@ class _Lowering:
         self._steps.append(StepSpec(**values))  # type: ignore[arg-type]
 
 
-__all__ = ["NotNative", "check", "lower"]
+def _halves(whole: Stored) -> list[Stored]:
+    return [Stored(whole.kind, rows, whole.cols, whole) for rows in np.split(whole.rows, 2)]

@@ -10,12 +10,13 @@ import torch
 from model_directory import write_model
 from native_models import ModelCheckpoint, needs_library, savable_model
 from tiny_configs import GPT2, HRM_TEXT, LLAMA, LONGROPE, PHI3
+from tiny_models import random_model
 
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, OstroError, UnsupportedModel
-from ostro.models.config_check import check_config
-from ostro.models.registry import build_model
-from ostro.planning import read_shape
+from ostro.models.build import build_model
+from ostro.models.registry import describe
+from ostro.planning import plan
 from ostro.runner.load import load_runner
 
 Config = Mapping[str, object]
@@ -38,7 +39,7 @@ WRONG: tuple[object, ...] = (0, -1, 2**31, 10**400, math.nan, math.inf, -math.in
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_of_each_family_passes(family: str) -> None:
-    check_config(FAMILIES[family])
+    describe(FAMILIES[family])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> Non
         if field == "query_pre_attn_scalar" and wrong in (0.5, 2**31):
             continue  # A number like any other.
         with pytest.raises(BadCheckpoint, match=f"'{field}'"):
-            check_config({**FAMILIES[family], field: wrong})
+            describe({**FAMILIES[family], field: wrong})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> No
     named = "rope_theta" if field == "rope_local_base_freq" else field
     for wrong in (0, -1.0, 1e-45, 1e39, 10**400, math.nan, math.inf, True, "1", [1.0]):
         with pytest.raises(BadCheckpoint, match=f"'({named}|{field})'"):
-            check_config({**FAMILIES[family], field: wrong})
+            describe({**FAMILIES[family], field: wrong})
 
 
 @pytest.mark.parametrize("factor", [2, 4000, 400000, 0, -0.5, math.nan, 0.1])
@@ -80,7 +81,7 @@ def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, facto
     table = {"rope_type": "default", "partial_rotary_factor": factor}
     rope = {"full_attention": table, "sliding_attention": table} if family == "gemma3" else table
     with pytest.raises(BadCheckpoint, match="'partial_rotary_factor'"):
-        check_config({**FAMILIES[family], "rope_parameters": rope})
+        describe({**FAMILIES[family], "rope_parameters": rope})
 
 
 @pytest.mark.parametrize("kv_heads", [3, 8, 5])
@@ -88,7 +89,7 @@ def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, facto
 def test_key_heads_must_divide_the_heads(family: str, kv_heads: int) -> None:
     """Four heads with three or eight KV heads were computed from memory that nothing had written."""
     with pytest.raises(BadCheckpoint, match=r"'num_key_value_heads' is \d, but it must be a divisor"):
-        check_config({**FAMILIES[family], "num_key_value_heads": kv_heads})
+        describe({**FAMILIES[family], "num_key_value_heads": kv_heads})
 
 
 @pytest.mark.parametrize(
@@ -116,24 +117,24 @@ def test_key_heads_must_divide_the_heads(family: str, kv_heads: int) -> None:
 )
 def test_numbers_that_do_not_agree_are_refused_by_name(changes: Config, field: str) -> None:
     with pytest.raises(BadCheckpoint, match=f"'{field}'"):
-        check_config({**LLAMA, **changes})
+        describe({**LLAMA, **changes})
 
 
 def test_a_rope_scaling_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(UnsupportedModel, match="'ntk' is not known; known are default, dynamic, linear"):
-        check_config({**LLAMA, "rope_scaling": {"rope_type": "ntk"}})
+        describe({**LLAMA, "rope_scaling": {"rope_type": "ntk"}})
 
 
 def test_a_message_stays_short_however_long_the_value_is() -> None:
     with pytest.raises(BadCheckpoint) as caught:
-        check_config({**LLAMA, "hidden_size": "9" * 1_000_000})
+        describe({**LLAMA, "hidden_size": "9" * 1_000_000})
     assert len(caught.value.message) < 200
 
 
 @pytest.mark.parametrize("changes", [{"partial_rotary_factor": 400000}, {"num_key_value_heads": 3}])
 def test_planning_refuses_what_loading_refuses(changes: Config) -> None:
     with pytest.raises(BadCheckpoint, match=f"'{next(iter(changes))}'"):
-        read_shape({**LLAMA, **changes})
+        plan(ModelCheckpoint(random_model(LLAMA), {**LLAMA, **changes}), EngineConfig(device="cpu"))
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_library)])

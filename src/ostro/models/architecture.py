@@ -1,0 +1,213 @@
+"""What a model is, as data: its shape, its layers, and the names of its tensors. Imports no torch.
+
+A family (`models.families`) reads a config.json into an `Architecture`. Everything that runs or measures a model is a
+reader of it: the torch modules, the native core's lowering, the GPU's fused kernels, planning.
+
+    x = embedding(ids)
+    for layer in layers:
+        x += attention_post_norm(attention(attention_norm(x)))      a norm that is None is left out
+        x += mlp_post_norm(mlp(mlp_norm(x)))
+    logits = head(norm(x))
+
+Tensors have the names that Hugging Face checkpoints give them, in full.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ostro.models.rope_settings import RopeSettings
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+class StoredTensor(NamedTuple):
+    """A tensor that a checkpoint of the model must hold."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: float = 0.0
+    """Added when it is loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a runner must know to size its memory."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_seq_len: int
+    """The context to serve, which may be shorter than the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Scales each row to unit root mean square, then by a weight. A layer norm also centres it, and adds a bias."""
+
+    name: str
+    size: int
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    offset: float = 0.0
+    """What the stored weight lacks: some families store it as its difference from one."""
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield StoredTensor(f"{self.name}.weight", (self.size,), self.offset)
+        if self.kind == "layer":
+            yield StoredTensor(f"{self.name}.bias", (self.size,))
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """RMS norms of queries and keys before they rotate: over each head by itself, or over all heads as one row."""
+
+    query: Norm
+    key: Norm
+    over: Literal["head", "width"]
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.query.tensors()
+        yield from self.key.tensors()
+
+
+class Part(NamedTuple):
+    """Some rows of a projection, stored as a tensor of their own."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """y = x Wᵀ + b. Projections of the same input are one matrix: the rows of its parts, end to end."""
+
+    columns: int
+    parts: tuple[Part, ...]
+    bias: bool = False
+    transposed: bool = False
+    """Whether checkpoints store the matrix as [in, out]."""
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        for name, rows in self.parts:
+            shape = (self.columns, rows) if self.transposed else (rows, self.columns)
+            yield StoredTensor(f"{name}.weight", shape)
+            if self.bias:
+                yield StoredTensor(f"{name}.bias", (rows,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """How scores are made of queries and keys: all that attention kernels need to know of a layer."""
+
+    scale: float
+    window: int | None = None
+    """A token sees itself and the window - 1 tokens before it."""
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    spec: AttentionSpec
+    qkv: Projection
+    """Queries, keys and values, in this order."""
+    output: Projection
+    rope: int | None
+    """Which of the model's ropes rotates queries and keys; None leaves them as they are."""
+    qk_norm: QKNorm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """down(act(up(x))); gated it is down(act(gate(x)) * up(x))."""
+
+    up: Projection
+    """With gates in its first half if the MLP is gated."""
+    down: Projection
+    activation: Activation
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    attention: Attention
+    mlp: MLP
+    attention_norm: Norm | None = None
+    attention_post_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    mlp_post_norm: Norm | None = None
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
+        return tuple(norm for norm in norms if norm is not None)
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        attention, mlp = self.attention, self.mlp
+        for projection in (attention.qkv, attention.output, mlp.up, mlp.down):
+            yield from projection.tensors()
+        for norm in self.norms:
+            yield from norm.tensors()
+        if attention.qk_norm is not None:
+            yield from attention.qk_norm.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """A row for each token, scaled; with learned positions, plus a row for each position."""
+
+    name: str
+    scale: float = 1.0
+    """Rounded to the weights' number format before use, as in training."""
+    positions: Part | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    name: str | None
+    """None where the head is the embedding's matrix."""
+    softcap: float | None = None
+
+    @property
+    def is_tied(self) -> bool:
+        return self.name is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder-only transformer."""
+
+    shape: ModelShape
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    norm: Norm
+    head: Head | None
+    """None for a backbone that was saved by itself, as embedding models are."""
+    ropes: tuple[RopeSettings, ...] = ()
+    backbone: str = "model"
+    """The prefix of all names but the head's. A checkpoint of the bare backbone may leave it out."""
+
+    @property
+    def widest(self) -> int:
+        """The longest row that a layer computes for a token."""
+        return max(max(layer.mlp.down.columns, layer.attention.output.columns) for layer in self.layers)
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        """All tensors that a checkpoint must hold."""
+        matrix = (self.shape.vocab_size, self.shape.hidden_size)
+        yield StoredTensor(f"{self.embedding.name}.weight", matrix)
+        if self.embedding.positions is not None:
+            name, rows = self.embedding.positions
+            yield StoredTensor(f"{name}.weight", (rows, self.shape.hidden_size))
+        for layer in self.layers:
+            yield from layer.tensors()
+        yield from self.norm.tensors()
+        if self.head is not None and self.head.name is not None:
+            yield StoredTensor(f"{self.head.name}.weight", matrix)

@@ -1,0 +1,38 @@
+"""From a config to a torch model without weights, by its family's description."""
+
+from collections.abc import Mapping
+
+import torch
+
+from ostro.errors import ModelError
+from ostro.models.architecture import Architecture
+from ostro.models.base import Model
+from ostro.models.decoder import Decoder
+from ostro.models.hrm_text import HrmTextModel
+from ostro.models.registry import describe
+
+
+def build_model(
+    config: Mapping[str, object],
+    *,
+    max_seq_len: int | None = None,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> Model:
+    """The model that `config` describes, its parameters allocated on the device and not yet filled; see `describe`."""
+    described = describe(config, max_seq_len=max_seq_len)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device or torch.device("cpu"):
+            model = Decoder(described) if isinstance(described, Architecture) else HrmTextModel(described)
+    except (RuntimeError, MemoryError) as error:
+        # Sizes that are possible one by one may ask for more than there is together.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"There is no memory for a model as large as config.json says ({reason}). Check the sizes in it."
+        ) from error
+    finally:
+        torch.set_default_dtype(before)
+    # On meta there are no weights, but the ropes' frequencies are real.
+    return model.eval() if device is not None and device.type == "meta" else model.eval().to(device)

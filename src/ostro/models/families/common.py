@@ -1,0 +1,217 @@
+"""What families share: sizes as config.json names them, and parts under the names that most checkpoints use.
+
+Every value is checked as it is read, so a description that exists describes a model that can be built: numbers are
+finite and within the range of real models with a wide margin, and those that depend on one another agree. The errors
+name the field. Keys that a family does not read are not looked at.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from reprlib import repr as shown
+
+from ostro.errors import BadRequest, UnsupportedModel
+from ostro.models.architecture import (
+    MLP,
+    Activation,
+    Architecture,
+    Attention,
+    AttentionSpec,
+    Embedding,
+    Head,
+    Layer,
+    ModelShape,
+    Norm,
+    Part,
+    Projection,
+    QKNorm,
+)
+from ostro.models.config import ConfigReader
+from ostro.models.limits import EPS, MOST_HEAD_DIM, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB
+from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def decoder_shape(config: ConfigReader, max_seq_len: int | None) -> ModelShape:
+    """The shape of a model with rotary positions. `max_seq_len` is the context to serve, if not the model's own."""
+    heads = config.integer("num_attention_heads", most=MOST_HEADS)
+    kv_heads = config.integer("num_key_value_heads", heads, most=MOST_HEADS)
+    if heads % kv_heads:
+        raise config.bad("num_key_value_heads", kv_heads, f"a divisor of 'num_attention_heads' ({heads})")
+    head_dim = _head_dim(config, heads)
+    rope = checked_rope(rope_settings(config), head_dim)
+    return ModelShape(
+        vocab_size=config.integer("vocab_size", most=MOST_VOCAB),
+        hidden_size=config.integer("hidden_size", most=MOST_HIDDEN),
+        num_layers=config.integer("num_hidden_layers", most=MOST_LAYERS),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_seq_len=served_context(max_seq_len or rope.default_context(), rope.longest_context()),
+    )
+
+
+def _head_dim(config: ConfigReader, heads: int) -> int:
+    hidden = config.integer("hidden_size", most=MOST_HIDDEN)
+    if config.get("head_dim") is not None:
+        return config.integer("head_dim", most=MOST_HEAD_DIM)
+    if hidden % heads:
+        raise config.bad("hidden_size", hidden, f"a multiple of 'num_attention_heads' ({heads}) without 'head_dim'")
+    return hidden // heads
+
+
+def served_context(asked: int, limit: int) -> int:
+    if asked > limit:
+        raise BadRequest(
+            f"max_seq_len is {asked}, but the model knows only {limit} positions; lower it to {limit} or less.",
+            param="max_seq_len",
+        )
+    return asked
+
+
+def activation(config: ConfigReader, key: str, default: str) -> Activation:
+    name = config.text(key, default)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"Activation {name!r} is not known; known are {', '.join(sorted(_ACTIVATIONS))}.")
+    return _ACTIVATIONS[name]
+
+
+def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers have the sliding window: as `layer_types` lists them, in older files by the family's own rule."""
+    types = config.texts("layer_types")
+    if not types:
+        return tuple(otherwise(layer) for layer in range(num_layers))
+    if len(types) != num_layers or not _LAYER_TYPES.issuperset(types):
+        raise UnsupportedModel(
+            f"{config.source}: 'layer_types' must say {' or '.join(sorted(_LAYER_TYPES))} for each of {num_layers} "
+            f"layers, got {len(types)}: {shown(list(types))}."
+        )
+    return tuple(name == "sliding_attention" for name in types)
+
+
+@dataclass(frozen=True, slots=True)
+class HubLayer:
+    """Makes the parts of one layer, under the names that they have in most checkpoints of the Hub."""
+
+    index: int
+    shape: ModelShape
+    eps: float
+    inner_size: int
+    norm_offset: float = 0.0
+
+    def norm(self, name: str, size: int | None = None) -> Norm:
+        return Norm(self._named(name), size or self.shape.hidden_size, self.eps, offset=self.norm_offset)
+
+    def attention(
+        self,
+        spec: AttentionSpec,
+        *,
+        rope: int | None = 0,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        qk_norm: QKNorm | None = None,
+        stored_fused: bool = False,
+    ) -> Attention:
+        shape = self.shape
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        if stored_fused:
+            parts = {"qkv_proj": queries + 2 * keys}
+        return Attention(
+            spec=spec,
+            qkv=self._projection("self_attn", shape.hidden_size, parts, bias=qkv_bias),
+            output=self._projection("self_attn", queries, {"o_proj": shape.hidden_size}, bias=output_bias),
+            rope=rope,
+            qk_norm=qk_norm,
+        )
+
+    def head_norms(self) -> QKNorm:
+        size = self.shape.head_dim
+        return QKNorm(self.norm("self_attn.q_norm", size), self.norm("self_attn.k_norm", size), over="head")
+
+    def width_norms(self) -> QKNorm:
+        queries, keys = (heads * self.shape.head_dim for heads in (self.shape.num_heads, self.shape.num_kv_heads))
+        return QKNorm(self.norm("self_attn.q_norm", queries), self.norm("self_attn.k_norm", keys), over="width")
+
+    def gated_mlp(self, act: Activation, *, bias: bool = False, stored_fused: bool = False) -> MLP:
+        hidden, inner = self.shape.hidden_size, self.inner_size
+        parts = {"gate_up_proj": 2 * inner} if stored_fused else {"gate_proj": inner, "up_proj": inner}
+        return MLP(
+            up=self._projection("mlp", hidden, parts, bias=bias),
+            down=self._projection("mlp", inner, {"down_proj": hidden}, bias=bias),
+            activation=act,
+            gated=True,
+        )
+
+    def pre_norm(self, attention: Attention, mlp: MLP) -> Layer:
+        """Each half reads the normed stream."""
+        return Layer(
+            attention=attention,
+            mlp=mlp,
+            attention_norm=self.norm("input_layernorm"),
+            mlp_norm=self.norm("post_attention_layernorm"),
+        )
+
+    def post_norm(self, attention: Attention, mlp: MLP) -> Layer:
+        """What each half adds to the stream is normed."""
+        return Layer(
+            attention=attention,
+            mlp=mlp,
+            attention_post_norm=self.norm("post_attention_layernorm"),
+            mlp_post_norm=self.norm("post_feedforward_layernorm"),
+        )
+
+    def sandwich_norm(self, attention: Attention, mlp: MLP) -> Layer:
+        """Both."""
+        return Layer(
+            attention=attention,
+            mlp=mlp,
+            attention_norm=self.norm("input_layernorm"),
+            attention_post_norm=self.norm("post_attention_layernorm"),
+            mlp_norm=self.norm("pre_feedforward_layernorm"),
+            mlp_post_norm=self.norm("post_feedforward_layernorm"),
+        )
+
+    def _projection(self, parent: str, columns: int, parts: Mapping[str, int], *, bias: bool) -> Projection:
+        named = tuple(Part(self._named(f"{parent}.{name}"), rows) for name, rows in parts.items())
+        return Projection(columns, named, bias=bias)
+
+    def _named(self, name: str) -> str:
+        return f"model.layers.{self.index}.{name}"
+
+
+def hub_layers(config: ConfigReader, shape: ModelShape, *, norm_offset: float = 0.0) -> Iterator[HubLayer]:
+    eps, inner = config.within("rms_norm_eps", EPS), config.integer("intermediate_size", most=MOST_INNER)
+    return (HubLayer(index, shape, eps, inner, norm_offset) for index in range(shape.num_layers))
+
+
+def decoder(
+    config: ConfigReader,
+    shape: ModelShape,
+    layers: Sequence[Layer],
+    *,
+    ropes: Sequence[RopeSettings] | None = None,
+    norm_offset: float = 0.0,
+    embedding_scale: float = 1.0,
+    tied: bool = False,
+    logit_softcap: float | None = None,
+) -> Architecture:
+    """The usual frame around a family's layers. `tied` is what `tie_word_embeddings` is where config.json lacks it."""
+    tied = config.flag("tie_word_embeddings", tied)
+    return Architecture(
+        shape=shape,
+        embedding=Embedding(name="model.embed_tokens", scale=embedding_scale),
+        layers=tuple(layers),
+        norm=Norm("model.norm", shape.hidden_size, config.within("rms_norm_eps", EPS), offset=norm_offset),
+        head=Head(name=None if tied else "lm_head", softcap=logit_softcap),
+        ropes=tuple(checked_rope(rope, shape.head_dim) for rope in ropes or [rope_settings(config)]),
+    )

@@ -1,0 +1,63 @@
+"""Gemma 2: norms before and after each half, scaled embeddings, capped scores and logits, windows on every other layer.
+
+Norm weights are stored as their difference from one.
+"""
+
+from collections.abc import Sequence
+
+from ostro.models.architecture import Architecture, AttentionSpec, Layer, ModelShape
+from ostro.models.config import ConfigReader
+from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
+from ostro.models.rope_settings import RopeSettings
+
+NORM_OFFSET = 1.0
+_SOFTCAP = (1e-3, 1e6)
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    shape = decoder_shape(config, max_seq_len)
+    slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: layer % 2 == 0)
+    return around(config, shape, layers(config, shape, slides))
+
+
+def layers(
+    config: ConfigReader,
+    shape: ModelShape,
+    slides: Sequence[bool],
+    *,
+    normed_heads: bool = False,
+    own_rope: bool = False,
+) -> list[Layer]:
+    """With `own_rope`, layers that slide rotate by the second of the model's ropes."""
+    scale = config.number("query_pre_attn_scalar", least=1e-3, most=1e9) ** -0.5
+    window = config.optional_integer("sliding_window")
+    softcap = config.optional_number("attn_logit_softcapping", _SOFTCAP)
+    bias, act = config.flag("attention_bias", False), activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    return [
+        layer.sandwich_norm(
+            layer.attention(
+                AttentionSpec(scale=scale, window=window if sliding else None, softcap=softcap),
+                rope=int(sliding and own_rope),
+                qkv_bias=bias,
+                output_bias=bias,
+                qk_norm=layer.head_norms() if normed_heads else None,
+            ),
+            layer.gated_mlp(act),
+        )
+        for layer, sliding in zip(hub_layers(config, shape, norm_offset=NORM_OFFSET), slides, strict=True)
+    ]
+
+
+def around(
+    config: ConfigReader, shape: ModelShape, layers: Sequence[Layer], ropes: Sequence[RopeSettings] | None = None
+) -> Architecture:
+    return decoder(
+        config,
+        shape,
+        layers,
+        ropes=ropes,
+        norm_offset=NORM_OFFSET,
+        embedding_scale=shape.hidden_size**0.5,
+        tied=True,
+        logit_softcap=config.optional_number("final_logit_softcapping", _SOFTCAP),
+    )

@@ -1,0 +1,84 @@
+"""GPT-2: learned positions, layer norms, biases everywhere, and matrices that checkpoints store as [in, out]."""
+
+from ostro.errors import UnsupportedModel
+from ostro.models.architecture import (
+    MLP,
+    Architecture,
+    Attention,
+    AttentionSpec,
+    Embedding,
+    Head,
+    Layer,
+    ModelShape,
+    Norm,
+    Part,
+    Projection,
+)
+from ostro.models.config import ConfigReader
+from ostro.models.families.common import activation, served_context
+from ostro.models.limits import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    if config.flag("add_cross_attention", False):
+        raise UnsupportedModel("GPT-2 with cross-attention is not supported; only its decoder-only models are.")
+    shape = _shape(config, max_seq_len)
+    tied = config.flag("tie_word_embeddings", True)
+    return Architecture(
+        shape=shape,
+        backbone="transformer",
+        embedding=Embedding(name="transformer.wte", positions=Part("transformer.wpe", config.integer("n_positions"))),
+        layers=tuple(_layer(config, shape, index) for index in range(shape.num_layers)),
+        norm=_norm(config, shape, "transformer.ln_f"),
+        head=Head(name=None if tied else "lm_head"),
+    )
+
+
+def _shape(config: ConfigReader, max_seq_len: int | None) -> ModelShape:
+    hidden, heads = config.integer("n_embd", most=MOST_HIDDEN), config.integer("n_head", most=MOST_HEADS)
+    if hidden % heads:
+        raise config.bad("n_embd", hidden, f"a multiple of 'n_head' ({heads})")
+    positions = config.integer("n_positions")
+    return ModelShape(
+        vocab_size=config.integer("vocab_size", most=MOST_VOCAB),
+        hidden_size=hidden,
+        num_layers=config.integer("n_layer", most=MOST_LAYERS),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        max_seq_len=served_context(max_seq_len or positions, positions),
+    )
+
+
+def _layer(config: ConfigReader, shape: ModelShape, index: int) -> Layer:
+    name, hidden = f"transformer.h.{index}", shape.hidden_size
+    inner = config.integer("n_inner", 4 * hidden, most=MOST_INNER)
+
+    def projection(part: str, columns: int, rows: int) -> Projection:
+        return Projection(columns, (Part(f"{name}.{part}", rows),), bias=True, transposed=True)
+
+    return Layer(
+        attention=Attention(
+            spec=AttentionSpec(scale=_attention_scale(config, shape, index)),
+            qkv=projection("attn.c_attn", hidden, 3 * hidden),
+            output=projection("attn.c_proj", hidden, hidden),
+            rope=None,
+        ),
+        mlp=MLP(
+            up=projection("mlp.c_fc", hidden, inner),
+            down=projection("mlp.c_proj", inner, hidden),
+            activation=activation(config, "activation_function", "gelu_new"),
+            gated=False,
+        ),
+        attention_norm=_norm(config, shape, f"{name}.ln_1"),
+        mlp_norm=_norm(config, shape, f"{name}.ln_2"),
+    )
+
+
+def _norm(config: ConfigReader, shape: ModelShape, name: str) -> Norm:
+    return Norm(name, shape.hidden_size, config.within("layer_norm_epsilon", EPS, 1e-5), kind="layer")
+
+
+def _attention_scale(config: ConfigReader, shape: ModelShape, layer: int) -> float:
+    scale = shape.head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
+    return scale / (layer + 1) if config.flag("scale_attn_by_inverse_layer_idx", False) else scale

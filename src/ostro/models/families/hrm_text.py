@@ -1,0 +1,89 @@
+"""HRM-Text: two stacks of layers that run again and again over the same tokens.
+
+It is no `Architecture`: its layers run several times a token, its norms have no weights, and a gate scales what
+attention gives. It has a description of its own here, and modules of its own in `models.hrm_text`.
+"""
+
+from dataclasses import dataclass
+
+from ostro.errors import BadCheckpoint
+from ostro.models.architecture import Activation, Head, ModelShape
+from ostro.models.config import ConfigReader
+from ostro.models.families.common import activation, served_context
+from ostro.models.limits import (
+    EPS,
+    MOST_CYCLES,
+    MOST_HEAD_DIM,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_INNER,
+    MOST_LAYERS,
+    MOST_VOCAB,
+)
+from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
+
+_SCALE = (1e-6, 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HrmText:
+    shape: ModelShape
+    """It has a layer for each run of one, as each run keeps keys and values of its own."""
+    depth: int
+    """Layers of a stack."""
+    high_cycles: int
+    low_cycles: int
+    inner_size: int
+    activation: Activation
+    eps: float
+    embedding_scale: float
+    attention_bias: bool
+    mlp_bias: bool
+    rope: RopeSettings
+    head: Head | None
+    backbone: str = "model"
+
+    @property
+    def widest(self) -> int:
+        """The longest row that a layer computes for a token: gates, queries, keys and values."""
+        return max(self.inner_size, 4 * self.shape.num_heads * self.shape.head_dim)
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
+    heads = config.integer("num_attention_heads", most=MOST_HEADS)
+    head_dim = config.integer("head_dim", 128, most=MOST_HEAD_DIM)
+    # Files of transformers count the runs as num_hidden_layers, and name the depth apart; others name only the depth.
+    depth = config.integer(
+        "num_layers_per_stack", config.integer("num_hidden_layers", most=MOST_LAYERS), most=MOST_LAYERS
+    )
+    high, low = config.integer("H_cycles", 2, most=MOST_CYCLES), config.integer("L_cycles", 3, most=MOST_CYCLES)
+    runs = depth * high * (low + 1)
+    if runs > 16 * MOST_LAYERS:
+        raise BadCheckpoint(
+            f"{config.source}: 'num_layers_per_stack', 'H_cycles' and 'L_cycles' make {runs} runs of layers a "
+            f"token, and {16 * MOST_LAYERS} are the most."
+        )
+    rope = checked_rope(rope_settings(config), head_dim)
+    scale = config.optional_number("embedding_scale", _SCALE)
+    return HrmText(
+        shape=ModelShape(
+            vocab_size=config.integer("vocab_size", most=MOST_VOCAB),
+            hidden_size=config.integer("hidden_size", most=MOST_HIDDEN),
+            num_layers=runs,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            max_seq_len=served_context(max_seq_len or rope.default_context(), rope.longest_context()),
+        ),
+        depth=depth,
+        high_cycles=high,
+        low_cycles=low,
+        inner_size=config.integer("intermediate_size", most=MOST_INNER),
+        activation=activation(config, "hidden_act", "silu"),
+        eps=config.within("rms_norm_eps", EPS),
+        embedding_scale=scale or 1.0 / config.within("initializer_range", _SCALE, 0.02),
+        attention_bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+        rope=rope,
+        head=Head(name=None if config.flag("tie_word_embeddings", False) else "lm_head"),
+    )

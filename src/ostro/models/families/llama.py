@@ -1,0 +1,20 @@
+"""Llama 1 to 3.x, and what shares its shape, such as SmolLM2."""
+
+from ostro.models.architecture import Architecture, AttentionSpec
+from ostro.models.config import ConfigReader
+from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
+
+
+def describe(config: ConfigReader, max_seq_len: int | None, *, window: int | None = None) -> Architecture:
+    shape = decoder_shape(config, max_seq_len)
+    spec = AttentionSpec(scale=shape.head_dim**-0.5, window=window)
+    attention_bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    act = activation(config, "hidden_act", "silu")
+    layers = [
+        layer.pre_norm(
+            layer.attention(spec, qkv_bias=attention_bias, output_bias=attention_bias),
+            layer.gated_mlp(act, bias=mlp_bias),
+        )
+        for layer in hub_layers(config, shape)
+    ]
+    return decoder(config, shape, layers)

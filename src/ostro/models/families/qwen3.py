@@ -1,0 +1,18 @@
+"""Qwen 3: as Qwen 2, but query and key heads are normed, and have no biases as a rule."""
+
+from ostro.models.architecture import Architecture
+from ostro.models.config import ConfigReader
+from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
+from ostro.models.families.qwen2 import attention_specs
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    shape = decoder_shape(config, max_seq_len)
+    bias, act = config.flag("attention_bias", False), activation(config, "hidden_act", "silu")
+    layers = [
+        layer.pre_norm(
+            layer.attention(spec, qkv_bias=bias, output_bias=bias, qk_norm=layer.head_norms()), layer.gated_mlp(act)
+        )
+        for layer, spec in zip(hub_layers(config, shape), attention_specs(config, shape), strict=True)
+    ]
+    return decoder(config, shape, layers)

@@ -1,0 +1,57 @@
+"""A model's description and its torch modules: the same tensors, under the same names."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+import tiny_models
+import torch
+from tiny_configs import GPT2, LLAMA
+
+from ostro.models.architecture import Architecture
+from ostro.models.build import build_model
+from ostro.models.loading import places_of
+from ostro.models.registry import FAMILIES, describe
+
+Config = Mapping[str, object]
+
+BIASES: Config = {"attention_bias": True, "mlp_bias": True}
+
+
+def architecture_of(config: Config) -> Architecture:
+    described = describe(config)
+    assert isinstance(described, Architecture)
+    return described
+
+
+def config_of(family: str, **changes: object) -> Config:
+    return {
+        **tiny_models.GEMMA2,
+        **(GPT2 if family == "gpt2" else {}),
+        "architectures": None,
+        "model_type": family,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, BIASES, {"tie_word_embeddings": False}], ids=str)
+@pytest.mark.parametrize("family", [each.model_type for each in FAMILIES if each.model_type != "hrm_text"])
+def test_the_described_tensors_are_those_that_the_model_has_places_for(family: str, changes: Config) -> None:
+    config = config_of(family, **changes)
+    described = {name: (shape, offset) for name, shape, offset in architecture_of(config).tensors()}
+    places = places_of(build_model(config, dtype=torch.float32, device=torch.device("meta")))
+    assert described == {name: (tuple(place.shape), place.offset) for name, place in places.items()}
+
+
+def test_gemma_3_rotates_its_windowed_layers_by_a_rope_of_their_own() -> None:
+    types = ["sliding_attention", "full_attention"]
+    described = architecture_of(config_of("gemma3_text", layer_types=types, sliding_window=8))
+    assert [(layer.attention.spec.window, layer.attention.rope) for layer in described.layers] == [(8, 1), (None, 0)]
+    assert [rope.theta for rope in described.ropes] == [1e6, 1e4]
+
+
+def test_a_model_is_described_without_torch() -> None:
+    code = f"import sys; from ostro.models.registry import describe; describe({dict(LLAMA)!r}); "
+    code += "print({'torch', 'numpy'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
