@@ -3,9 +3,9 @@
     python bench/fairness.py                      # the default model
     python bench/fairness.py --no-save --requests 5
 
-The attacks: a flood of long answers, the same from a client that reads nothing, one request of 2,048 prompts, and long
-prompts one after the other. The polite key sends one short request at a time. Its median beside an attack is to stay
-within three times that of an idle server.
+The attacks: a flood of long answers, the same from a client that reads nothing, one request of 2,048 prompts, long
+prompts one after the other, and texts that take seconds to tokenise. The polite key sends one short request at a time.
+Its median beside an attack is to stay within three times that of an idle server.
 """
 
 import argparse
@@ -36,6 +36,7 @@ ATTACKS: Mapping[str, tuple[int, Mapping[str, object], bool]] = {
     "slow reads": (200, {**_LONG, "prompt": _WORDS, "logprobs": 5}, False),
     "many prompts": (2, {**_LONG, "prompt": [f"{number} {_WORDS}" for number in range(2048)]}, True),
     "long prompts": (8, {"max_tokens": 1, "prompt": _WORDS * 600, "stream": True}, True),
+    "long texts": (12, {"max_tokens": 1, "prompt": _WORDS * 20_000, "truncate_prompt_tokens": 4, "stream": True}, True),
 }
 
 

@@ -231,6 +231,29 @@ async def test_key_that_queues_long_prompts_leaves_others_room_to_queue() -> Non
 
 
 @in_loop
+async def test_texts_of_one_key_are_prepared_one_at_a_time_beside_those_of_others() -> None:
+    """Requests with texts of a megabyte kept both threads busy, and another key's text waited for all of them."""
+    gate = Gate(GateLimits(), num_keys=2)
+    release, at_work = asyncio.Event(), list[str]()
+
+    async def prepare(key: str) -> None:
+        at_work.append(key)
+        await release.wait()
+
+    async def visit(key: str) -> None:
+        async with gate.admit(a_record(key)) as ticket:
+            await ticket.prepare(lambda: prepare(key))
+
+    tasks = [asyncio.create_task(visit(key)) for key in ("hostile", "hostile", "hostile", "polite")]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert at_work == ["hostile", "polite"]
+    release.set()
+    await asyncio.gather(*tasks)
+    assert at_work == ["hostile", "polite", "hostile", "hostile"]
+
+
+@in_loop
 async def test_negative_priority_is_for_keys_that_may() -> None:
     """Anybody's overtook everybody."""
     gate = Gate(GateLimits(), num_keys=2)

@@ -94,7 +94,7 @@ class Answer(Response):
         prepare, keeps_turn = self._job.prepare, False
         model = await self._take(ticket)
         self._record.model = model.name
-        requests = ticket.enlist(await ticket.within(prepare(model)))
+        requests = ticket.enlist(await ticket.prepare(partial(prepare, model)))
         self._body.release()
         self._record.num_prompts, self._record.params = len(requests), requests[0].params
         while not ticket.enter():
@@ -105,7 +105,7 @@ class Answer(Response):
             keeps_turn = True
             if again.service is not model.service:
                 # It was loaded again, and requests are one service's own.
-                model, requests = again, ticket.enlist(await ticket.within(prepare(again)))
+                model, requests = again, ticket.enlist(await ticket.prepare(partial(prepare, again)))
         return model, requests
 
     async def _take(self, ticket: Ticket) -> Model:

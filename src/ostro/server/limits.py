@@ -4,7 +4,7 @@ A route goes through the gate like this:
 
     async with gate.admit(record) as ticket:                  # 429 when the line is full, 503 while draining
         model = await ticket.take(models.use(name), name)     # 429 when too many wait for this one to be loaded
-        requests = ticket.enlist([await ticket.within(model.prepare(...))])      # each request gets its `turn`
+        requests = ticket.enlist(await ticket.prepare(...))                     # each request gets its `turn`
         await ticket.turn()                                   # waits in line
         async for deltas in ticket.watch(model.stream(requests[0])): ...        # or
         completion = await ticket.complete(model.complete(requests[0]))
@@ -223,6 +223,12 @@ class Ticket:
         finally:
             self._at_work.discard(task)
 
+    async def prepare(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """What takes long on texts, within the request's time. Where there are several keys, one request of each is at
+        it at a time: a key whose texts take forever keeps none of the others waiting.
+        """
+        return await self.within(self._gate.in_turn(self.record.key, work))
+
     def expired(self) -> bool:
         return self._expired
 
@@ -301,6 +307,7 @@ class Gate:
         self._slots = Shares(limits.concurrent, num_keys=num_keys)
         self._tokens = Shares(limits.waiting_tokens, num_keys=num_keys)
         self._many_keys = num_keys > 1
+        self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._share_prefixes = share_prefixes or num_keys <= 1
         self._many_models = many_models
         self._loading: Counter[str] = Counter()
@@ -357,6 +364,12 @@ class Gate:
         """Seconds until it is worth another try: how long requests have been waiting of late."""
         mean = sum(self._waits) / len(self._waits) if self._waits else 0.0
         return min(max(1, math.ceil(mean)), _LONGEST_RETRY)
+
+    async def in_turn(self, key: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        if not self._many_keys:
+            return await work()
+        async with self._preparing[key]:
+            return await work()
 
     def capped(self, requests: Sequence[Request]) -> list[Request]:
         """Raises BadRequest if one asks for more tokens than it may."""

@@ -51,7 +51,7 @@ async def _with_model(
     """As one of those that the gate lets in."""
     async with api.gate.admit(record_of(http)) as ticket:
         model = await ticket.take(api.models.use(name), name)
-        return await ticket.within(answer(model.service))
+        return await ticket.prepare(partial(answer, model.service))
 
 
 async def _tokenized(request: TokenizeRequest, service: ModelService) -> Response:
