@@ -4,11 +4,12 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.renderer import MAX_SOURCE_CHARACTERS, Renderer, RenderLimits
 
@@ -88,6 +89,28 @@ def test_process_that_was_killed_between_conversations_is_not_missed() -> None:
     assert renderer.render(HELLO) == "[Hello]>"
 
 
+def test_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    renderer = Renderer(ChatTemplate(ECHO))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / "nothing"))
+        # The model is loaded all the same: by the first conversation there may be room for a process.
+        renderer.start()
+        with pytest.raises(Unavailable, match="no process could be started"):
+            renderer.render(HELLO)
+    assert renderer.render(HELLO) == "[Hello]>"
+
+
+@pytest.mark.parametrize("source", ["{{ cycler() }}", "{{ 1 // 0 }}", "{% if %}", "{{ messages.x.y }}"])
+def test_whatever_a_template_raises_is_its_own_failure_and_not_the_processs(source: str) -> None:
+    """A RuntimeError, such as cycler's, ended the process."""
+    renderer = Renderer(ChatTemplate(source))
+    renderer.start()
+    process = renderer.pid
+    with pytest.raises(BadRequest, match="The chat template failed"):
+        renderer.render(HELLO)
+    assert renderer.pid == process
+
+
 def test_process_that_dies_in_the_middle_fails_that_conversation_alone() -> None:
     renderer = Renderer(ChatTemplate(MOODY), limits=RenderLimits(seconds=60))
 
@@ -96,7 +119,7 @@ def test_process_that_dies_in_the_middle_fails_that_conversation_alone() -> None
         await asyncio.sleep(0.05)
         assert renderer.pid is not None
         os.kill(renderer.pid, signal.SIGKILL)
-        with pytest.raises(BadRequest, match="ended with status -9"):
+        with pytest.raises(Unavailable, match="ended with status -9"):
             await looping
         assert await renderer.render_async(HELLO) == "fine"
 

@@ -21,18 +21,6 @@ from jinja2.utils import Namespace
 from ostro.errors import BadRequest, Unsupported
 from ostro.text.chat import ChatTemplate, Message
 
-# What a template can do wrong: Jinja's own errors, and those of Python's operators and methods on odd values.
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-
 _ROLE = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}")
 # The names under which clients send back what a model thought, and under which templates look for it.
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
@@ -67,7 +55,10 @@ class JinjaTemplate:
             raise BadRequest(
                 f"The chat template refused the messages: {_short(refusal)}", param="messages"
             ) from refusal
-        except _TEMPLATE_ERRORS as error:
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Nothing but the template runs here, and Jinja's functions and Python's operators raise all kinds.
             raise BadRequest(f"The chat template failed: {_short(error)}", param="messages") from error
 
     @cached_property

@@ -15,14 +15,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
 
 from ostro.child_environment import template_environment
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.control_text import MAX_NESTING, ControlTexts
 from ostro.text.render_messages import LENGTH, Conversation, Rendered, Reply, Setup
@@ -79,8 +79,9 @@ class Renderer:
         return None if self._process is None else self._process.popen.pid
 
     def start(self) -> None:
-        """Starts the process ahead of the first conversation; returns at once."""
-        self._running()
+        """Starts the process ahead of the first conversation, which tries again if that fails; returns at once."""
+        with suppress(Unavailable):
+            self._running()
 
     def close(self) -> None:
         """Ends the process. A renderer that is forgotten does so, too."""
@@ -97,7 +98,8 @@ class Renderer:
         mark: str | None = None,
     ) -> str:
         """The conversation's text, as `render_guarded` makes it if there is a mark. Raises BadRequest for one that
-        the template refuses or fails on, or that exceeds the limits.
+        the template refuses or fails on, or that exceeds the limits; Unavailable if the process cannot be started or
+        is killed.
         """
         message = _encoded(messages, tools, add_generation_prompt, mark)
         with self._lock, self._conversation() as process:
@@ -157,10 +159,11 @@ class Renderer:
         status = self._process.end()
         self._process = None
         if status == -signal.SIGPROF:
-            reason = f"it ran longer than {self.limits.seconds:g} seconds"
-        else:
-            reason = f"the process that renders it ended with status {status}"
-        raise BadRequest(f"The chat template failed: {reason}.", param="messages")
+            raise BadRequest(
+                f"The chat template failed: it ran longer than {self.limits.seconds:g} seconds.", param="messages"
+            )
+        # Killed by the system or an operator: whatever a template does by itself is a reply.
+        raise Unavailable(f"The process that renders the chat template ended with status {status}. Try again.")
 
     def _text(self, reply: bytes) -> str:
         outcome = msgspec.msgpack.decode(reply, type=Reply)
@@ -188,10 +191,9 @@ class _Process:
                 )
             except OSError as error:
                 self.socket.close()
-                raise BadRequest(
+                raise Unavailable(
                     f"The chat template cannot be rendered: no process could be started ({error.strerror}). "
-                    "Try again later.",
-                    param="messages",
+                    "Try again later."
                 ) from error
         self._finalizer = weakref.finalize(self, _end, self.popen, self.socket)
 
