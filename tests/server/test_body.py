@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_service import set_faults, until
 
+from ostro.errors import TryLater
 from ostro.server import body
 from ostro.server.api import HttpOptions
-from ostro.server.body import BodyBudget, BodyLimits, costs_too_much
+from ostro.server.body import BodyBudget, BodyLease, BodyLimits, costs_too_much
 from ostro.server.limits import GateLimits
 
 COMPLETIONS = "/v1/completions"
@@ -129,7 +130,7 @@ def test_bodies_share_a_budget_and_the_one_too_many_is_told_to_come_again(announ
         async with client_of(bodies) as client:
             posts = [client.post(COMPLETIONS, content=dripping(LONG, over)) for _ in range(2)]
             held = [asyncio.create_task(post) for post in posts]
-            await until(lambda: bodies.used == 2 * len(LONG))
+            await until(lambda: bodies.long.used == 2 * len(LONG))
             refused = await client.post(COMPLETIONS, content=late if announced else _pieces(late))
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "1"
@@ -139,7 +140,7 @@ def test_bodies_share_a_budget_and_the_one_too_many_is_told_to_come_again(announ
             assert short.status_code == 200
             over.set()
             assert {response.status_code for response in await asyncio.gather(*held)} == {400}
-            assert bodies.used == 0
+            assert bodies.long.used == 0
             assert (await client.post(COMPLETIONS, content=late)).status_code == 400
 
     asyncio.run(scenario())
@@ -157,11 +158,53 @@ def test_body_that_its_client_gives_up_leaves_the_budget() -> None:
     async def scenario() -> None:
         async with client_of(bodies) as client:
             posting = asyncio.create_task(client.post(COMPLETIONS, content=dripping(LONG, asyncio.Event())))
-            await until(lambda: bodies.used == len(LONG))
+            await until(lambda: bodies.long.used == len(LONG))
             posting.cancel()
-            await until(lambda: bodies.used == 0)
+            await until(lambda: bodies.long.used == 0)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("fake")
+def test_short_bodies_share_a_budget_that_leaves_long_ones_theirs() -> None:
+    """They were not counted: 3,000 unfinished ones took 190 MB, whatever --max-bodies-size said."""
+    bodies = BodyBudget(256 << 10)
+    short = LONG[: 60 << 10]
+
+    async def scenario() -> None:
+        over = asyncio.Event()
+        async with client_of(bodies) as client:
+            posts = [client.post(COMPLETIONS, content=dripping(short, over)) for _ in range(4)]
+            held = [asyncio.create_task(post) for post in posts]
+            await until(lambda: bodies.short.used == 4 * len(short))
+            refused = await client.post(COMPLETIONS, content=short + b'"}')
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert (await client.post(COMPLETIONS, content=LONG + b'"}')).status_code == 400
+            assert (await client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 1})).status_code == 200
+            over.set()
+            assert {response.status_code for response in await asyncio.gather(*held)} == {400}
+        assert bodies.short.used == bodies.long.used == 0
+
+    asyncio.run(scenario())
+
+
+def test_body_that_turns_out_to_be_long_is_counted_once() -> None:
+    bodies = BodyBudget(256 << 10)
+    lease = BodyLease(bodies)
+    lease.grow(60 << 10)
+    assert (bodies.short.used, bodies.long.used) == (60 << 10, 0)
+    lease.grow(10 << 10)
+    assert (bodies.short.used, bodies.long.used) == (0, 70 << 10)
+    with pytest.raises(TryLater):
+        BodyLease(bodies).expect(200 << 10)
+    lease.release()
+    assert (bodies.short.used, bodies.long.used) == (0, 0)
+
+
+def test_server_for_small_bodies_has_room_for_a_thousand_of_them() -> None:
+    assert BodyLimits(max_bytes=16 << 10).budget == 64 << 20
+    assert BodyLimits(max_bytes=16 << 10, max_bytes_together=32 << 10).budget == 32 << 10
 
 
 @pytest.mark.usefixtures("fake")
@@ -172,7 +215,7 @@ def test_body_leaves_the_budget_once_it_is_tokenised() -> None:
     async def scenario() -> None:
         async with client_of(bodies) as client, client.stream("POST", COMPLETIONS, json=request) as response:
             assert response.status_code == 200
-            assert bodies.used == 0
+            assert bodies.long.used == 0
 
     asyncio.run(scenario())
 
@@ -195,7 +238,7 @@ def test_body_is_not_read_where_the_request_would_not_be_let_in() -> None:
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             writer.write(head.encode() + b"Content-Length: 100000\r\n\r\n" + LONG[:1000])
             assert (await reader.readline()).split()[1] == b"429"
-            assert bodies.used == 0
+            assert bodies.long.used == 0
             writer.close()
 
     asyncio.run(scenario())

@@ -1,8 +1,8 @@
 """A request's body: read within bounds of size and time, decoded, checked. Knows JSON; knows no endpoint.
 
 All bodies together have a budget of bytes, from the first byte that is read until their texts are tokenised: a body
-that finds it spent is told to come again later. Short bodies always find room, so that a few long ones keep nobody
-from asking a question.
+that finds it spent is told to come again later. Short bodies have an equal budget of their own, so that a few long
+ones keep nobody from asking a question.
 
 Decoding and checking each hold the interpreter's lock from beginning to end, in a thread too. What bounds the time that
 all others wait is the number of values in the body; so these are counted before any of them is made.
@@ -34,6 +34,8 @@ _ESCAPES = 8
 # What is scanned at a stroke: other threads wait a millisecond for it.
 _BLOCK = 256 << 10
 _RETRY_SECONDS = 1
+# The default budget is no smaller: a server that takes only small bodies still has room for a thousand of them.
+_LEAST_BUDGET = 64 << 20
 
 # Decoding holds the interpreter's lock: more threads would only queue for that.
 _DECODERS = ThreadPoolExecutor(2, thread_name_prefix="body")
@@ -45,19 +47,29 @@ class BodyLimits:
     seconds: float = 60.0
     """How long a body may take to arrive: one byte a second keeps no connection open."""
     max_bytes_together: int | None = None
-    """Of all bodies that are being read, decoded or tokenised. None is room for two of the longest."""
+    """Of all long bodies that are being read, decoded or tokenised, and again of all short ones. None is room for two
+    of the longest, or for a thousand short ones.
+    """
 
     @property
     def budget(self) -> int:
-        return 2 * self.max_bytes if self.max_bytes_together is None else self.max_bytes_together
+        if self.max_bytes_together is not None:
+            return self.max_bytes_together
+        return max(2 * self.max_bytes, _LEAST_BUDGET)
+
+
+@dataclass(slots=True)
+class ByteCount:
+    most: int
+    used: int = 0
 
 
 class BodyBudget:
-    """The bytes of all bodies in memory. Use within one event loop."""
+    """The bytes of all bodies in memory: `most` for long ones, as many for short ones. For use in one event loop."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
-        self.used = 0
+        self.long = ByteCount(most)
+        self.short = ByteCount(most)
 
 
 class BodyLease:
@@ -65,28 +77,39 @@ class BodyLease:
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
+        self._count = budget.short
         self._size = 0
 
-    def check(self, size: int) -> None:
-        """Raises TryLater if there is no room for so many bytes more."""
-        budget = self._budget
-        if self._size + size > _LONG_BODY and budget.used + size > budget.most:
-            raise TryLater(
-                f"The bodies of requests under way take {budget.used} of {budget.most} bytes already, and this one "
-                "finds no room. Try again in a moment.",
-                retry_after=_RETRY_SECONDS,
-            )
+    def expect(self, size: int) -> None:
+        """Raises TryLater if there is no room for a body of this size. Takes none yet."""
+        if size > _LONG_BODY:
+            self._count = self._budget.long
+        self._check(size)
 
     def grow(self, size: int) -> None:
-        """Takes in bytes that have come; raises as `check` does."""
-        self.check(size)
-        self._size += size
-        self._budget.used += size
+        """Takes in bytes that have come; raises TryLater if there is no room for them."""
+        total = self._size + size
+        if total > _LONG_BODY and self._count is self._budget.short:
+            # It moves with all its bytes.
+            self.release()
+            self._count, size = self._budget.long, total
+        self._check(size)
+        self._count.used += size
+        self._size = total
 
     def release(self) -> None:
         """Once the texts are tokenised, or the request is over. May be called again."""
-        self._budget.used -= self._size
+        self._count.used -= self._size
         self._size = 0
+
+    def _check(self, size: int) -> None:
+        count = self._count
+        if count.used + size > count.most:
+            raise TryLater(
+                f"The bodies of requests under way take {count.used} of {count.most} bytes already, and this one "
+                "finds no room. Try again in a moment.",
+                retry_after=_RETRY_SECONDS,
+            )
 
 
 class BodyLeases:
@@ -189,7 +212,7 @@ def _check_length(request: Request, limits: BodyLimits) -> None:
         if int(announced) > limits.max_bytes:
             raise _too_large(limits)
         # Better now than when most of it has come. It is counted as it comes: announcing costs a client nothing.
-        lease_of(request).check(int(announced))
+        lease_of(request).expect(int(announced))
 
 
 async def _read(request: Request, limits: BodyLimits) -> bytes:

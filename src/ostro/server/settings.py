@@ -463,7 +463,8 @@ class ServeSettings(BaseSettings):
     max_bodies_size: Bytes | None = Field(
         None,
         description="most bytes of all bodies together that are being read, decoded or tokenised; then 503 with "
-        "Retry-After, except for bodies of up to 64K, which always find room (default: twice --max-body-size)",
+        "Retry-After. Bodies of up to 64K have as much again for themselves (default: twice --max-body-size, at least "
+        "64M)",
     )
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         300.0, description="seconds a request may take, waiting included; then 504"
