@@ -1,7 +1,8 @@
 """A request's body: read within bounds of size and time, decoded, checked. Knows JSON; knows no endpoint.
 
-All bodies together have a budget of bytes, from the first byte that is read until their texts are tokenised: a body
-that finds it spent is told to come again later. Short bodies have an equal budget of their own, so that a few long
+All bodies together have a budget of bytes, from the first byte that is read until the request ends, since a request is
+kept that long: its answer depends on it, and a model that was loaded again needs it once more. A body that finds the
+budget spent is told to come again later. Short bodies have an equal budget of their own, so that a few long
 ones keep nobody from asking a question.
 
 Decoding and checking each hold the interpreter's lock from beginning to end, in a thread too. What bounds the time that
@@ -47,8 +48,8 @@ class BodyLimits:
     seconds: float = 60.0
     """How long a body may take to arrive: one byte a second keeps no connection open."""
     max_bytes_together: int | None = None
-    """Of all long bodies that are being read, decoded or tokenised, and again of all short ones. None is room for two
-    of the longest, or for a thousand short ones.
+    """Of the long bodies of all requests under way, and again of the short ones. None is room for two of the longest,
+    or for a thousand short ones.
     """
 
     @property
@@ -98,7 +99,7 @@ class BodyLease:
         self._size = total
 
     def release(self) -> None:
-        """Once the texts are tokenised, or the request is over. May be called again."""
+        """Gives all of it back. May be called again."""
         self._count.used -= self._size
         self._size = 0
 
@@ -113,7 +114,7 @@ class BodyLease:
 
 
 class BodyLeases:
-    """ASGI middleware: gives every request its lease, which ends with the request if nobody ends it before."""
+    """ASGI middleware: gives every request its lease, which ends with the request."""
 
     def __init__(self, app: ASGIApp, *, budget: BodyBudget) -> None:
         self.app = app

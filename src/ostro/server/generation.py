@@ -22,7 +22,6 @@ from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError
 from ostro.outputs import Completion, Delta
 from ostro.server.api import Api, json_response, record_of
-from ostro.server.body import lease_of
 from ostro.server.chunks import Chunks
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.limits import Ticket
@@ -61,7 +60,6 @@ class Answer(Response):
         self._api = api
         self._record = record_of(http)
         self._record.asked_model = job.model
-        self._body = lease_of(http)
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +93,6 @@ class Answer(Response):
         model = await self._take(ticket)
         self._record.model = model.name
         requests = ticket.enlist(await ticket.prepare(partial(prepare, model)))
-        self._body.release()
         self._record.num_prompts, self._record.params = len(requests), requests[0].params
         while not ticket.enter():
             await ticket.let_go()

@@ -462,7 +462,7 @@ class ServeSettings(BaseSettings):
     max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M; then 413")
     max_bodies_size: Bytes | None = Field(
         None,
-        description="most bytes of all bodies together that are being read, decoded or tokenised; then 503 with "
+        description="most bytes that the bodies of all requests under way may take together; then 503 with "
         "Retry-After. Bodies of up to 64K have as much again for themselves (default: twice --max-body-size, at least "
         "64M)",
     )
