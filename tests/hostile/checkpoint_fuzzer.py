@@ -58,6 +58,8 @@ FLOAT_GAP, QUANTIZED_GAP = 0.05, 2.0
 # Where a changed weight brings two keys to a near tie, rounding decides between them, and scores move by any amount.
 # Such a token is right if torch finds it likely in one of so many runs with activations that are moved as far.
 NOISY_RUNS = 64
+# Of those whose tokens stay the same, one in so many is held to torch too.
+CLOSELY = 8
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Bench:
         subject, random = self._subject(number)
         with self._case(subject, random) as directory:
             try:
-                return self._run(subject, directory)
+                return self._run(subject, directory, looks_closely=number % CLOSELY == 0)
             except OstroError as error:
                 return "refused", error.message
             except Exception:  # noqa: BLE001 - which ones there are is what is to be found out
@@ -166,22 +168,23 @@ class Bench:
         with self._case(subject, None) as directory:
             return _tokens(_runner(subject, directory, "auto"), subject)
 
-    def _run(self, subject: Subject, directory: Path) -> tuple[str, str]:
+    def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
         runner = _runner(subject, directory, "auto")
         tokens = _tokens(runner, subject)
         if not isinstance(runner, NativeRunner):
             return "torch", ""
-        if tokens == self.references[subject.name]:
+        # Few changes leave all tokens as they are by being ignored: a part of them is looked at more closely.
+        if tokens == self.references[subject.name] and not looks_closely:
             return "same", ""
         try:
             twin = _runner(subject, directory, "torch")
-            gaps = _gaps(twin, tokens)
+            gaps = _gaps(twin, tokens, subject.adapter)
         except OstroError as error:
             return "finding", f"the native core ran what torch refuses: {error.message}"
         if max(gaps) <= (QUANTIZED_GAP if subject.quantized else FLOAT_GAP):
             return "right", ""
         if subject.quantized and any(
-            max(_noisy_gaps(twin, tokens, seed)) <= QUANTIZED_GAP for seed in range(NOISY_RUNS)
+            max(_noisy_gaps(twin, tokens, seed, subject.adapter)) <= QUANTIZED_GAP for seed in range(NOISY_RUNS)
         ):
             return "near tie", ""
         return "finding", f"tokens {tokens} are wrong by torch: {gaps} less likely than the best"
@@ -240,12 +243,13 @@ def _gains(core: EngineCore) -> Iterator[list[int]]:
             yield gain.token_ids
 
 
-def _gaps(runner: ModelRunner, tokens: Sequence[int]) -> list[float]:
+def _gaps(runner: ModelRunner, tokens: Sequence[int], adapter: str | None = None) -> list[float]:
     """How much less likely each token is than the best at its place. The last is never read: its row may hold a NaN."""
-    core = EngineCore(runner)
+    core = EngineCore(runner, adapters=() if adapter is None else (adapter,))
     params = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
     prompt = (*PROMPT, *tokens[:-1], PROMPT[-1])
-    core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=len(PROMPT)))
+    request = Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=len(PROMPT), adapter=adapter)
+    core.add(request)
     found: list[TokenLogprob] = []
     while core.has_work:
         for gain in core.step():
@@ -257,7 +261,7 @@ def _gaps(runner: ModelRunner, tokens: Sequence[int]) -> list[float]:
     return [best - each.get(token, last) for (best, each, last), token in zip(listed, tokens, strict=True)]
 
 
-def _noisy_gaps(runner: ModelRunner, tokens: Sequence[int], seed: int) -> list[float]:
+def _noisy_gaps(runner: ModelRunner, tokens: Sequence[int], seed: int, adapter: str | None = None) -> list[float]:
     """The same with inputs of products that are moved at random by up to what codes of 8 bits may round away."""
     dice = torch.Generator().manual_seed(seed)
 
@@ -269,7 +273,7 @@ def _noisy_gaps(runner: ModelRunner, tokens: Sequence[int], seed: int) -> list[f
 
     exact = Matrix.product
     with patch.object(Matrix, "product", moved):
-        return _gaps(runner, tokens)
+        return _gaps(runner, tokens, adapter)
 
 
 def main() -> int:
@@ -281,8 +285,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.only is not None:
         with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
-            print(*Bench(Path(scratch), options.seed).outcome(options.only))
-        return 0
+            outcome, detail = Bench(Path(scratch), options.seed).outcome(options.only)
+        print(outcome, detail)
+        return 1 if outcome == "finding" else 0
     report = fuzz(options.count, options.seed, first=options.first)
     for finding in report.findings:
         print(finding)

@@ -38,5 +38,5 @@ def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
     assert offline.suited_to("cpu").page_size == 16
     assert offline.suited_to("cuda").page_size == 64
     tokens = [config.suited_to(device).max_batch_tokens for config in (offline, serving) for device in ("cpu", "cuda")]
-    assert tokens == [256, 16384, 256, 8192]
+    assert tokens == [256, 16384, 128, 8192]
     assert {serving.suited_to(device).max_batch_seqs for device in ("cpu", "cuda")} == {7}

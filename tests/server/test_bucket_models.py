@@ -134,7 +134,7 @@ def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_pa
         for seed, name in enumerate(("one", "two")):
             put(store, name, write_model(tmp_path / name, seed=seed))
         environment = {**store.environment(store.url), "GCS_BUCKET": BUCKET, "OSTRO_CACHE": str(tmp_path / "cache")}
-        args = ("--threads", "1", "--memory-budget", "512M", "--kv-memory", "1M", "--max-models", "9")
+        args = ("--threads", "1", "--memory-budget", "400M", "--kv-memory", "1M", "--max-models", "9")
         with live_server(tmp_path, *args, faults="", env=environment) as live, live.client() as client:
             for name in ("one", "two"):
                 body = {"model": name, "prompt": "the dog", "max_tokens": 2}

@@ -17,6 +17,7 @@ from ostro.server.settings import (
     PREFIX,
     REFUSED,
     Bytes,
+    Hosts,
     Names,
     References,
     Secrets,
@@ -41,7 +42,16 @@ SEE = {
     "ui": "playground.md",
     "otlp_endpoint": "observability.md",
 }
-_KINDS = {Bytes: "size", Texts: "list", Secrets: "list", References: "text", Path: "file", str: "text", int: "integer"}
+_KINDS = {
+    Bytes: "size",
+    Texts: "list",
+    Hosts: "list",
+    Secrets: "list",
+    References: "text",
+    Path: "file",
+    str: "text",
+    int: "integer",
+}
 _DEFAULT = re.compile(r" \(default: (.*)\)$")
 
 

@@ -457,6 +457,9 @@ class EngineHandle:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             if self.state is State.LOADING:
+                if self._boot.path is None and self._location is None:
+                    # It may be fetching the files, by processes of its own: how long that takes is not ours to judge.
+                    continue
                 self._idle_seconds += _WATCH_SECONDS
                 if self._idle_seconds > self.load_stall_seconds:
                     self._give_up_loading()

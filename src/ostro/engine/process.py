@@ -289,23 +289,28 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
 def warm_up(core: EngineCore) -> None:
     """Computes a few tokens, for one sequence and for two, so that the first request finds everything prepared.
 
-    Raises ModelError for a model that gives no finite numbers: nearly every weight has had its part in these.
+    Raises ModelError for a model that gives no finite numbers: nearly every weight has had its part in these. One token
+    whose row alone is broken is no reason, since perhaps nobody uses it: that of another one decides.
     """
+    if core.scheduler.max_len > 1 and _trial(core, 0) and (error := _trial(core, core.runner.spec.vocab_size // 2)):
+        raise ModelError(error)
+    core.scheduler.kv.clear_cache()
+    core.scheduler.counters = Counters()
+
+
+def _trial(core: EngineCore, token: int) -> str | None:
+    """Runs a prompt of this token; what went wrong, if anything did."""
     most = core.scheduler.max_len
-    prompt = (0,) * min(4, most - 1)
-    if not prompt:
-        return
+    prompt = (token,) * min(4, most - 1)
     if core.runner.spec.generates:
         params, task = SamplingParams(max_tokens=min(2, most - len(prompt)), n=2, temperature=0), Task.GENERATE
     else:
         params, task = SamplingParams(max_tokens=0), Task.EMBED
     core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, task=task))
+    errors = []
     while core.has_work:
-        for gain in core.step():
-            if gain.error is not None:
-                raise ModelError(gain.error)
-    core.scheduler.kv.clear_cache()
-    core.scheduler.counters = Counters()
+        errors += [gain.error for gain in core.step() if gain.error is not None]
+    return errors[0] if errors else None
 
 
 def die_with_parent() -> None:
