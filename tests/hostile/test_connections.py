@@ -61,35 +61,49 @@ def test_silent_connections_keep_nobody_out_and_a_killed_engine_comes_back(tmp_p
         assert children(server.process.pid) != [engine]
 
 
-def test_idle_connections_make_room_and_one_too_many_among_busy_ones_gets_503(tmp_path: Path) -> None:
-    """Each of the busy ones has a request whose body the server waits for, as it says itself."""
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
-        b"content-type: application/json\r\ncontent-length: 9\r\n\r\n"
-    )
-    go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
-    with live_server(tmp_path, "--max-connections", "4") as server:
+def post(size: int, *headers: str) -> bytes:
+    """The head of a request for a completion."""
+    own = ("content-type: application/json", f"content-length: {size}", *headers)
+    return "\r\n".join(("POST /v1/completions HTTP/1.1", "host: localhost", *own, "", "")).encode()
+
+
+def test_connections_without_a_complete_request_make_room_and_one_too_many_among_busy_ones_gets_503(
+    tmp_path: Path,
+) -> None:
+    """40 heads without a body took all of 40 connections for a minute, and /healthz was refused."""
+    # The server says itself that it waits for the body.
+    head, go_on = post(9, "expect: 100-continue"), b"HTTP/1.1 100 Continue\r\n\r\n"
+    endless = json.dumps({"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
+    with live_server(tmp_path, "--max-connections", "4", faults="fake,step_seconds=0.2") as server:
         with silent_connections(server, 4) as silent:
             with server.client() as client:
                 assert client.get("/healthz").status_code == HTTPStatus.OK
             # The first of them had been silent for longest.
             assert silent[0].recv(1) == b""
-        with silent_connections(server, 4, head) as busy:
-            assert [connection.recv(len(go_on), socket.MSG_WAITALL) for connection in busy] == [go_on] * 4
-            with silent_connections(server, 1) as [late]:
-                answer = late.recv(4096, socket.MSG_WAITALL)
-            refusal, _, told = answer.partition(b"\r\n\r\n")
-            assert refusal.startswith(b"HTTP/1.1 503 ")
-            assert b"retry-after: " in refusal
-            assert json.loads(told)["error"]["code"] == "unavailable"
-            for connection in busy:
+        with silent_connections(server, 4, head) as unfinished:
+            assert [connection.recv(len(go_on), socket.MSG_WAITALL) for connection in unfinished] == [go_on] * 4
+            with server.client() as client:
+                assert client.get("/healthz").status_code == HTTPStatus.OK
+            assert_told_to_come_again(unfinished[0])
+            for connection in unfinished[1:]:
                 connection.sendall(b'{"x": 1}\n')
                 assert connection.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
-        with server.client() as client:
-            assert client.get("/healthz").status_code == HTTPStatus.OK
+        with silent_connections(server, 4, post(len(endless)) + endless) as busy:
+            assert [connection.recv(12, socket.MSG_WAITALL) for connection in busy] == [b"HTTP/1.1 200"] * 4
+            with silent_connections(server, 1) as [late]:
+                assert_told_to_come_again(late)
+            assert all(connection.recv(1) for connection in busy)
 
 
-class Peer:
+def assert_told_to_come_again(connection: socket.socket) -> None:
+    """And nothing else before its end."""
+    head, _, body = connection.recv(4096, socket.MSG_WAITALL).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: " in head
+    assert json.loads(body)["error"]["code"] == "unavailable"
+
+
+class FakePeer:
     def __init__(self, *, unsent: bool = False) -> None:
         self.unsent = unsent
         self.dropped = False
@@ -103,7 +117,7 @@ class Peer:
 
 def test_longest_idle_goes_first_but_not_one_whose_client_still_reads() -> None:
     connections = Connections(3)
-    reading, oldest, newer = Peer(unsent=True), Peer(), Peer()
+    reading, oldest, newer = FakePeer(unsent=True), FakePeer(), FakePeer()
     for peer in (reading, newer, oldest):
         assert connections.make_room()
         connections.num_open += 1
@@ -112,8 +126,24 @@ def test_longest_idle_goes_first_but_not_one_whose_client_still_reads() -> None:
     connections.fall_idle(newer)
     assert connections.make_room()
     assert [reading.dropped, oldest.dropped, newer.dropped] == [False, True, False]
-    connections.begin_request(newer)
+    connections.begin_answer(newer)
     assert not connections.make_room()
+
+
+def test_idle_go_before_unfinished_requests_of_which_the_first_goes_first() -> None:
+    connections = Connections(4)
+    complete, first, second, idle = peers = [FakePeer() for _ in range(4)]
+    for peer in peers:
+        connections.num_open += 1
+        connections.begin_request(peer)
+    connections.begin_answer(complete)
+    connections.fall_idle(idle)
+    for expected in (idle, first, second):
+        assert not expected.dropped
+        assert connections.make_room()
+        assert expected.dropped
+    assert not connections.make_room()
+    assert not complete.dropped
 
 
 @pytest.mark.parametrize(("files", "most"), [(256, 192), (1024, 896), (65536, 57344), (64, 32)])

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ostro.server.connections import Connections
 from ostro.server.protocol import BoundedHttp
 
 MEGABYTE = 1 << 20
@@ -211,5 +212,33 @@ def test_a_timer_that_goes_off_after_its_connection_is_lost_does_nothing() -> No
             await until(lambda: not server.server_state.connections)
             assert isinstance(connection, BoundedHttp)
             connection.timeout_keep_alive_handler()
+
+    asyncio.run(run())
+
+
+def test_request_sent_ahead_gives_its_connection_up_only_once_the_one_before_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections, answered = Connections(1), asyncio.Event()
+    monkeypatch.setattr(Impatient, "peers", connections)
+    ahead = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell"
+
+    async def echo_later(scope: Scope, receive: Receive, send: Send) -> None:
+        await answered.wait()
+        await echo(scope, receive, send)
+
+    async def run() -> None:
+        async with served(echo_later) as (server, client):
+            connections.num_open += 1
+            await until(lambda: len(server.server_state.connections) == 1)
+            await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + ahead)
+            [protocol] = server.server_state.connections
+            assert isinstance(protocol, BoundedHttp)
+            await until(lambda: bool(protocol.pipeline))
+            assert not connections.make_room()
+            answered.set()
+            assert b"you sent: " in await receive_some(client)
+            assert connections.make_room()
+            assert (await receive_some(client)).startswith(b"HTTP/1.1 503 ")
 
     asyncio.run(run())

@@ -3,10 +3,12 @@ answer.
 
     accept ──┬── fewer than `most` are open ──────────────> served
              ├── all are, and some carry no request ──────> the one that has done so for longest is closed: served
+             ├── all do, but some have sent only part ────> the one that began first gets 503 and is closed: served
              └── all are busy ────────────────────────────> 503, closed
 
 Connections are bounded well below the files that the process may open: an engine that is started again, a model's files
-and a download need some too. Whoever opens connections and stays silent therefore holds up nobody.
+and a download need some too. Whoever opens connections and stays silent, or sends heads without bodies, therefore holds
+up nobody.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from typing import Final, Protocol
 
 from ostro.errors import BadRequest, Unavailable
@@ -60,7 +63,7 @@ def most_connections(asked: int | None, files: int) -> int:
     return asked or most
 
 
-class Idle(Protocol):
+class Peer(Protocol):
     """A connection, as it is seen from here."""
 
     def has_unsent(self) -> bool:
@@ -75,34 +78,45 @@ class Connections:
     def __init__(self, most: int) -> None:
         self.most = most
         self.num_open = 0
-        # In the order in which they fell idle.
-        self._idle: dict[Idle, None] = {}
+        # In the order in which they fell idle, and in which their requests began.
+        self._idle: dict[Peer, None] = {}
+        self._receiving: dict[Peer, None] = {}
 
     @property
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def begin_request(self, connection: Idle) -> None:
-        self._idle.pop(connection, None)
-
-    def fall_idle(self, connection: Idle) -> None:
-        self._idle.pop(connection, None)
+    def fall_idle(self, connection: Peer) -> None:
+        self._forget(connection)
         self._idle[connection] = None
 
-    def close(self, connection: Idle) -> None:
-        self._idle.pop(connection, None)
+    def begin_request(self, connection: Peer) -> None:
+        """Its head is here, and its body is yet to come."""
+        self._forget(connection)
+        self._receiving[connection] = None
+
+    def begin_answer(self, connection: Peer) -> None:
+        """All of the request is here: its connection makes room for no other."""
+        self._forget(connection)
+
+    def close(self, connection: Peer) -> None:
+        self._forget(connection)
         self.num_open -= 1
 
     def make_room(self) -> bool:
-        """Whether there is room for one more, if need be in place of one that carries no request."""
+        """Whether there is room for one more, if need be in place of one that carries no complete request."""
         if self.num_open < self.most:
             return True
-        oldest = next((each for each in self._idle if not each.has_unsent()), None)
-        if oldest is None:
+        dropped = next((each for each in chain(self._idle, self._receiving) if not each.has_unsent()), None)
+        if dropped is None:
             return False
-        del self._idle[oldest]
-        oldest.drop()
+        self._forget(dropped)
+        dropped.drop()
         return True
+
+    def _forget(self, connection: Peer) -> None:
+        self._idle.pop(connection, None)
+        self._receiving.pop(connection, None)
 
 
 class Acceptor:
@@ -177,7 +191,7 @@ def _refuse(client: socket.socket) -> None:
     """Tells it to come back. What it sent is not read, so the answer may get lost; the connection's end does not."""
     client.setblocking(False)
     with suppress(OSError):
-        client.send(_BUSY)
+        client.send(BUSY)
         client.shutdown(socket.SHUT_WR)
     client.close()
 
@@ -192,4 +206,4 @@ def _busy() -> bytes:
     return head.encode() + body
 
 
-_BUSY: Final = _busy()
+BUSY: Final = _busy()

@@ -18,7 +18,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ostro.errors import BadRequest
-from ostro.server.connections import Connections
+from ostro.server.connections import BUSY, Connections
 from ostro.server.schemas import ErrorBody
 
 _LONGEST_HEAD: Final = 64 << 10
@@ -70,8 +70,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_late = Alarm(self.loop, transport.abort)
         self._reader_late = Alarm(self.loop, self._check_reader)
         self._await_head()
-        if self.peers is not None:
-            self.peers.fall_idle(self)
+        self._tell_peers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.peers is not None:
@@ -110,14 +109,15 @@ class BoundedHttp(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._head_late.clear()
-        if self.peers is not None:
-            self.peers.begin_request(self)
         super().on_headers_complete()
+        self._tell_peers()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._tell_peers()
         if self._body_late.is_set:
             self._body_late.clear()
             # uvicorn has taken the body's last bytes for a new request's first.
@@ -172,8 +172,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.peers is not None and self.cycle.response_complete:
-            self.peers.fall_idle(self)
+        self._tell_peers()
         if self.transport.is_closing():
             # It closes once all is read.
             self._await_reader()
@@ -184,7 +183,26 @@ class BoundedHttp(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() > 0
 
     def drop(self) -> None:
-        self.transport.abort()
+        if self._is_idle():
+            self.transport.abort()
+        else:
+            self.transport.write(BUSY)
+            self.transport.close()
+            self._await_reader()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _tell_peers(self) -> None:
+        if self.peers is None:
+            return
+        if self._is_idle():
+            self.peers.fall_idle(self)
+        elif self.cycle is self._running and self.cycle.more_body:
+            self.peers.begin_request(self)
+        else:
+            # Or an earlier request is being answered, and the client has sent the next one ahead.
+            self.peers.begin_answer(self)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

@@ -455,8 +455,8 @@ class ServeSettings(BaseSettings):
     max_connections: Positive | None = Field(
         None,
         description=(
-            "open connections; beyond that idle ones are closed, and if all are busy a new one gets 503 (default: "
-            "seven eighths of the files that the process may open)"
+            "open connections; beyond that idle ones are closed, then those whose request has not come in full, and if "
+            "all are busy a new one gets 503 (default: seven eighths of the files that the process may open)"
         ),
     )
     max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M; then 413")
