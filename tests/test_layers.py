@@ -42,7 +42,19 @@ LAYERS = {
         lazily=("google", "google_crc32c", "boto3", "botocore", "requests", "urllib3", "tqdm"),
     ),
     "ostro.weights": Layer(
-        ours=("ostro.weights", "ostro.sources", "ostro.errors", "ostro.extras", "ostro.relay"), lazily=("torch",)
+        ours=(
+            "ostro.weights",
+            # The table of families, for how files name and change their tensors.
+            "ostro.models.architecture",
+            "ostro.models.families",
+            "ostro.models.family",
+            "ostro.models.registry",
+            "ostro.sources",
+            "ostro.errors",
+            "ostro.extras",
+            "ostro.relay",
+        ),
+        lazily=("torch",),
     ),
     "ostro.text": Layer(
         ours=(
@@ -72,14 +84,25 @@ LAYERS = {
             "ostro.models.architecture",
             "ostro.models.config",
             "ostro.models.families",
+            "ostro.models.family",
             "ostro.models.limits",
             "ostro.models.rope_settings",
             "ostro.errors",
         ),
         never=("torch", "numpy"),
     ),
+    "ostro.models.family": Layer(
+        ours=("ostro.models.architecture", "ostro.models.config", "ostro.models.families.gguf_names"),
+        never=("torch", "numpy"),
+    ),
     "ostro.models.registry": Layer(
-        ours=("ostro.models.architecture", "ostro.models.config", "ostro.models.families", "ostro.errors"),
+        ours=(
+            "ostro.models.architecture",
+            "ostro.models.config",
+            "ostro.models.families",
+            "ostro.models.family",
+            "ostro.errors",
+        ),
         never=("torch", "numpy"),
     ),
     # The seam between the engine and any device: it names the engine's batch, and the engine names it.

@@ -26,9 +26,10 @@ from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, 
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.base import Model
 from ostro.models.build import build_model
+from ostro.models.family import Family
 from ostro.models.loading import places_of
 from ostro.models.lora import Adapters
-from ostro.models.registry import FAMILIES, Family, describe
+from ostro.models.registry import FAMILIES, describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
 from ostro.runner.torch_runner import TorchRunner

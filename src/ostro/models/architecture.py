@@ -211,3 +211,34 @@ class Architecture:
         yield from self.norm.tensors()
         if self.head is not None and self.head.name is not None:
             yield StoredTensor(f"{self.head.name}.weight", matrix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HrmText:
+    """HRM-Text, which is described apart: its layers run several times a token, its norms have no weights, and a gate
+    scales what attention gives.
+    """
+
+    shape: ModelShape
+    """It has a layer for each run of one, as each run keeps keys and values of its own."""
+    depth: int
+    """Layers of a stack."""
+    high_cycles: int
+    low_cycles: int
+    inner_size: int
+    activation: Activation
+    eps: float
+    embedding_scale: float
+    attention_bias: bool
+    mlp_bias: bool
+    rope: RopeSettings
+    head: Head | None
+    backbone: str = "model"
+
+    @property
+    def widest(self) -> int:
+        """The longest row that a layer computes for a token: gates, queries, keys and values."""
+        return max(self.inner_size, 4 * self.shape.num_heads * self.shape.head_dim)
+
+
+Description = Architecture | HrmText

@@ -13,11 +13,10 @@ prompts that see all of themselves, and transformers does so on request; that is
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostro.models.architecture import MLP, AttentionSpec, Part
+from ostro.models.architecture import MLP, AttentionSpec, HrmText, Part
 from ostro.models.architecture import Projection as DescribedProjection
 from ostro.models.base import AttentionContext, Module
 from ostro.models.decoder import CausalLM
-from ostro.models.families.hrm_text import HrmText
 from ostro.models.layers import Embedding, GatedMLP, Linear, Projection, parameter
 from ostro.models.loading import Place, Weighted
 from ostro.models.rope import Rotary, Rotation

@@ -4,41 +4,26 @@ A family is a file in `models.families` and a line here. HRM-Text has a descript
 models, which are no decoders, are not listed (`models.hrm`).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ostro.errors import UnsupportedModel
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Description
 from ostro.models.config import ConfigReader
 from ostro.models.families import gemma2, gemma3, gpt2, hrm_text, llama, mistral, olmo2, phi3, qwen2, qwen3
-from ostro.models.families.hrm_text import HrmText
+from ostro.models.family import Family
 
-Description = Architecture | HrmText
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The names that config.json may give to a family, and how its models are described."""
-
-    model_type: str
-    architecture: str
-    bare: str
-    """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
-    describe: Callable[[ConfigReader, int | None], Description]
-    """From a config and the context to serve."""
-
-
-FAMILIES = (
-    Family("gemma2", "Gemma2ForCausalLM", "Gemma2Model", gemma2.describe),
-    Family("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", gemma3.describe),
-    Family("gpt2", "GPT2LMHeadModel", "GPT2Model", gpt2.describe),
-    Family("hrm_text", "HrmTextForCausalLM", "HrmTextModel", hrm_text.describe),
-    Family("llama", "LlamaForCausalLM", "LlamaModel", llama.describe),
-    Family("mistral", "MistralForCausalLM", "MistralModel", mistral.describe),
-    Family("olmo2", "Olmo2ForCausalLM", "Olmo2Model", olmo2.describe),
-    Family("phi3", "Phi3ForCausalLM", "Phi3Model", phi3.describe),
-    Family("qwen2", "Qwen2ForCausalLM", "Qwen2Model", qwen2.describe),
-    Family("qwen3", "Qwen3ForCausalLM", "Qwen3Model", qwen3.describe),
+FAMILIES: tuple[Family, ...] = (
+    gemma2.FAMILY,
+    gemma3.FAMILY,
+    gpt2.FAMILY,
+    hrm_text.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
+    olmo2.FAMILY,
+    phi3.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
 )
 
 

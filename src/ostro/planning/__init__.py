@@ -21,7 +21,8 @@ from pathlib import Path
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import device_here, free_memory, gpu_memory
-from ostro.models.registry import Description, describe
+from ostro.models.architecture import Description
+from ostro.models.registry import describe
 from ostro.planning.native import on_native
 from ostro.planning.on_torch import on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together

@@ -24,8 +24,7 @@ from ostro.kernels.cpu.library import (
     panel_of,
     why_missing,
 )
-from ostro.models.architecture import Architecture, ModelShape
-from ostro.models.registry import Description
+from ostro.models.architecture import Architecture, Description, ModelShape
 from ostro.planning.outcome import Parts
 from ostro.planning.tensors import Stored, Tensor
 from ostro.runner.memory import num_pages, page_bytes

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ostro.config import EngineConfig
 from ostro.errors import ModelError, Unsupported
-from ostro.models.architecture import ModelShape
-from ostro.models.registry import Description
+from ostro.models.architecture import Description, ModelShape
 from ostro.planning.outcome import Parts
 from ostro.planning.tensors import Stored, Tensor, file_tensors
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits

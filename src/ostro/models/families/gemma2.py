@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from ostro.models.architecture import Architecture, AttentionSpec, Layer, ModelShape
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
+from ostro.models.family import Family
 from ostro.models.rope_settings import RopeSettings
 
 NORM_OFFSET = 1.0
@@ -61,3 +63,30 @@ def around(
         tied=True,
         logit_softcap=config.optional_number("final_logit_softcapping", _SOFTCAP),
     )
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return gguf.decoder_config(facts) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": facts.integer("attention.sliding_window", 4096),
+        "layer_types": gguf.layer_types(facts, period=2),
+        "attn_logit_softcapping": facts.optional_number("attn_logit_softcapping"),
+        "final_logit_softcapping": facts.optional_number("final_logit_softcapping"),
+        "query_pre_attn_scalar": gguf_query_scale(facts, layers_of_27b=46),
+    }
+
+
+def gguf_query_scale(facts: gguf.GgufFacts, layers_of_27b: int) -> int:
+    """Gemma divides queries by the root of this. Files do not store it; only the 27B models differ from head_dim."""
+    if facts.integer("block_count") == layers_of_27b:
+        return facts.integer("embedding_length") // max(facts.integer("attention.head_count"), 1)
+    return gguf.head_dim(facts)
+
+
+FAMILY = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    "Gemma2Model",
+    describe,
+    gguf.GgufNames("gemma2", gguf.ATTENTION | gguf.MLP | gguf.SANDWICH_NORMS, _gguf_config, subtract_one="norm.weight"),
+)

@@ -4,7 +4,9 @@ from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
 from ostro.models.families import gemma2
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import decoder_shape, sliding_layers
+from ostro.models.family import Family
 from ostro.models.limits import MOST_LAYERS
 from ostro.models.rope_settings import full_and_sliding_ropes
 
@@ -17,3 +19,32 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: (layer + 1) % period != 0)
     layers = gemma2.layers(config, shape, slides, normed_heads=True, own_rope=True)
     return gemma2.around(config, shape, layers, full_and_sliding_ropes(config))
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    window = facts.integer("attention.sliding_window", 0)
+    layers = facts.integer("block_count")
+    return gguf.decoder_config(facts) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": facts.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": facts.number("rope.freq_base_swa", 10000.0),
+        "sliding_window": window or None,
+        "layer_types": gguf.layer_types(facts, period=6) if window else ["full_attention"] * layers,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": facts.optional_number("final_logit_softcapping"),
+        "query_pre_attn_scalar": gemma2.gguf_query_scale(facts, layers_of_27b=62),
+    }
+
+
+FAMILY = Family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    "Gemma3TextModel",
+    describe,
+    gguf.GgufNames(
+        "gemma3",
+        gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.SANDWICH_NORMS,
+        _gguf_config,
+        subtract_one="norm.weight",
+    ),
+)

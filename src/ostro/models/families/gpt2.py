@@ -15,7 +15,9 @@ from ostro.models.architecture import (
     Projection,
 )
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, served_context
+from ostro.models.family import Family
 from ostro.models.limits import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB
 
 
@@ -82,3 +84,45 @@ def _norm(config: ConfigReader, shape: ModelShape, name: str) -> Norm:
 def _attention_scale(config: ConfigReader, shape: ModelShape, layer: int) -> float:
     scale = shape.head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
     return scale / (layer + 1) if config.flag("scale_attn_by_inverse_layer_idx", False) else scale
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    context = facts.integer("context_length")
+    return {
+        "n_embd": facts.integer("embedding_length"),
+        "n_inner": facts.integer("feed_forward_length"),
+        "n_layer": facts.integer("block_count"),
+        "n_head": facts.integer("attention.head_count"),
+        "n_positions": context,
+        "n_ctx": context,
+        "layer_norm_epsilon": facts.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+FAMILY = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    "GPT2Model",
+    describe,
+    gguf.GgufNames(
+        "gpt2",
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        _gguf_config,
+        block_prefix="transformer.h",
+        roots={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        transpose=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+)

@@ -1,15 +1,13 @@
 """HRM-Text: two stacks of layers that run again and again over the same tokens.
 
-It is no `Architecture`: its layers run several times a token, its norms have no weights, and a gate scales what
-attention gives. It has a description of its own here, and modules of its own in `models.hrm_text`.
+It is no `Architecture`, and has modules of its own in `models.hrm_text`.
 """
 
-from dataclasses import dataclass
-
 from ostro.errors import BadCheckpoint
-from ostro.models.architecture import Activation, Head, ModelShape
+from ostro.models.architecture import Head, HrmText, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.families.common import activation, served_context
+from ostro.models.family import Family
 from ostro.models.limits import (
     EPS,
     MOST_CYCLES,
@@ -20,33 +18,9 @@ from ostro.models.limits import (
     MOST_LAYERS,
     MOST_VOCAB,
 )
-from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
+from ostro.models.rope_settings import checked_rope, rope_settings
 
 _SCALE = (1e-6, 1e6)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HrmText:
-    shape: ModelShape
-    """It has a layer for each run of one, as each run keeps keys and values of its own."""
-    depth: int
-    """Layers of a stack."""
-    high_cycles: int
-    low_cycles: int
-    inner_size: int
-    activation: Activation
-    eps: float
-    embedding_scale: float
-    attention_bias: bool
-    mlp_bias: bool
-    rope: RopeSettings
-    head: Head | None
-    backbone: str = "model"
-
-    @property
-    def widest(self) -> int:
-        """The longest row that a layer computes for a token: gates, queries, keys and values."""
-        return max(self.inner_size, 4 * self.shape.num_heads * self.shape.head_dim)
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
@@ -87,3 +61,6 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
         rope=rope,
         head=Head(name=None if config.flag("tie_word_embeddings", False) else "lm_head"),
     )
+
+
+FAMILY = Family("hrm_text", "HrmTextForCausalLM", "HrmTextModel", describe)

@@ -2,7 +2,9 @@
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
+from ostro.models.family import Family
 
 
 def describe(config: ConfigReader, max_seq_len: int | None, *, window: int | None = None) -> Architecture:
@@ -18,3 +20,21 @@ def describe(config: ConfigReader, max_seq_len: int | None, *, window: int | Non
         for layer in hub_layers(config, shape)
     ]
     return decoder(config, shape, layers)
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    # Files older than the key length: in this family rotation covers the whole head.
+    rotated = facts.integer("rope.dimension_count", gguf.head_dim(facts))
+    return gguf.decoder_config(facts) | {"head_dim": facts.integer("attention.key_length", rotated)}
+
+
+# Mistral and SmolLM2 files say llama too, and compute the same.
+FAMILY = Family(
+    "llama",
+    "LlamaForCausalLM",
+    "LlamaModel",
+    describe,
+    gguf.GgufNames(
+        "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
+    ),
+)

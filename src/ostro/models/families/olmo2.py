@@ -2,7 +2,9 @@
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
+from ostro.models.family import Family
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
@@ -16,3 +18,26 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
         for layer in hub_layers(config, shape)
     ]
     return decoder(config, shape, layers)
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    config = gguf.decoder_config(facts)
+    window = facts.integer("attention.sliding_window", 0)
+    if not window:
+        return config
+    # Olmo 3 is stored as Olmo 2 with windows.
+    return config | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": gguf.layer_types(facts, period=4),
+    }
+
+
+FAMILY = Family(
+    "olmo2",
+    "Olmo2ForCausalLM",
+    "Olmo2Model",
+    describe,
+    gguf.GgufNames("olmo2", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.POST_NORMS, _gguf_config),
+)

@@ -2,7 +2,9 @@
 
 from ostro.models.architecture import Architecture, AttentionSpec, ModelShape
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
+from ostro.models.family import Family
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
@@ -21,3 +23,16 @@ def attention_specs(config: ConfigReader, shape: ModelShape) -> list[AttentionSp
     full_layers = config.integer("max_window_layers", shape.num_layers)
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: layer >= full_layers)
     return [AttentionSpec(scale=shape.head_dim**-0.5, window=window if each else None) for each in slides]
+
+
+def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return gguf.decoder_config(facts) | {"use_sliding_window": False, "sliding_window": None}
+
+
+FAMILY = Family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    "Qwen2Model",
+    describe,
+    gguf.GgufNames("qwen2", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config),
+)

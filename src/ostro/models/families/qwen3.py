@@ -2,8 +2,10 @@
 
 from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
-from ostro.models.families.qwen2 import attention_specs
+from ostro.models.families.qwen2 import attention_specs, gguf_config
+from ostro.models.family import Family
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
@@ -16,3 +18,12 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
         for layer, spec in zip(hub_layers(config, shape), attention_specs(config, shape), strict=True)
     ]
     return decoder(config, shape, layers)
+
+
+FAMILY = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    "Qwen3Model",
+    describe,
+    gguf.GgufNames("qwen3", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.PRE_NORMS, gguf_config),
+)

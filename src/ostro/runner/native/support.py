@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import Activation, Architecture, Layer
-from ostro.models.registry import Description
+from ostro.models.architecture import Activation, Architecture, Description, Layer
 
 ACTIVATIONS: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
 

@@ -1,0 +1,156 @@
+"""How GGUF files hold a family's models: tensor names, changed tensors, metadata. Knows no file and reads no weights.
+
+Converters rename tensors, and change some: they reorder the rows of Llama's queries and keys for interleaved
+rotation, add one to Gemma's norm weights, and transpose GPT-2's matrices. A family's `GgufNames` is the way back, as
+data; `weights.gguf_model` goes it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ostro.errors import BadCheckpoint, UnsupportedModel
+
+Config = dict[str, object]
+
+
+class GgufFacts(Protocol):
+    """Typed access to a file's metadata. Keys are the architecture's own, without its name before them."""
+
+    @property
+    def path(self) -> Path: ...
+    def integer(self, key: str, default: int | None = None) -> int: ...
+    def number(self, key: str, default: float | None = None) -> float: ...
+    def optional_number(self, key: str) -> float | None: ...
+    def get(self, key: str, default: str) -> object: ...
+    def flags(self, key: str) -> list[bool] | None: ...
+    def has_tensor(self, name: str) -> bool: ...
+    def factors(self, name: str) -> list[float] | None:
+        """A small tensor that belongs to the config rather than to the weights."""
+
+    def damaged(self, reason: str) -> BadCheckpoint: ...
+
+
+ROOTS: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+PRE_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+SANDWICH_NORMS = POST_NORMS | {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufNames:
+    architecture: str
+    """What `general.architecture` says."""
+    blocks: Mapping[str, str]
+    """Names inside one block, ours by theirs."""
+    config: Callable[[GgufFacts], Config]
+    """The config.json of a model, less the fields that all families have."""
+    block_prefix: str = "model.layers"
+    roots: Mapping[str, str] = field(default_factory=lambda: ROOTS)
+    rotate_halves: frozenset[str] = frozenset()
+    """Rows of each head lie as 0, h/2, 1, h/2+1, … in these."""
+    subtract_one: str | None = None
+    """Names that end so have one added."""
+    transpose: frozenset[str] = frozenset()
+
+
+def decoder_config(facts: GgufFacts) -> Config:
+    """What all the families with rotary positions and RMS norms have."""
+    hidden, heads = facts.integer("embedding_length"), facts.integer("attention.head_count")
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": facts.integer("feed_forward_length"),
+        "num_hidden_layers": facts.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": facts.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim(facts),
+        "max_position_embeddings": facts.integer("context_length"),
+        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": facts.number("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(facts),
+        "hidden_act": "silu",
+        "attention_bias": facts.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": facts.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def rope_scaling(facts: GgufFacts) -> Config | None:
+    context = facts.integer("context_length")
+    original = facts.integer("rope.scaling.original_context_length", context)
+    if (divisors := facts.factors("rope_freqs.weight")) is not None:
+        # Llama 3's scaling, worked out by the converter for each frequency. The parameters it came from are gone,
+        # but the divisors say all: long-context rope with one set of them, and attention left as it is.
+        return {
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": context,
+        }
+    long, short = facts.factors("rope_factors_long.weight"), facts.factors("rope_factors_short.weight")
+    if long is not None and short is not None:
+        scaling: Config = {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "factor": context / max(original, 1),
+            "original_max_position_embeddings": original,
+        }
+        if (attention := facts.optional_number("rope.scaling.attn_factor")) is not None:
+            scaling["attention_factor"] = attention
+        return scaling
+    return _named_rope_scaling(facts, original)
+
+
+def _named_rope_scaling(facts: GgufFacts, original: int) -> Config | None:
+    kind = facts.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": facts.number("rope.scaling.factor")}
+    if kind != "yarn":
+        raise UnsupportedModel(f"{facts.path} scales its rotary positions by {kind!r}, which Ostro does not support.")
+    scaling: Config = {
+        "rope_type": "yarn",
+        "factor": facts.number("rope.scaling.factor"),
+        "original_max_position_embeddings": original,
+    }
+    for ours, theirs in (
+        ("attention_factor", "yarn_attn_factor"),
+        ("beta_fast", "yarn_beta_fast"),
+        ("beta_slow", "yarn_beta_slow"),
+    ):
+        if (value := facts.optional_number(f"rope.scaling.{theirs}")) is not None:
+            scaling[ours] = value
+    return scaling
+
+
+def layer_types(facts: GgufFacts, period: int) -> list[str]:
+    """Which layers attend within a window: as the file lists them, else all but each `period`-th."""
+    layers = facts.integer("block_count")
+    sliding = facts.flags("attention.sliding_window_pattern")
+    if sliding is None:
+        period = facts.integer("attention.sliding_window_pattern", period)
+        sliding = [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
+    if len(sliding) != layers:
+        raise facts.damaged(f"it lists {len(sliding)} windows for {layers} layers")
+    return ["sliding_attention" if each else "full_attention" for each in sliding]
+
+
+def head_dim(facts: GgufFacts) -> int:
+    heads = facts.integer("attention.head_count")
+    return facts.integer("attention.key_length", facts.integer("embedding_length") // max(heads, 1))

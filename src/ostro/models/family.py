@@ -1,0 +1,21 @@
+"""What Ostro knows of a family of models: its names, how its models are described, how other formats hold them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ostro.models.architecture import Description
+from ostro.models.config import ConfigReader
+from ostro.models.families.gguf_names import GgufNames
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    model_type: str
+    """As config.json names it, as it does the next two."""
+    architecture: str
+    bare: str
+    """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
+    describe: Callable[[ConfigReader, int | None], Description]
+    """From a config and the context to serve."""
+    gguf: GgufNames | None = None
+    """None where no GGUF file names the family."""
