@@ -54,7 +54,7 @@ import checkpoint_fuzzer as fuzzer
 
 real = fuzzer.Bench._run
 
-def faulty(self, subject, directory):
+def faulty(self, subject, directory, **how):
     number = self.number
     if number == 3:
         # As SIGSEGV would; that one a sanitizer makes into an abort.
@@ -63,7 +63,7 @@ def faulty(self, subject, directory):
         time.sleep(600)
     if number == 7:
         {}["nothing"]
-    return real(self, subject, directory)
+    return real(self, subject, directory, **how)
 
 def outcome(self, number):
     self.number = number

@@ -53,11 +53,11 @@ def peer() -> Iterator[LlamaForCausalLM]:
 
 def test_greedy_tokens_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:
     """Each token is the one that transformers ranks first after the same tokens, so greedy decoding gives the same."""
-    params = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     completions = llm.generate(PROMPTS, params)
     for completion in completions:
         [choice] = completion.choices
-        assert len(choice.token_ids) == 64
+        assert len(choice.token_ids) == 24
         ids = [*completion.prompt_ids, *choice.token_ids]
         logits = peer(torch.tensor([ids])).logits[0]
         assert logits[len(completion.prompt_ids) - 1 : -1].argmax(-1).tolist() == choice.token_ids
@@ -93,8 +93,8 @@ def test_scores_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> N
 
 def test_seeded_draws_are_the_same_alone_and_in_a_batch(llm: LLM) -> None:
     """Rows of different batches differ in their last bits; a draw that inverted a running sum flipped on those."""
-    params = SamplingParams(max_tokens=16, temperature=1.0, seed=11, ignore_eos=True)
-    together = llm.generate(PROMPTS[:8], params)
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=11, ignore_eos=True)
+    together = llm.generate(PROMPTS[:5], params)
     for prompt, completion in zip(PROMPTS, together, strict=False):
         assert llm.generate(prompt, params)[0].choices[0].token_ids == completion.choices[0].token_ids
 
