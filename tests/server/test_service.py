@@ -1,6 +1,8 @@
 """The service: text in, text out, for many callers at once."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -247,6 +249,23 @@ def test_requests_under_way_end_when_the_service_stops(monkeypatch: pytest.Monke
             await service.stop()
             with pytest.raises(Unavailable, match="stopped"):
                 await task
+
+    asyncio.run(scenario())
+
+
+def test_conversations_being_rendered_end_when_the_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+
+    async def scenario() -> None:
+        async with live_service() as service:
+            process = service.tokenizer.renderer.pid
+            assert process is not None
+            os.kill(process, signal.SIGSTOP)
+            rendering = asyncio.create_task(service.prepare_chat(CHAT, SamplingParams()))
+            await asyncio.sleep(0.01)
+            await service.stop()
+            with pytest.raises(Unavailable, match="stopped"):
+                await asyncio.wait_for(rendering, 30)
 
     asyncio.run(scenario())
 

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,12 @@ QUICK = RenderLimits(seconds=0.2)
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def freeze(pid: int) -> None:
+    """From now on it answers nothing, and uses no CPU time."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
 def test_blocking_and_asynchronous_renderings_are_the_same() -> None:
@@ -124,6 +131,43 @@ def test_process_that_dies_in_the_middle_fails_that_conversation_alone() -> None
         assert await renderer.render_async(HELLO) == "fine"
 
     asyncio.run(scenario())
+
+
+def test_closing_ends_conversations_that_are_under_way_or_wait() -> None:
+    """The event loop was left waiting for a socket that was closed, and never heard of it."""
+    renderer = Renderer(ChatTemplate(ECHO))
+
+    async def scenario() -> None:
+        await renderer.render_async(HELLO)
+        assert renderer.pid is not None
+        process = renderer.pid
+        freeze(process)
+        under_way = [asyncio.create_task(renderer.render_async(HELLO)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        renderer.close()
+        assert not is_alive(process)
+        for conversation in under_way:
+            with pytest.raises(Unavailable, match="was stopped"):
+                await asyncio.wait_for(conversation, 30)
+        with pytest.raises(Unavailable, match="was stopped"):
+            await renderer.render_async(HELLO)
+        assert renderer.pid is None
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_a_conversation_of_another_thread() -> None:
+    renderer = Renderer(ChatTemplate(ECHO))
+    renderer.render(HELLO)
+    assert renderer.pid is not None
+    freeze(renderer.pid)
+    with ThreadPoolExecutor(1) as threads:
+        conversation = threads.submit(renderer.render, HELLO)
+        while not conversation.running():
+            pass
+        renderer.close()
+        with pytest.raises(Unavailable, match="was stopped"):
+            conversation.result(30)
 
 
 @pytest.mark.parametrize("forget", [False, True])

@@ -17,12 +17,11 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 import msgspec
 
 from ostro.child_environment import template_environment
-from ostro.errors import BadRequest, Unavailable, Unsupported
+from ostro.errors import BadRequest, OstroError, Unavailable, Unsupported
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.control_text import MAX_NESTING, ControlTexts
 from ostro.text.render_messages import LENGTH, Conversation, Rendered, Reply, Setup
@@ -70,6 +69,9 @@ class Renderer:
             )
         )
         self._process: _Process | None = None
+        self._closed = False
+        # So that no process is started while another thread closes the renderer.
+        self._starting = threading.Lock()
         self._lock = threading.Lock()
         self._turn = asyncio.Lock()
 
@@ -84,10 +86,18 @@ class Renderer:
             self._running()
 
     def close(self) -> None:
-        """Ends the process. A renderer that is forgotten does so, too."""
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        """Ends the process, as does a renderer that is forgotten. Every conversation that is under way or comes later
+        ends with Unavailable.
+        """
+        with self._starting:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        if not (self._lock.locked() or self._turn.locked()):
+            # Otherwise the conversation under way does so, once it has stopped to read.
+            process.end()
 
     def render(
         self,
@@ -131,19 +141,24 @@ class Renderer:
         process = self._running()
         try:
             yield process
-        except (OSError, EOFError):
-            self._fail()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._process = None
+            status = process.end()
+            if isinstance(error, (OSError, EOFError)):
+                raise self._failure(status) from error
             raise
 
     def _running(self) -> "_Process":
-        if self._process is not None and self._process.popen.poll() is not None:
-            # It was killed between two conversations, which is no fault of the next.
-            self.close()
-        if self._process is None:
-            self._process = self._new_process()
-        return self._process
+        with self._starting:
+            if self._closed:
+                raise _stopped()
+            if self._process is not None and self._process.popen.poll() is not None:
+                # It was killed between two conversations, which is no fault of the next.
+                self._process.end()
+                self._process = None
+            if self._process is None:
+                self._process = self._new_process()
+            return self._process
 
     def _new_process(self) -> "_Process":
         if self._num_source_characters > MAX_SOURCE_CHARACTERS:
@@ -153,17 +168,16 @@ class Renderer:
             )
         return _Process(self._setup, self.limits.bytes)
 
-    def _fail(self) -> NoReturn:
-        """The process ended in the middle of a conversation."""
-        assert self._process is not None
-        status = self._process.end()
-        self._process = None
+    def _failure(self, status: int) -> OstroError:
+        """Why the process ended in the middle of a conversation."""
+        if self._closed:
+            return _stopped()
         if status == -signal.SIGPROF:
-            raise BadRequest(
+            return BadRequest(
                 f"The chat template failed: it ran longer than {self.limits.seconds:g} seconds.", param="messages"
             )
         # Killed by the system or an operator: whatever a template does by itself is a reply.
-        raise Unavailable(f"The process that renders the chat template ended with status {status}. Try again.")
+        return Unavailable(f"The process that renders the chat template ended with status {status}. Try again.")
 
     def _text(self, reply: bytes) -> str:
         outcome = msgspec.msgpack.decode(reply, type=Reply)
@@ -196,6 +210,12 @@ class _Process:
                     "Try again later."
                 ) from error
         self._finalizer = weakref.finalize(self, _end, self.popen, self.socket)
+
+    def kill(self) -> None:
+        """Ends it and wakes whoever waits for its reply. Leaves the socket open: an event loop that waits for one that
+        is closed never hears of it.
+        """
+        _kill(self.popen, self.socket)
 
     def end(self) -> int:
         """Its exit status: the signal's number, negative, if it died before it was told to."""
@@ -247,9 +267,19 @@ def _received(part: bytes) -> int:
 
 
 def _end(popen: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    _kill(popen, connection)
     connection.close()
+
+
+def _kill(popen: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
     popen.kill()
     popen.wait()
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("The model was stopped before its chat template was rendered. Try again in a moment.")
 
 
 def _frame(message: bytes) -> bytes:
