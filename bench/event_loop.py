@@ -26,6 +26,7 @@ from ostro.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
 )
+from ostro.server.schemas.chat import MAX_PARTS
 from ostro.server.schemas.completions import MAX_BAD_WORD_CHARACTERS_OF_ALL, MAX_LOGIT_BIAS_OF_ALL
 from ostro.server.schemas.prompts import MAX_CHARACTERS, MAX_PROMPTS, MAX_TOKENS
 from serving import serving
@@ -74,6 +75,9 @@ def cases() -> dict[str, tuple[str, bytes]]:
     made["longest message"] = CHAT, _body(messages=[{"role": "user", "content": text}], truncate_prompt_tokens=9)
     made["message of markers"] = CHAT, _body(messages=[{"role": "user", "content": "<" * (1 << 20)}])
     made["most messages"] = CHAT, _body(messages=[{"role": "user", "content": "Hi"}] * 4096)
+    parts = [{"type": "text", "text": "a"}] * MAX_PARTS
+    made["most parts"] = CHAT, _body(messages=[{"role": "user", "content": parts}] * 8, truncate_prompt_tokens=9)
+    made["too many parts"] = CHAT, _body(messages=[{"role": "user", "content": parts}] * 35)
     made["most token ids"] = COMPLETIONS, _body(prompt=[1] * (MAX_TOKENS - 1))
     made["commas in a string, then strings"] = (
         COMPLETIONS,

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from live_service import set_faults, until
 
 from ostro.errors import TryLater
+from ostro.sampling_params import MAX_LOGIT_BIAS
 from ostro.server import body
 from ostro.server.api import HttpOptions
 from ostro.server.body import BodyBudget, BodyLease, BodyLimits, costs_too_much
 from ostro.server.limits import GateLimits
+from ostro.server.schemas.chat import MAX_MESSAGES, MAX_PARTS
+from ostro.server.schemas.prompts import MAX_PROMPTS, MAX_TOKENS
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -44,14 +47,29 @@ def test_what_stands_in_a_string_costs_nothing(inside: bytes) -> None:
         b"[" + b"1," * 600_000 + b"1]",
         b"[" + b'"",' * 600_000 + b'""]',
         b"[" * 200_000,
-        b'{"a":' * 100_000,
+        b'{"a":' * 20_000,
+        json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1000}] * 10}).encode(),
         b'"' * 1_200_000,
         b'"' + b"\\n" * 5_000_000 + b'"',
     ],
-    ids=["numbers", "strings", "lists", "fields", "quotes", "escapes"],
+    ids=["numbers", "strings", "lists", "fields", "parts", "quotes", "escapes"],
 )
 def test_too_many_values_cost_too_much(text: bytes) -> None:
     assert costs_too_much(text)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"prompt": [1] * MAX_TOKENS, "max_tokens": 1},
+        {"prompt": [[1]] * MAX_PROMPTS, "logit_bias": {str(token): 1 for token in range(MAX_LOGIT_BIAS)}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * MAX_MESSAGES},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * MAX_PARTS}] * 8},
+    ],
+    ids=["token ids", "prompts", "messages", "parts"],
+)
+def test_what_the_api_takes_does_not_cost_too_much(request_: dict[str, object]) -> None:
+    assert not costs_too_much(json.dumps(request_).encode())
 
 
 values = st.recursive(
@@ -66,7 +84,7 @@ def counted(value: object) -> int:
     if isinstance(value, list):
         return 4 + max(len(value) - 1, 0) + sum(map(counted, value))
     if isinstance(value, dict):
-        return 4 + max(len(value) - 1, 0) + sum(4 + counted(entry) for entry in value.values())
+        return 24 + max(len(value) - 1, 0) + sum(16 + counted(entry) for entry in value.values())
     return 0
 
 
