@@ -92,7 +92,12 @@ LAYERS = {
         never=("torch", "numpy"),
     ),
     "ostro.models.family": Layer(
-        ours=("ostro.models.architecture", "ostro.models.config", "ostro.models.families.gguf_names"),
+        ours=(
+            "ostro.models.architecture",
+            "ostro.models.config",
+            "ostro.models.families.gguf_names",
+            "ostro.models.families.levanter_names",
+        ),
         never=("torch", "numpy"),
     ),
     "ostro.models.registry": Layer(

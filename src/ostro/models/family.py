@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ostro.models.architecture import Description
 from ostro.models.config import ConfigReader
 from ostro.models.families.gguf_names import GgufNames
+from ostro.models.families.levanter_names import LevanterNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,5 @@ class Family:
     """From a config and the context to serve."""
     gguf: GgufNames | None = None
     """None where no GGUF file names the family."""
+    levanter: tuple[LevanterNames, ...] = ()
+    """One for each of Levanter's types that the family serves."""

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, OstroError
+from ostro.models.architecture import Architecture
+from ostro.models.registry import describe
 from ostro.weights.json_file import read_json_object
 from ostro.weights.levanter_arrays import DATABASE, MODEL, LevanterArrays
 from ostro.weights.levanter_config import read_levanter_model
@@ -100,7 +102,9 @@ def open_levanter(path: Path, model_config: Path | None, *, name: str | None = N
     # The shapes are checked below, with all others.
     vocab, head_dim = (*embedding.shape, 0)[0], (0, 0, *keys.shape)[-2]
     config = model.config(stored_vocab=vocab, stored_head_dim=head_dim, dtype=embedding.dtype)
-    weights = tuple(stored_weights(config, layers, vocab))
+    described = describe(config)
+    assert isinstance(described, Architecture), "what Levanter trains is a decoder"
+    weights = tuple(stored_weights(described, layers, vocab))
     _check(directory, arrays, weights)
     return LevanterCheckpoint(directory, _name(name or os.path.abspath(path), step), config, weights)
 

@@ -15,62 +15,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.models.families.levanter_names import LevanterNames, context
+from ostro.models.family import Family
+from ostro.models.registry import FAMILIES
 from ostro.weights.levanter_yaml import Settings, read_model_section
 
-_LLAMA: Mapping[str, object] = {
-    "max_seq_len": 2048,
-    "hidden_dim": 4096,
-    "intermediate_dim": 11008,
-    "num_layers": 32,
-    "num_heads": 32,
-    "num_kv_heads": 32,
-    "activation_function": "silu",
-    "layer_norm_epsilon": 1e-5,
-}
-_MISTRAL = {
-    **_LLAMA,
-    "max_seq_len": 8192,
-    "intermediate_dim": 14336,
-    "num_kv_heads": 8,
-    "layer_norm_epsilon": 1e-6,
-}
-_GEMMA: Mapping[str, object] = {
-    "max_seq_len": 8192,
-    "hidden_dim": 2048,
-    "intermediate_dim": 16384,
-    "num_layers": 18,
-    "num_heads": 8,
-    "num_kv_heads": 1,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
-}
-# Levanter's types: the family that serves each, and its defaults.
-_TYPES: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
-    "gemma2": ("gemma2", "Gemma2ForCausalLM", {**_GEMMA, "attn_logit_softcapping": 50.0}),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _GEMMA),
-    "llama": ("llama", "LlamaForCausalLM", _LLAMA),
-    "mistral": ("mistral", "MistralForCausalLM", _MISTRAL),
-    "olmo2": ("olmo2", "Olmo2ForCausalLM", {**_LLAMA, "max_seq_len": 4096, "layer_norm_epsilon": 1e-6}),
-    # Without windows it is OLMo 2.
-    "olmo3": ("olmo2", "Olmo2ForCausalLM", {**_LLAMA, "sliding_window": 4096}),
-    "qwen": ("qwen2", "Qwen2ForCausalLM", _LLAMA),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM", _LLAMA),
-}
-_GEMMAS = ("gemma2", "gemma3")
+_TYPES = {names.type: (family, names) for family in FAMILIES for names in family.levanter}
 
-# Settings that are used, or checked, and where they are not of every type, the types that they are of. Of another type,
-# or of a name that is neither here nor below, they ask for something that no family computes.
-_USED: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+# Settings of every type that are used, or checked. One that is neither here, nor the type's own, nor below asks for
+# something that the family does not compute.
+_USED = frozenset(
     (
         *("type", "max_seq_len", "seq_len", "hidden_dim", "intermediate_dim", "num_layers", "num_heads"),
         *("num_kv_heads", "vocab_size", "activation_function", "layer_norm_epsilon", "use_layer_norm_weight"),
         *("tie_word_embeddings", "rope", "rope_theta", "rope_scaling"),
-        # Where they are not of the type, Levanter passes them over.
+        # Types that do not have them pass them over in Levanter too.
         *("head_dim", "sliding_window", "layer_types", "attn_logit_softcapping"),
-    ),
-    tuple(_TYPES),
-) | {"attention_bias": ("olmo2", "olmo3"), "use_qk_norm": ("llama", "qwen3", "gemma3")}
+    )
+)
 # Of training alone, or handed to exports without being computed with.
 _WITHOUT_EFFECT = frozenset(
     (
@@ -85,23 +47,20 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LevanterModel:
-    type: str
+    family: Family
+    names: LevanterNames
     settings: Settings
 
     def config(self, *, stored_vocab: int, stored_head_dim: int, dtype: str) -> dict[str, object]:
         """As config.json has it; some of it only the arrays can tell."""
         settings = self.settings
-        family, architecture, _ = _TYPES[self.type]
-        if self.type == "llama" and settings.flag("use_qk_norm"):
-            # Llama with normed query and key heads is what Qwen 3 is.
-            family, architecture = "qwen3", "Qwen3ForCausalLM"
         heads, kv_heads = settings.integer("num_heads"), settings.integer("num_kv_heads")
         if heads % kv_heads:
             raise BadCheckpoint(f"{settings.path}: {heads} num_heads cannot share {kv_heads} num_kv_heads evenly.")
         head_dim = self._head_dim(stored_head_dim)
         config = {
-            "architectures": [architecture],
-            "model_type": family,
+            "architectures": [self.family.architecture],
+            "model_type": self.family.model_type,
             "vocab_size": stored_vocab if settings.get("vocab_size") is None else settings.integer("vocab_size"),
             "hidden_size": settings.integer("hidden_dim"),
             "intermediate_size": settings.integer("intermediate_dim"),
@@ -109,54 +68,34 @@ class LevanterModel:
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
-            "max_position_embeddings": self._context(),
+            "max_position_embeddings": context(settings),
             "rms_norm_eps": settings.number("layer_norm_epsilon"),
-            # Levanter's Mistral has a head of its own, whatever its settings say.
-            "tie_word_embeddings": self.type != "mistral" and settings.flag("tie_word_embeddings"),
+            "tie_word_embeddings": settings.flag("tie_word_embeddings"),
             "torch_dtype": dtype,
             **_rope(settings),
         }
-        activation = settings.text("activation_function")
-        if self.type not in _GEMMAS:
-            return config | {"hidden_act": activation, "attention_bias": settings.flag("attention_bias")}
-        softcap = settings.get("attn_logit_softcapping")
-        return config | {
-            "hidden_activation": "gelu_pytorch_tanh" if activation == "gelu_new" else activation,
-            "query_pre_attn_scalar": head_dim,
-            "attn_logit_softcapping": None if softcap is None else settings.number("attn_logit_softcapping"),
-            "layer_types": ["full_attention"] * settings.integer("num_layers"),
-        }
+        return config | self.names.config(settings, head_dim)
 
     def check(self) -> None:
-        """Raises UnsupportedModel for what no family of Ostro's computes."""
+        """Raises UnsupportedModel for what the family does not compute."""
         settings = self.settings
         if settings.get("use_layer_norm_weight") is False:
             raise _unsupported(settings, "norms without weights")
         if "rope" in settings.given and settings.get("rope") is None:
             raise _unsupported(settings, "attention without rotary positions (rope: null)")
         for name, value in settings.given.items():
-            if value and name not in _WITHOUT_EFFECT and self.type not in _USED.get(name, ()):
+            if value and name not in _WITHOUT_EFFECT | _USED | self.names.own_settings:
                 raise _unsupported(settings, name)
-        if self.type == "olmo3" and self._slides():
-            raise _unsupported(settings, "a sliding window shorter than the context")
-
-    def _context(self) -> int:
-        # Older versions call it seq_len.
-        older = "seq_len" in self.settings.given and "max_seq_len" not in self.settings.given
-        return self.settings.integer("seq_len" if older else "max_seq_len")
+        if (refused := self.names.refuses(settings)) is not None:
+            raise _unsupported(settings, refused)
 
     def _head_dim(self, stored: int) -> int:
-        if self.type in _GEMMAS:
-            # Levanter's Gemmas have a setting for it that not every version goes by.
+        if self.names.head_dim == "stored":
+            # Such types have a setting for it that not every version goes by.
             return stored
-        if self.type in ("llama", "olmo3", "qwen3") and self.settings.get("head_dim") is not None:
+        if self.names.head_dim == "set" and self.settings.get("head_dim") is not None:
             return self.settings.integer("head_dim")
         return max(self.settings.integer("hidden_dim") // self.settings.integer("num_heads"), 1)
-
-    def _slides(self) -> bool:
-        types = self.settings.get("layer_types")
-        all_full = isinstance(types, list) and all(each == "full_attention" for each in types)
-        return not all_full and self.settings.integer("sliding_window") < self._context()
 
 
 def read_levanter_model(path: Path) -> LevanterModel:
@@ -168,7 +107,8 @@ def read_levanter_model(path: Path) -> LevanterModel:
     if not isinstance(kind, str) or kind not in _TYPES:
         known = ", ".join(sorted(_TYPES))
         raise UnsupportedModel(f"{path}: Levanter's model type {kind!r} is not supported; supported: {known}.")
-    model = LevanterModel(kind, replace(settings, defaults=_TYPES[kind][2]))
+    family, names = _TYPES[kind]
+    model = LevanterModel(family, names, replace(settings, defaults=names.defaults))
     model.check()
     return model
 

@@ -10,10 +10,10 @@ A projection's axes are the Hub's, with the heads spread out; within a layer its
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import prod
-from typing import cast
+
+from ostro.models.architecture import Architecture, Layer, ModelShape
 
 Shape = tuple[int, ...]
 
@@ -53,71 +53,41 @@ def find_layers(paths: Iterable[str]) -> LayerArrays | None:
     return LayerArrays(match["root"], match["stacked"] is not None) if match else None
 
 
-def stored_weights(config: Mapping[str, object], layers: LayerArrays, stored_vocab: int) -> Iterator[StoredWeight]:
-    """All arrays that a checkpoint of this config.json must have."""
-    size = {name: cast(int, value) for name, value in config.items()}
-    hidden, vocab, num_layers = size["hidden_size"], size["vocab_size"], size["num_hidden_layers"]
+def stored_weights(described: Architecture, layers: LayerArrays, stored_vocab: int) -> Iterator[StoredWeight]:
+    """All arrays that a checkpoint of this model must have."""
+    hidden, vocab = described.shape.hidden_size, described.shape.vocab_size
     ends: dict[str, tuple[str, Shape, Shape]] = {
-        EMBEDDING: ("model.embed_tokens.weight", (stored_vocab, hidden), (vocab, hidden)),
-        "model/transformer/norm/weight": ("model.norm.weight", (hidden,), (hidden,)),
+        EMBEDDING: (described.embedding.name, (stored_vocab, hidden), (vocab, hidden)),
+        "model/transformer/norm/weight": (described.norm.name, (hidden,), (hidden,)),
     }
-    if not config["tie_word_embeddings"]:
-        ends["model/lm_head/weight"] = ("lm_head.weight", (stored_vocab, hidden), (vocab, hidden))
+    if described.head is not None and described.head.name is not None:
+        ends["model/lm_head/weight"] = (described.head.name, (stored_vocab, hidden), (vocab, hidden))
     for path, (name, shape, hub_shape) in ends.items():
-        yield StoredWeight(path, shape, (name,), hub_shape, stacked=False)
-    for part, (shape, hub_shape) in _layer_parts(config).items():
-        names = tuple(f"model.layers.{layer}.{part}" for layer in range(num_layers))
+        yield StoredWeight(path, shape, (f"{name}.weight",), hub_shape, stacked=False)
+    # Whatever the settings, all layers have the same tensors.
+    num_layers, prefix = described.shape.num_layers, f"{described.backbone}.layers"
+    spread = _spread_heads(described.layers[0], described.shape)
+    for tensor in described.layers[0].tensors():
+        part, shape = tensor.name.removeprefix(f"{prefix}.0."), spread.get(tensor.name, tensor.shape)
+        names = tuple(f"{prefix}.{layer}.{part}" for layer in range(num_layers))
         if layers.stacked:
-            yield StoredWeight(layers.first(part), (num_layers, *shape), names, hub_shape, stacked=True)
+            yield StoredWeight(layers.first(part), (num_layers, *shape), names, tensor.shape, stacked=True)
             continue
         for layer, name in enumerate(names):
             path = f"{layers.root}/blocks/{layer}/{part.replace('.', '/')}"
-            yield StoredWeight(path, shape, (name,), hub_shape, stacked=False)
+            yield StoredWeight(path, shape, (name,), tensor.shape, stacked=False)
 
 
-def _layer_parts(config: Mapping[str, object]) -> dict[str, tuple[Shape, Shape]]:
-    """The tensors of a layer: their shapes as stored, and on the Hub."""
-    size = {name: cast(int, value) for name, value in config.items()}
-    hidden, inner, head = size["hidden_size"], size["intermediate_size"], size["head_dim"]
-    heads, kv_heads = size["num_attention_heads"], size["num_key_value_heads"]
-    family = cast(str, config["model_type"])
-    outputs: dict[str, Shape] = {
-        "self_attn.q_proj": (kv_heads, heads // kv_heads, head),
-        "self_attn.k_proj": (kv_heads, head),
-        "self_attn.v_proj": (kv_heads, head),
-        "self_attn.o_proj": (hidden,),
-        "mlp.gate_proj": (inner,),
-        "mlp.up_proj": (inner,),
-        "mlp.down_proj": (hidden,),
-    }
-    inputs: dict[str, Shape] = {"self_attn.o_proj": (heads, head), "mlp.down_proj": (inner,)}
-    parts: dict[str, tuple[Shape, Shape]] = {}
-    for name, out in outputs.items():
-        into = inputs.get(name, (hidden,))
-        parts[f"{name}.weight"] = (*out, *into), (prod(out), prod(into))
-    for name in _biased(family, attention=bool(config.get("attention_bias"))):
-        parts[f"{name}.bias"] = outputs[name], (prod(outputs[name]),)
-    for name, shape in _norms(family, hidden, head).items():
-        parts[f"{name}.weight"] = shape, (prod(shape),)
-    if family == "olmo2":
-        for half in ("q", "k"):
-            shape = outputs[f"self_attn.{half}_proj"]
-            parts[f"self_attn.{half}_norm.weight"] = shape, (prod(shape),)
-    return parts
-
-
-def _biased(family: str, *, attention: bool) -> tuple[str, ...]:
-    inputs = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    return (*inputs, "self_attn.o_proj") if attention else inputs if family == "qwen2" else ()
-
-
-def _norms(family: str, hidden: int, head: int) -> dict[str, Shape]:
-    names = {
-        "gemma2": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
-        "gemma3_text": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
-        "olmo2": ("post_attention", "post_feedforward"),
-    }.get(family, ("input", "post_attention"))
-    norms: dict[str, Shape] = {f"{name}_layernorm": (hidden,) for name in names}
-    if family in ("qwen3", "gemma3_text"):
-        norms |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
-    return norms
+def _spread_heads(layer: Layer, shape: ModelShape) -> dict[str, Shape]:
+    """The shapes as stored of a layer's tensors, by name, where heads have axes of their own."""
+    attention, kv_heads = layer.attention, shape.num_kv_heads
+    queries, keys = (kv_heads, shape.num_heads // kv_heads, shape.head_dim), (kv_heads, shape.head_dim)
+    spread: dict[str, Shape] = {}
+    for part, heads in zip(attention.qkv.parts, (queries, keys, keys), strict=True):
+        spread[f"{part.name}.weight"] = (*heads, shape.hidden_size)
+        spread[f"{part.name}.bias"] = heads
+    spread[f"{attention.output.parts[0].name}.weight"] = (shape.hidden_size, shape.num_heads, shape.head_dim)
+    if attention.qk_norm is not None and attention.qk_norm.over == "width":
+        spread[f"{attention.qk_norm.query.name}.weight"] = queries
+        spread[f"{attention.qk_norm.key.name}.weight"] = keys
+    return spread

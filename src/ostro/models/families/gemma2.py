@@ -3,11 +3,12 @@
 Norm weights are stored as their difference from one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ostro.models.architecture import Architecture, AttentionSpec, Layer, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
 from ostro.models.family import Family
 from ostro.models.rope_settings import RopeSettings
@@ -83,10 +84,42 @@ def gguf_query_scale(facts: gguf.GgufFacts, layers_of_27b: int) -> int:
     return gguf.head_dim(facts)
 
 
+LEVANTER_DEFAULTS: Mapping[str, object] = {
+    "max_seq_len": 8192,
+    "hidden_dim": 2048,
+    "intermediate_dim": 16384,
+    "num_layers": 18,
+    "num_heads": 8,
+    "num_kv_heads": 1,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+
+
+def levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    """As Levanter computes it: without windows, and without a cap on logits."""
+    act, softcap = settings.text("activation_function"), settings.get("attn_logit_softcapping")
+    return {
+        "hidden_activation": "gelu_pytorch_tanh" if act == "gelu_new" else act,
+        "query_pre_attn_scalar": head_dim,
+        "attn_logit_softcapping": None if softcap is None else settings.number("attn_logit_softcapping"),
+        "layer_types": ["full_attention"] * settings.integer("num_layers"),
+    }
+
+
 FAMILY = Family(
     "gemma2",
     "Gemma2ForCausalLM",
     "Gemma2Model",
     describe,
     gguf.GgufNames("gemma2", gguf.ATTENTION | gguf.MLP | gguf.SANDWICH_NORMS, _gguf_config, subtract_one="norm.weight"),
+    levanter=(
+        levanter.LevanterNames(
+            type="gemma2",
+            defaults={**LEVANTER_DEFAULTS, "attn_logit_softcapping": 50.0},
+            head_dim="stored",
+            config=levanter_config,
+        ),
+    ),
 )

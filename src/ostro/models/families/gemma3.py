@@ -5,6 +5,7 @@ from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
 from ostro.models.families import gemma2
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import decoder_shape, sliding_layers
 from ostro.models.family import Family
 from ostro.models.limits import MOST_LAYERS
@@ -46,5 +47,14 @@ FAMILY = Family(
         gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.SANDWICH_NORMS,
         _gguf_config,
         subtract_one="norm.weight",
+    ),
+    levanter=(
+        levanter.LevanterNames(
+            type="gemma3",
+            defaults=gemma2.LEVANTER_DEFAULTS,
+            own_settings=frozenset({"use_qk_norm"}),
+            head_dim="stored",
+            config=gemma2.levanter_config,
+        ),
     ),
 )

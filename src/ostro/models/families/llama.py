@@ -3,6 +3,7 @@
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
 from ostro.models.family import Family
 
@@ -28,6 +29,14 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return gguf.decoder_config(facts) | {"head_dim": facts.integer("attention.key_length", rotated)}
 
 
+def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    config = levanter.llama_config(settings, head_dim)
+    if not settings.flag("use_qk_norm"):
+        return config
+    # Llama with normed query and key heads is what Qwen 3 is.
+    return config | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+
+
 # Mistral and SmolLM2 files say llama too, and compute the same.
 FAMILY = Family(
     "llama",
@@ -36,5 +45,14 @@ FAMILY = Family(
     describe,
     gguf.GgufNames(
         "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
+    ),
+    levanter=(
+        levanter.LevanterNames(
+            type="llama",
+            defaults=levanter.LLAMA,
+            own_settings=frozenset({"use_qk_norm"}),
+            head_dim="set",
+            config=_levanter_config,
+        ),
     ),
 )

@@ -3,6 +3,7 @@
 from ostro.models.architecture import Architecture, AttentionSpec, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
 from ostro.models.family import Family
 
@@ -35,4 +36,5 @@ FAMILY = Family(
     "Qwen2Model",
     describe,
     gguf.GgufNames("qwen2", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config),
+    levanter=(levanter.LevanterNames(type="qwen", defaults=levanter.LLAMA),),
 )

@@ -3,6 +3,7 @@
 from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
 from ostro.models.families.qwen2 import attention_specs, gguf_config
 from ostro.models.family import Family
@@ -26,4 +27,9 @@ FAMILY = Family(
     "Qwen3Model",
     describe,
     gguf.GgufNames("qwen3", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.PRE_NORMS, gguf_config),
+    levanter=(
+        levanter.LevanterNames(
+            type="qwen3", defaults=levanter.LLAMA, own_settings=frozenset({"use_qk_norm"}), head_dim="set"
+        ),
+    ),
 )

@@ -1,0 +1,63 @@
+"""How Levanter names a family's models in its settings. Knows no file; `weights.levanter_config` reads them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Config = dict[str, object]
+
+LLAMA: Mapping[str, object] = {
+    "max_seq_len": 2048,
+    "hidden_dim": 4096,
+    "intermediate_dim": 11008,
+    "num_layers": 32,
+    "num_heads": 32,
+    "num_kv_heads": 32,
+    "activation_function": "silu",
+    "layer_norm_epsilon": 1e-5,
+}
+"""The defaults that most types share."""
+
+
+class LevanterSettings(Protocol):
+    """The settings of a model, with the type's defaults."""
+
+    @property
+    def given(self) -> Mapping[str, object]: ...
+    def get(self, name: str) -> object: ...
+    def integer(self, name: str) -> int: ...
+    def number(self, name: str) -> float: ...
+    def flag(self, name: str) -> bool: ...
+    def text(self, name: str) -> str: ...
+
+
+def context(settings: LevanterSettings) -> int:
+    # Older versions call it seq_len.
+    older = "seq_len" in settings.given and "max_seq_len" not in settings.given
+    return settings.integer("seq_len" if older else "max_seq_len")
+
+
+def llama_config(settings: LevanterSettings, head_dim: int) -> Config:
+    return {
+        "hidden_act": settings.text("activation_function"),
+        "attention_bias": settings.flag("attention_bias"),
+    }
+
+
+def refuses_nothing(settings: LevanterSettings) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevanterNames:
+    type: str
+    """What a YAML calls the family."""
+    defaults: Mapping[str, object]
+    own_settings: frozenset[str] = frozenset()
+    """Settings that this type has besides those of every type."""
+    head_dim: Literal["set", "derived", "stored"] = "derived"
+    """Where it is found: in the settings if they have it, by dividing, or only in the shape of the arrays."""
+    config: Callable[[LevanterSettings, int], Config] = llama_config
+    """What config.json holds besides the fields of every type, or instead of them; takes the head_dim too."""
+    refuses: Callable[[LevanterSettings], str | None] = refuses_nothing
+    """What settings ask for that the family does not compute."""
