@@ -1,6 +1,7 @@
 """What every endpoint is given: the models, the gate before them, the limits; and how it answers."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -12,7 +13,11 @@ from ostro.server.body import BodyLimits, Schema, read_request
 from ostro.server.limits import Gate
 from ostro.server.logging import RequestRecord
 from ostro.server.models import Models
-from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, WireModel
+from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, Message, WireModel
+from ostro.server.service import ModelService
+
+# Fewer are converted sooner than a thread is woken.
+_MANY_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,16 @@ class Api:
         """The request in the body; raises what is wrong with it. A body that could not be let in is not read."""
         self.gate.check(record_of(http))
         return await read_request(schema, http, self.options.body)
+
+
+async def template_messages(messages: Sequence[Message], service: ModelService) -> list[dict[str, object]]:
+    """The messages as chat templates expect them; many of them, or of their parts, are converted off the event loop."""
+
+    def convert() -> list[dict[str, object]]:
+        return [message.for_template() for message in messages]
+
+    many = sum(message.num_parts for message in messages) > _MANY_PARTS
+    return await service.run_off_loop(convert) if many else convert()
 
 
 def json_response(body: WireModel) -> Response:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import BadRequest
 from ostro.outputs import Completion
-from ostro.server.api import Api, record_of
+from ostro.server.api import Api, record_of, template_messages
 from ostro.server.chunks import ChatChunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
@@ -48,7 +48,7 @@ def _job(api: Api, request: ChatCompletionRequest, name: str) -> Job:
 
     async def prepare(model: Model) -> list[EngineRequest]:
         chat = await model.service.prepare_chat(
-            request.template_messages(),
+            await template_messages(request.messages, model.service),
             params,
             cache_salt=request.cache_salt,
             priority=request.priority,

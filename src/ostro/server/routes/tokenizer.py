@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.errors import BadRequest
-from ostro.server.api import Api, json_response, record_of
+from ostro.server.api import Api, json_response, record_of, template_messages
 from ostro.server.documentation import described
 from ostro.server.models import ANY
 from ostro.server.schemas import (
@@ -58,7 +58,7 @@ async def _tokenized(request: TokenizeRequest, service: ModelService) -> Respons
     tokenizer, max_len = service.tokenizer, None if service.info is None else service.info.max_len
     chat = None
     if request.messages is not None:
-        messages = [message.for_template() for message in request.messages]
+        messages = await template_messages(request.messages, service)
         chat = await service.render_chat(messages, add_generation_prompt=request.add_generation_prompt)
     else:
         service.check_text(request.prompt or "", "prompt")

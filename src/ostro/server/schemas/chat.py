@@ -56,6 +56,11 @@ class Message(RequestModel):
             raise refusal("content", "is required")
         return self
 
+    @property
+    def num_parts(self) -> int:
+        """Itself included."""
+        return 1 + (len(self.content) if isinstance(self.content, list) else 0) + len(self.tool_calls or ())
+
     def for_template(self) -> dict[str, object]:
         """As chat templates expect it. Those that know no developer take its words as the system's."""
         given = self.model_dump(exclude_none=True)
