@@ -7,6 +7,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,19 +71,58 @@ def test_template_that_overran_its_time_serves_the_next_conversation() -> None:
     assert renderer.pid != first
 
 
-def test_cancelled_rendering_ends_its_process_and_no_other_conversation() -> None:
-    renderer = Renderer(ChatTemplate(MOODY), limits=RenderLimits(seconds=60))
+async def leave(renderer: Renderer, content: str) -> None:
+    """Begins a conversation and goes away while it is under way: a new process takes a while to answer."""
+    conversation = asyncio.create_task(renderer.render_async([{"role": "user", "content": content}]))
+    while renderer.pid is None:
+        await asyncio.sleep(0)
+    conversation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await conversation
+
+
+def test_client_that_leaves_does_not_take_the_process_with_it() -> None:
+    """Whoever came next waited for a new process."""
+    renderer = Renderer(ChatTemplate(ECHO))
 
     async def scenario() -> None:
+        await leave(renderer, "nobody reads this")
+        process = renderer.pid
+        assert await renderer.render_async(HELLO) == "[Hello]>"
+        assert renderer.pid == process
+
+    asyncio.run(scenario())
+
+
+def test_failure_that_nobody_waits_for_is_no_concern_of_the_event_loop() -> None:
+    renderer = Renderer(ChatTemplate(MOODY), limits=QUICK)
+    complaints: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        await leave(renderer, "loop")
+        process = renderer.pid
+        assert await renderer.render_async(HELLO) == "fine"
+        assert renderer.pid != process
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert complaints == []
+
+
+def test_client_that_leaves_before_its_turn_is_not_rendered() -> None:
+    renderer = Renderer(ChatTemplate(MOODY), limits=QUICK)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(renderer.render_async(HELLO))
         looping = asyncio.create_task(renderer.render_async([{"role": "user", "content": "loop"}]))
-        await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(renderer.render_async(HELLO))
-        await asyncio.sleep(0.05)
+        last = asyncio.create_task(renderer.render_async(HELLO))
+        while renderer.pid is None:
+            await asyncio.sleep(0)
         process = renderer.pid
         looping.cancel()
-        assert await waiting == "fine"
-        assert process is not None
-        assert not is_alive(process)
+        assert (await first, await last) == ("fine", "fine")
+        assert renderer.pid == process
 
     asyncio.run(scenario())
 

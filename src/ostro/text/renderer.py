@@ -126,14 +126,28 @@ class Renderer:
         add_generation_prompt: bool = True,
         mark: str | None = None,
     ) -> str:
-        """What `render` gives, without holding up the event loop. Cancelling it ends the process."""
+        """What `render` gives, without holding up the event loop. If it is cancelled, its reply is read all the same
+        and dropped: the process, which others share, lives on.
+        """
         message = _encoded(messages, tools, add_generation_prompt, mark)
-        async with self._turn:
-            with self._conversation() as process:
-                process.socket.setblocking(False)
-                await asyncio.get_running_loop().sock_sendall(process.socket, process.with_setup(message))
-                reply = await process.read_async()
-        return self._text(reply)
+        await self._turn.acquire()
+        exchange = asyncio.create_task(self._exchange(message))
+        exchange.add_done_callback(self._end_turn)
+        # Unlike an await, this leaves the exchange alone when it is cancelled.
+        await asyncio.wait((exchange,))
+        return self._text(exchange.result())
+
+    async def _exchange(self, message: bytes) -> bytes:
+        with self._conversation() as process:
+            process.socket.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(process.socket, process.with_setup(message))
+            return await process.read_async()
+
+    def _end_turn(self, exchange: asyncio.Task[bytes]) -> None:
+        self._turn.release()
+        if not exchange.cancelled():
+            # Looked at, lest asyncio log it as lost where nobody waits for it any more.
+            exchange.exception()
 
     @contextmanager
     def _conversation(self) -> "Iterator[_Process]":
