@@ -331,6 +331,20 @@ def test_fields_that_the_template_ignores_are_as_limited_as_the_text(
     asyncio.run(scenario())
 
 
+def test_text_that_a_template_makes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch)
+    template = tmp_path / "long.jinja"
+    template.write_text(f"{{{{ 'a' * {1 << 21} }}}}")
+
+    async def scenario() -> None:
+        async with live_service(EngineConfig(max_seq_len=64, chat_template=str(template))) as service:
+            with pytest.raises(BadRequest, match=f"text of {1 << 21} characters, and at most {1 << 20}") as refusal:
+                await service.prepare_chat(CHAT, SamplingParams(max_tokens=1))
+            assert refusal.value.param == "messages"
+
+    asyncio.run(scenario())
+
+
 def test_white_space_that_a_template_may_drop_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 

@@ -243,6 +243,26 @@ def test_values_that_no_message_can_carry_are_refused() -> None:
     assert renderer.render(HELLO) == "[Hello]>"
 
 
+@pytest.mark.parametrize("source", ["{{ 'a' * 100000000 }}", "{{ 'é' * 10 }}"])
+def test_text_that_is_longer_than_the_caller_takes_stays_in_the_process(source: str) -> None:
+    """A hundred megabytes were read on the event loop, only to be refused there."""
+    renderer = Renderer(ChatTemplate(source))
+    renderer.start()
+    process = renderer.pid
+    with pytest.raises(BadRequest, match=r"made a text of 10+ characters, and at most 9 .*Send fewer") as refusal:
+        renderer.render(HELLO, max_characters=9)
+    assert refusal.value.param == "messages"
+    with pytest.raises(BadRequest, match="at most 9 are"):
+        asyncio.run(renderer.render_async(HELLO, max_characters=9))
+    assert renderer.pid == process
+
+
+def test_text_has_a_limit_where_the_caller_sets_none() -> None:
+    with pytest.raises(BadRequest, match="made a text of 100000000 characters"):
+        Renderer(ChatTemplate("{{ 'a' * 100000000 }}")).render(HELLO)
+    assert Renderer(ChatTemplate("{{ '🙂' * 10 }}")).render(HELLO, max_characters=10) == "🙂" * 10
+
+
 def test_source_of_megabytes_is_refused() -> None:
     with pytest.raises(BadRequest, match="longer than"):
         Renderer(ChatTemplate("x" * (MAX_SOURCE_CHARACTERS + 1))).render(HELLO)

@@ -406,9 +406,9 @@ class ModelService:
         """The conversation's text; raises BadRequest if the messages or the text are too long."""
         frontend, door = self._ready()
         _check_messages(messages, door)
-        chat = await frontend.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt)
-        _check_text(chat.text, door, "messages")
-        return chat
+        return await frontend.tokenizer.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, max_characters=_most_characters(door)
+        )
 
     def check_text(self, text: str, name: str) -> None:
         """Raises BadRequest for a text that is too long to be tokenised; `name` is the caller's name for it."""

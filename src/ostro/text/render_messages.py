@@ -26,6 +26,8 @@ class Conversation(msgspec.Struct, frozen=True):
     add_generation_prompt: bool
     mark: str | None
     """Goes before the conversation's own control texts; None leaves them as they are."""
+    max_characters: int
+    """A longer text is not sent."""
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):
@@ -37,4 +39,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     unsupported: bool = False
 
 
-Reply = Rendered | Refused
+class TooLong(msgspec.Struct, frozen=True, tag=True):
+    num_characters: int
+
+
+Reply = Rendered | Refused | TooLong

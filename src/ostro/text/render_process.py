@@ -19,7 +19,7 @@ from ostro.text.chat import ChatTemplate
 from ostro.text.control_text import ControlTexts
 from ostro.text.jinja_template import JinjaTemplate
 from ostro.text.marked_chat import render_guarded
-from ostro.text.render_messages import LENGTH, Conversation, Refused, Rendered, Setup
+from ostro.text.render_messages import LENGTH, Conversation, Refused, Rendered, Setup, TooLong
 
 
 class _Rendering:
@@ -42,11 +42,15 @@ class _Rendering:
         except MemoryError:
             return self._out_of_memory
 
-    def _rendered(self, asked: Conversation) -> Rendered:
+    def _rendered(self, asked: Conversation) -> Rendered | TooLong:
+        text = self._text(asked)
+        return Rendered(text) if len(text) <= asked.max_characters else TooLong(len(text))
+
+    def _text(self, asked: Conversation) -> str:
         prompt = asked.add_generation_prompt
         if asked.mark is None:
-            return Rendered(self._template.render(asked.messages, tools=asked.tools, add_generation_prompt=prompt))
-        text = render_guarded(
+            return self._template.render(asked.messages, tools=asked.tools, add_generation_prompt=prompt)
+        return render_guarded(
             self._template,
             asked.messages,
             asked.tools,
@@ -55,7 +59,6 @@ class _Rendering:
             guarded=self._guarded,
             mark=asked.mark,
         )
-        return Rendered(text)
 
 
 def main(descriptor: int) -> None:

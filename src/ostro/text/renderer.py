@@ -24,10 +24,13 @@ from ostro.child_environment import template_environment
 from ostro.errors import BadRequest, OstroError, Unavailable, Unsupported
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.control_text import MAX_NESTING, ControlTexts
-from ostro.text.render_messages import LENGTH, Conversation, Rendered, Reply, Setup
+from ostro.text.render_messages import LENGTH, Conversation, Refused, Rendered, Reply, Setup
 
 MAX_SOURCE_CHARACTERS = 1 << 20
 _CHUNK = 1 << 18
+# Of a reply, beside its text: more than any refusal has.
+_MARGIN = 1 << 16
+_UTF8_BYTES = 4
 
 Tools = Sequence[Mapping[str, object]]
 
@@ -40,6 +43,8 @@ class RenderLimits:
     """Of CPU time, so that a busy machine ends no innocent template."""
     bytes: int = 512 << 20
     """Of address space, interpreter and conversation included."""
+    characters: int = 64 << 20
+    """Of the text, unless the caller takes only a shorter one."""
 
 
 class Renderer:
@@ -106,17 +111,19 @@ class Renderer:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
         mark: str | None = None,
+        max_characters: int | None = None,
     ) -> str:
         """The conversation's text, as `render_guarded` makes it if there is a mark. Raises BadRequest for one that
-        the template refuses or fails on, or that exceeds the limits; Unavailable if the process cannot be started or
-        is killed.
+        the template refuses or fails on, or that exceeds the limits; `max_characters` of the text replace theirs.
+        Raises Unavailable if the process cannot be started or is killed.
         """
-        message = _encoded(messages, tools, add_generation_prompt, mark)
+        most = self.limits.characters if max_characters is None else max_characters
+        message = _encoded(messages, tools, add_generation_prompt, mark, most)
         with self._lock, self._conversation() as process:
             process.socket.setblocking(True)
             process.socket.sendall(process.with_setup(message))
-            reply = process.read()
-        return self._text(reply)
+            reply = process.read(_longest_reply(most))
+        return _text(reply, most)
 
     async def render_async(
         self,
@@ -125,23 +132,25 @@ class Renderer:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
         mark: str | None = None,
+        max_characters: int | None = None,
     ) -> str:
         """What `render` gives, without holding up the event loop. If it is cancelled, its reply is read all the same
         and dropped: the process, which others share, lives on.
         """
-        message = _encoded(messages, tools, add_generation_prompt, mark)
+        most = self.limits.characters if max_characters is None else max_characters
+        message = _encoded(messages, tools, add_generation_prompt, mark, most)
         await self._turn.acquire()
-        exchange = asyncio.create_task(self._exchange(message))
+        exchange = asyncio.create_task(self._exchange(message, _longest_reply(most)))
         exchange.add_done_callback(self._end_turn)
         # Unlike an await, this leaves the exchange alone when it is cancelled.
         await asyncio.wait((exchange,))
-        return self._text(exchange.result())
+        return _text(exchange.result(), most)
 
-    async def _exchange(self, message: bytes) -> bytes:
+    async def _exchange(self, message: bytes, longest: int) -> bytes:
         with self._conversation() as process:
             process.socket.setblocking(False)
             await asyncio.get_running_loop().sock_sendall(process.socket, process.with_setup(message))
-            return await process.read_async()
+            return await process.read_async(longest)
 
     def _end_turn(self, exchange: asyncio.Task[bytes]) -> None:
         self._turn.release()
@@ -180,7 +189,7 @@ class Renderer:
                 f"The chat template is longer than {MAX_SOURCE_CHARACTERS} characters. Set chat_template to another.",
                 param="messages",
             )
-        return _Process(self._setup, self.limits.bytes)
+        return _Process(self._setup)
 
     def _failure(self, status: int) -> OstroError:
         """Why the process ended in the middle of a conversation."""
@@ -193,18 +202,10 @@ class Renderer:
         # Killed by the system or an operator: whatever a template does by itself is a reply.
         return Unavailable(f"The process that renders the chat template ended with status {status}. Try again.")
 
-    def _text(self, reply: bytes) -> str:
-        outcome = msgspec.msgpack.decode(reply, type=Reply)
-        if isinstance(outcome, Rendered):
-            return outcome.text
-        raise (Unsupported if outcome.unsupported else BadRequest)(outcome.message, param="messages")
-
 
 class _Process:
-    def __init__(self, setup: bytes, most: int) -> None:
-        """`most` is the length of its longest message."""
+    def __init__(self, setup: bytes) -> None:
         self._setup = setup
-        self._most = most
         self.socket, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "ostro.text.render_process", str(theirs.fileno())]
         with theirs:
@@ -241,37 +242,38 @@ class _Process:
         setup, self._setup = self._setup, b""
         return (_frame(setup) if setup else b"") + _frame(message)
 
-    def read(self) -> bytes:
-        """Its next message; raises EOFError if it ends before that is complete."""
+    def read(self, longest: int) -> bytes:
+        """Its next message; raises EOFError if it ends before that is complete, or announces a longer one."""
         parts, missing = [], LENGTH.size
         header = self.socket.recv(missing, socket.MSG_WAITALL)
-        missing = self._length(header)
+        missing = _length(header, longest)
         while missing:
             parts.append(self.socket.recv(min(missing, _CHUNK)))
             missing -= _received(parts[-1])
         return b"".join(parts)
 
-    async def read_async(self) -> bytes:
+    async def read_async(self, longest: int) -> bytes:
         loop = asyncio.get_running_loop()
         header = b""
         while len(header) < LENGTH.size:
             part = await loop.sock_recv(self.socket, LENGTH.size - len(header))
             _received(part)
             header += part
-        parts, missing = [], self._length(header)
+        parts, missing = [], _length(header, longest)
         while missing:
             parts.append(await loop.sock_recv(self.socket, min(missing, _CHUNK)))
             missing -= _received(parts[-1])
         return b"".join(parts)
 
-    def _length(self, header: bytes) -> int:
-        if len(header) < LENGTH.size:
-            raise EOFError
-        (length,) = LENGTH.unpack(header)
-        if length > self._most:
-            # More than it can have in its memory: whatever this is, it is no text of ours.
-            raise EOFError
-        return int(length)
+
+def _length(header: bytes, longest: int) -> int:
+    if len(header) < LENGTH.size:
+        raise EOFError
+    (length,) = LENGTH.unpack(header)
+    if length > longest:
+        # Whatever this is, our process did not send it.
+        raise EOFError
+    return int(length)
 
 
 def _received(part: bytes) -> int:
@@ -300,12 +302,32 @@ def _frame(message: bytes) -> bytes:
     return LENGTH.pack(len(message)) + message
 
 
-def _encoded(messages: Sequence[Message], tools: Tools | None, add_generation_prompt: bool, mark: str | None) -> bytes:
+def _longest_reply(max_characters: int) -> int:
+    return _UTF8_BYTES * max_characters + _MARGIN
+
+
+def _text(reply: bytes, most: int) -> str:
+    outcome = msgspec.msgpack.decode(reply, type=Reply)
+    if isinstance(outcome, Rendered):
+        return outcome.text
+    if isinstance(outcome, Refused):
+        raise (Unsupported if outcome.unsupported else BadRequest)(outcome.message, param="messages")
+    raise BadRequest(
+        f"The chat template failed: it made a text of {outcome.num_characters} characters, and at most {most} are "
+        "tokenised. Send fewer or shorter messages.",
+        param="messages",
+    )
+
+
+def _encoded(
+    messages: Sequence[Message], tools: Tools | None, add_generation_prompt: bool, mark: str | None, most: int
+) -> bytes:
     conversation = Conversation(
         [dict(message) for message in messages],
         None if tools is None else [dict(tool) for tool in tools],
         add_generation_prompt,
         mark,
+        most,
     )
     try:
         return msgspec.msgpack.encode(conversation)

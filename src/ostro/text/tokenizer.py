@@ -152,10 +152,14 @@ class Tokenizer:
         text = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, mark=mark)
         return self.encode_rendered(ChatText(text, mark))
 
-    async def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> ChatText:
+    async def render_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, max_characters: int | None = None
+    ) -> ChatText:
         """For `encode_rendered`: the first half of `encode_chat`, without holding up the event loop."""
         mark = secrets.token_hex(8)
-        text = await self.renderer.render_async(messages, add_generation_prompt=add_generation_prompt, mark=mark)
+        text = await self.renderer.render_async(
+            messages, add_generation_prompt=add_generation_prompt, mark=mark, max_characters=max_characters
+        )
         return ChatText(text, mark)
 
     def encode_rendered(self, chat: ChatText) -> list[int]:
