@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -266,6 +267,27 @@ def test_conversations_being_rendered_end_when_the_service_stops(monkeypatch: py
             await service.stop()
             with pytest.raises(Unavailable, match="stopped"):
                 await asyncio.wait_for(rendering, 30)
+
+    asyncio.run(scenario())
+
+
+def test_texts_that_wait_for_a_thread_end_when_the_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ended as if their clients had left, and later ones with a RuntimeError of the thread pool's."""
+    set_faults(monkeypatch)
+    stopped = threading.Event()
+
+    async def scenario() -> None:
+        async with live_service() as service:
+            busy = [asyncio.create_task(service.run_off_loop(stopped.wait)) for _ in range(2)]
+            waiting = asyncio.create_task(service.prepare(LONG, SamplingParams()))
+            await asyncio.sleep(0.01)
+            await service.stop()
+            stopped.set()
+            assert await asyncio.gather(*busy) == [True, True]
+            with pytest.raises(Unavailable, match="stopped"):
+                await waiting
+            with pytest.raises(Unavailable, match="stopped"):
+                await service.run_off_loop(stopped.wait)
 
     asyncio.run(scenario())
 

@@ -417,9 +417,18 @@ class ModelService:
 
     async def run_off_loop(self, work: Callable[[], _T]) -> _T:
         """Runs what takes long on texts in one of the model's threads, of which there are few: a model whose texts
-        take forever leaves other models theirs.
+        take forever leaves other models theirs. Raises Unavailable if the service is stopped before its turn comes.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        if self._handle.state is State.STOPPED:
+            raise self._handle.unavailable()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled the caller: `stop` has cancelled the work.
+            raise self._handle.unavailable() from None
 
     async def _sampling(self, frontend: Frontend, params: SamplingParams) -> Sampling:
         if not params.bad_words:
