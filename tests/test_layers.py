@@ -71,6 +71,10 @@ LAYERS = {
     # The native core: what runs on it starts without torch. Who only plans wants its library, and no arrays.
     "ostro.kernels.cpu": Layer(ours=("ostro.kernels.cpu", "ostro.errors"), never=("torch",)),
     "ostro.kernels.cpu.library": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
+    "ostro.kernels.cpu.packed_layout": Layer(ours=("ostro.kernels.cpu.library",), never=("torch", "numpy")),
+    "ostro.kernels.cpu.program_spec": Layer(
+        ours=("ostro.kernels.cpu.library", "ostro.errors"), never=("torch", "numpy")
+    ),
     "ostro.models": Layer(ours=("ostro.models", "ostro.kernels", "ostro.errors")),
     # What a model is, as data: read by everything that runs or measures one.
     "ostro.models.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
@@ -157,12 +161,18 @@ LAYERS = {
     ),
     "ostro.runner.native.lowering": Layer(
         ours=(
-            "ostro.kernels.cpu",
-            "ostro.models",
+            "ostro.kernels.cpu.library",
+            "ostro.kernels.cpu.packed_layout",
+            "ostro.kernels.cpu.program_spec",
+            "ostro.models.architecture",
+            "ostro.models.rope_settings",
             "ostro.runner.native.support",
-            "ostro.weights",
-            "ostro.errors",
+            "ostro.weights.gguf_header",
         ),
+        never=("torch", "numpy"),
+    ),
+    "ostro.runner.native.packing": Layer(
+        ours=("ostro.kernels.cpu", "ostro.models", "ostro.runner.native", "ostro.weights", "ostro.errors"),
     ),
     # What crosses the process boundary, and the API process's end of it.
     "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config", "ostro.relay"), never=("torch", "numpy")),
@@ -202,6 +212,7 @@ LAYERS = {
             "ostro.models.architecture",
             "ostro.models.registry",
             "ostro.runner.memory",
+            "ostro.runner.native.lowering",
             "ostro.runner.native.support",
             "ostro.runner.precision",
             "ostro.weights",

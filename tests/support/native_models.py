@@ -13,7 +13,7 @@ from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.models.base import Model
 from ostro.models.loading import places_of
 from ostro.models.registry import describe
-from ostro.runner.native.lowering import lower
+from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.native.support import native_architecture
 from ostro.weights import Pooling
@@ -57,7 +57,7 @@ def packed(
     described = native_architecture(describe(config), panel)
     with path.open("w+b") as file:
         writer = PackedWriter(file, panel)
-        writer.finish(lower(described, ModelCheckpoint(model, config), writer, bits=bits).to_json())
+        writer.finish(pack(described, ModelCheckpoint(model, config), writer, bits=bits).to_json())
         return PackedFile(file, path)
 
 

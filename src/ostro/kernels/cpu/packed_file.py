@@ -24,19 +24,17 @@ import numpy.typing as npt
 
 from ostro.errors import BadCheckpoint
 from ostro.kernels.cpu.library import CMatrix, library
+from ostro.kernels.cpu.packed_layout import ALIGN, MatrixEntry, PackedLayout, VectorEntry
 
 MAGIC = b"OSTRO CPU"
 # Magic, where the header is, its size and checksum; then the checksum of all that.
 _HEAD = struct.Struct("<16sQQQ16x")
 _SUM = struct.Struct("<Q")
-_ALIGN = 64
 _MOST_HEADER = 64 << 20
 _READ_BYTES = 1 << 18
-assert _HEAD.size + _SUM.size == _ALIGN
+assert _HEAD.size + _SUM.size == ALIGN
 
 Floats = npt.NDArray[np.float32]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-_Place = Annotated[int, msgspec.Meta(ge=_ALIGN, le=2**62, multiple_of=_ALIGN)]
 
 
 class BadPackedFile(BadCheckpoint):
@@ -52,28 +50,6 @@ def _bad(path: Path, reason: str) -> BadPackedFile:
     return error
 
 
-class MatrixEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rows: _Count
-    cols: _Count
-    codes: _Count
-    scales: _Count
-    has_minima: _Count
-    at: _Place
-    nbytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-
-    def described(self) -> CMatrix:
-        return CMatrix(rows=self.rows, cols=self.cols, codes=self.codes, scales=self.scales, has_minima=self.has_minima)
-
-
-class VectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    count: _Count
-    at: _Place
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self.count
-
-
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     panel: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     matrices: list[MatrixEntry]
@@ -85,45 +61,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The checksum of all that lies between head and header."""
 
 
-class PackedLayout:
-    """Where matrices and vectors will lie. Writes nothing: it tells how large a file will be."""
-
-    def __init__(self, panel: int) -> None:
-        self.panel = panel
-        self.nbytes = _ALIGN
-        self.matrices: list[MatrixEntry] = []
-        self.vectors: list[VectorEntry] = []
-
-    def matrix(self, source: int, rows: npt.NDArray[np.uint64], cols: int, bits: int = 0) -> int | None:
-        """Takes rows of GGUF's type `source`, given by their addresses; 0 is a row of zeros.
-
-        Floats are brought down to so many bits; 0 leaves everything at its own precision. Returns the matrix's number,
-        or None where such rows cannot be packed.
-        """
-        matrix = CMatrix(rows=-(-len(rows) // self.panel) * self.panel, cols=cols)
-        nbytes = library().ostro_format(source, bits, byref(matrix))
-        if nbytes < 0:
-            return None
-        at = self._reserve(nbytes)
-        self.matrices.append(MatrixEntry(matrix.rows, cols, matrix.codes, matrix.scales, matrix.has_minima, at, nbytes))
-        return len(self.matrices) - 1
-
-    def vector(self, values: Floats) -> int:
-        self.vectors.append(VectorEntry(values.size, self._reserve(values.size * 4)))
-        return len(self.vectors) - 1
-
-    def _reserve(self, nbytes: int) -> int:
-        at = self.nbytes
-        # Readers may look a little beyond a matrix's end.
-        self.nbytes += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN
-        return at
-
-
-class PackedWriter(PackedLayout):
+class PackedWriter:
     """Writes the data first and the header after it; the beginning of the file, which tells where that is, last."""
 
     def __init__(self, file: BinaryIO, panel: int, *, key: str = "", threads: int = 1) -> None:
-        super().__init__(panel)
+        self.panel = panel
+        self._layout = PackedLayout(panel)
         self._file, self._key, self._threads = file, key, threads
 
     def allocate(self, nbytes: int) -> None:
@@ -138,13 +81,14 @@ class PackedWriter(PackedLayout):
             self._file.flush()
 
     def matrix(self, source: int, rows: npt.NDArray[np.uint64], cols: int, bits: int = 0) -> int | None:
-        number = super().matrix(source, rows, cols, bits)
+        """Packs rows that are given by their addresses, of which 0 is a row of zeros; see `PackedLayout.matrix`."""
+        number = self._layout.matrix(source, len(rows), cols, bits)
         if number is None:
             return None
-        entry = self.matrices[number]
+        entry = self._layout.matrices[number]
         padded = np.zeros(entry.rows, np.uint64)
         padded[: len(rows)] = rows
-        with mmap.mmap(self._file.fileno(), self.nbytes) as mapped:
+        with mmap.mmap(self._file.fileno(), self._layout.nbytes) as mapped:
             target = np.frombuffer(mapped, np.uint8, offset=entry.at)
             library().ostro_pack(
                 source, padded.ctypes.data, byref(entry.described()), self.panel, self._threads, target.ctypes.data
@@ -153,20 +97,21 @@ class PackedWriter(PackedLayout):
         return number
 
     def vector(self, values: Floats) -> int:
-        number = super().vector(values)
-        self._file.seek(self.vectors[number].at)
+        number = self._layout.vector(values.size)
+        self._file.seek(self._layout.vectors[number].at)
         self._file.write(np.ascontiguousarray(values, np.float32).tobytes())
         return number
 
     def finish(self, program: Mapping[str, Any]) -> None:
+        layout = self._layout
         self._file.flush()
-        data = _digest_of(self._file, _ALIGN, self.nbytes)
+        data = _digest_of(self._file, ALIGN, layout.nbytes)
         header = msgspec.json.encode(
-            Header(self.panel, self.matrices, self.vectors, dict(program), key=self._key, data=data)
+            Header(self.panel, layout.matrices, layout.vectors, dict(program), key=self._key, data=data)
         )
-        self._file.seek(self.nbytes)
+        self._file.seek(layout.nbytes)
         self._file.write(header)
-        head = _HEAD.pack(MAGIC, self.nbytes, len(header), digest(header))
+        head = _HEAD.pack(MAGIC, layout.nbytes, len(header), digest(header))
         self._file.seek(0)
         self._file.write(head + _SUM.pack(digest(head)))
         self._file.flush()
@@ -254,7 +199,7 @@ def _checked(file: BinaryIO, path: Path) -> Header:
         size = os.fstat(file.fileno()).st_size
         at, header = _read_header(file, path, size)
         _check_places(header, at, path)
-        if _digest_of(file, _ALIGN, at) != header.data:
+        if _digest_of(file, ALIGN, at) != header.data:
             raise _bad(path, "is damaged: its weights do not have their checksum")
     except (OSError, msgspec.MsgspecError) as error:
         raise _bad(path, f"cannot be read ({error})") from error
@@ -263,14 +208,14 @@ def _checked(file: BinaryIO, path: Path) -> Header:
 
 def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[int, Header]:
     file.seek(0)
-    start = file.read(_ALIGN)
-    if len(start) < _ALIGN or not start.startswith(MAGIC):
+    start = file.read(ALIGN)
+    if len(start) < ALIGN or not start.startswith(MAGIC):
         raise _bad(path, "is no file of packed weights")
     head = start[: _HEAD.size]
     magic, at, nbytes, expected = _HEAD.unpack(head)
     if magic.rstrip(b"\0") != MAGIC or _SUM.unpack(start[_HEAD.size :])[0] != digest(head):
         raise _bad(path, "is damaged, or of another version of Ostro")
-    if at < _ALIGN or nbytes > _MOST_HEADER or at + nbytes != size:
+    if at < ALIGN or nbytes > _MOST_HEADER or at + nbytes != size:
         raise _bad(path, f"is damaged: it has {size} bytes instead of {at + nbytes}")
     file.seek(at)
     text = file.read(nbytes)
@@ -285,7 +230,7 @@ def _check_places(header: Header, end: int, path: Path) -> None:
             raise _bad(path, "is damaged: it describes a matrix that cannot be")
     places: list[MatrixEntry | VectorEntry] = [*header.matrices, *header.vectors]
     for place in places:
-        if place.at + place.nbytes + _ALIGN > end:
+        if place.at + place.nbytes + ALIGN > end:
             raise _bad(path, "is damaged: it places weights beyond its end")
 
 

@@ -6,17 +6,15 @@ program.run(tokens, pieces, asked, draws)     one native call, in which other Py
 
 from collections.abc import Sequence
 from ctypes import Array, addressof, byref, c_double, c_float, create_string_buffer
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, NamedTuple
+from dataclasses import fields
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ostro.errors import BadCheckpoint, ModelError
+from ostro.errors import ModelError
 from ostro.kernels.cpu.library import (
     PAGE,
-    After,
     CBatch,
     CBuffer,
     CDraw,
@@ -29,86 +27,10 @@ from ostro.kernels.cpu.library import (
     library,
 )
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
+from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec, bad_program
 
 # A refusal is one line.
 _MOST_REASON = 512
-_Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpec:
-    """One operation, by the numbers of buffers, vectors and matrices; what it does not read stays as it is here."""
-
-    op: Op
-    input: int = 0
-    out: int = 0
-    in_at: int = 0
-    out_at: int = 0
-    cols: int = 0
-    after: After = After.STORE
-    layer: int = 0
-    rotation: int = -1
-    window: int = 0
-    scale: float = 1.0
-    cap: float = 0.0
-    eps: float = 0.0
-    norm: int | None = None
-    bias: int | None = None
-    matrix: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotationSpec:
-    frequencies: int
-    """A vector: radians a position, for each pair of dimensions."""
-    factor: float = 1.0
-    """On cosines and sines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSpec:
-    cols: int
-    asked: bool = False
-    """Whether it holds a row for each row asked for, and not for each token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSpec:
-    """All of a program but its weights: as JSON it is part of a packed file."""
-
-    heads: _Size
-    kv_heads: _Size
-    head_dim: _Size
-    num_layers: _Size
-    max_seq_len: _Size
-    vocab_size: _Size
-    hidden_size: _Size
-    buffers: list[BufferSpec]
-    rotations: list[RotationSpec]
-    steps: list[StepSpec]
-    hidden: int
-    """The buffer of normed states of the rows asked for."""
-    logits: int | None
-    """The buffer of their logits, where there is a head."""
-    head_step: int
-    """Where the steps begin that only rows asked for take, and after them those that make logits."""
-    logits_step: int
-    precision: str = ""
-    """In words: what the weights are kept in."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "ProgramSpec":
-        """BadCheckpoint where a field is missing, unknown, or of another type."""
-        try:
-            spec = msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise _bad(str(error)) from error
-        if spec.to_json() != values:
-            raise _bad("it has fields that this Ostro does not know")
-        return spec
 
 
 class Piece(NamedTuple):
@@ -175,7 +97,7 @@ class Program:
             len(why),
         )
         if self._plan is None and why.value:
-            raise _bad(why.value.decode())
+            raise bad_program(why.value.decode())
         if self._plan is None:
             raise ModelError(
                 "There is no memory for a step's work, or no thread. Lower kv_memory, max_batch_tokens or threads."
@@ -244,13 +166,13 @@ class Program:
             step.bias, step.bias_size = bias.ctypes.data, len(bias)
         if spec.matrix is not None:
             if not 0 <= spec.matrix < len(self._matrices):
-                raise _bad(f"a step reads matrix {spec.matrix}, and there are {len(self._matrices)}")
+                raise bad_program(f"a step reads matrix {spec.matrix}, and there are {len(self._matrices)}")
             step.matrix = addressof(self._matrices[spec.matrix])
         return step
 
     def _vector(self, number: int) -> Floats:
         if not 0 <= number < self._packed.num_vectors:
-            raise _bad(f"a step reads vector {number}, and there are {self._packed.num_vectors}")
+            raise bad_program(f"a step reads vector {number}, and there are {self._packed.num_vectors}")
         return self._packed.vector(number)
 
 
@@ -262,18 +184,12 @@ def _check(spec: ProgramSpec) -> None:
         for each in fields(part):
             value = getattr(part, each.name)
             if isinstance(value, int) and not -(2**31) <= value < 2**31:
-                raise _bad(f"{each.name} is {value}")
+                raise bad_program(f"{each.name} is {value}")
     for name, number, width in (("hidden", spec.hidden, spec.hidden_size), ("logits", spec.logits, spec.vocab_size)):
         if number is not None and not (0 <= number < len(spec.buffers) and 0 < width <= spec.buffers[number].cols):
-            raise _bad(f"there is no buffer {number} for {width} columns of {name}")
+            raise bad_program(f"there is no buffer {number} for {width} columns of {name}")
     if not 0 <= spec.head_step <= spec.logits_step <= len(spec.steps):
-        raise _bad(f"the head is steps {spec.head_step} and {spec.logits_step} of {len(spec.steps)}")
-
-
-def _bad(why: str) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"The packed weights describe a step that cannot run: {why}. Delete them; they are made again."
-    )
+        raise bad_program(f"the head is steps {spec.head_step} and {spec.logits_step} of {len(spec.steps)}")
 
 
 def _rotation_tables(frequencies: Floats, factor: float, positions: int) -> tuple[Floats, Floats]:
@@ -282,4 +198,4 @@ def _rotation_tables(frequencies: Floats, factor: float, positions: int) -> tupl
     return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-__all__ = ["PAGE", "BufferSpec", "Piece", "Program", "ProgramSpec", "RotationSpec", "StepSpec"]
+__all__ = ["PAGE", "Piece", "Program", "ProgramSpec"]

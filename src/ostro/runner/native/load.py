@@ -77,13 +77,13 @@ def _runner(checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int
 
 
 def _pack(checkpoint: Checkpoint, config: EngineConfig, writer: PackedWriter, make_room: Callable[[int], None]) -> None:
-    from ostro.runner.native.lowering import lower
+    from ostro.runner.native.packing import pack
 
     try:
         described = native_architecture(describe(checkpoint.config, max_seq_len=config.max_seq_len), writer.panel)
         started = time.monotonic()
         _log.info("packing the weights, once")
-        program = lower(described, checkpoint, writer, bits=BITS[config.quantize], make_room=make_room)
+        program = pack(described, checkpoint, writer, bits=BITS[config.quantize], make_room=make_room)
     except NotNative as error:
         raise _NotPacked(str(error), another_may=isinstance(error, WrongPanel)) from error
     writer.finish(program.to_json())

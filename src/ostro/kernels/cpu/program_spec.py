@@ -1,0 +1,93 @@
+"""A model's step as data: its operations, and the buffers that they work on. Imports no arrays."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from ostro.errors import BadCheckpoint
+from ostro.kernels.cpu.library import After, Op
+
+_Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """One operation, by the numbers of buffers, vectors and matrices; what it does not read stays as it is here."""
+
+    op: Op
+    input: int = 0
+    out: int = 0
+    in_at: int = 0
+    out_at: int = 0
+    cols: int = 0
+    after: After = After.STORE
+    layer: int = 0
+    rotation: int = -1
+    window: int = 0
+    scale: float = 1.0
+    cap: float = 0.0
+    eps: float = 0.0
+    norm: int | None = None
+    bias: int | None = None
+    matrix: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationSpec:
+    frequencies: int
+    """A vector: radians a position, for each pair of dimensions."""
+    factor: float = 1.0
+    """On cosines and sines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSpec:
+    cols: int
+    asked: bool = False
+    """Whether it holds a row for each row asked for, and not for each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSpec:
+    """All of a program but its weights: as JSON it is part of a packed file."""
+
+    heads: _Size
+    kv_heads: _Size
+    head_dim: _Size
+    num_layers: _Size
+    max_seq_len: _Size
+    vocab_size: _Size
+    hidden_size: _Size
+    buffers: list[BufferSpec]
+    rotations: list[RotationSpec]
+    steps: list[StepSpec]
+    hidden: int
+    """The buffer of normed states of the rows asked for."""
+    logits: int | None
+    """The buffer of their logits, where there is a head."""
+    head_step: int
+    """Where the steps begin that only rows asked for take, and after them those that make logits."""
+    logits_step: int
+    precision: str = ""
+    """In words: what the weights are kept in."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "ProgramSpec":
+        """BadCheckpoint where a field is missing, unknown, or of another type."""
+        try:
+            spec = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise bad_program(str(error)) from error
+        if spec.to_json() != values:
+            raise bad_program("it has fields that this Ostro does not know")
+        return spec
+
+
+def bad_program(why: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"The packed weights describe a step that cannot run: {why}. Delete them; they are made again."
+    )
