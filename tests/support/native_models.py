@@ -17,6 +17,7 @@ from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.native.support import native_architecture
 from ostro.weights import Pooling
+from ostro.weights.stored import Stored, TensorHeader
 
 needs_library = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 
@@ -42,6 +43,10 @@ class ModelCheckpoint:
     generation_config: Mapping[str, object] = field(default_factory=dict)
     pooling: Pooling | None = None
     tokenizer_path: Path = Path()
+
+    def stored(self) -> Stored:
+        headers = [TensorHeader(name, tuple(tensor.shape), "F32") for name, tensor in self.tensors()]
+        return Stored(tensors=headers, file_bytes=0, largest_file=0)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in places_of(self.model).items():

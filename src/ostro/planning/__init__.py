@@ -9,8 +9,7 @@
 Follows what `runner.load` does and asks `runner.memory` what it asks. Tests hold them together, by the bytes of whole
 engines.
 
-tensors     what its files hold, by their headers
-native      what the native core makes of them, and whether it does
+native      what the native core makes of a model's tensors, and whether it does
 on_torch    what torch makes of them
 outcome     what a plan says
 """
@@ -26,9 +25,8 @@ from ostro.models.registry import describe
 from ostro.planning.native import on_native
 from ostro.planning.on_torch import on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
-from ostro.planning.tensors import Stored, read_stored
 from ostro.weights import Checkpoint, open_outline
-from ostro.weights.hrm_checkpoint import HrmCheckpoint
+from ostro.weights.stored import Stored
 
 __all__ = ["Fit", "Plan", "plan"]
 
@@ -55,14 +53,9 @@ def plan(
     device = "cpu" if device == "auto" and memory is not None else device_here(device)
     config.check_device(device)
     config = config.suited_to(device)
-    if isinstance(model, HrmCheckpoint):
-        raise Unsupported(
-            f"{model.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
-            "sequences run. Load it to see."
-        )
+    stored = model.stored()
     described = describe(model.config, max_seq_len=config.max_seq_len)
     shape = described.shape
-    stored = read_stored(model, shape.hidden_size)
     if device == "cpu":
         memory = free_memory() if memory is None else memory
         return put_together(model.name, "cpu", config, shape, memory, _on_cpu(model, stored, config, described, memory))

@@ -18,7 +18,6 @@ from ostro.kernels.cpu.library import (
 )
 from ostro.models.architecture import Architecture, Description
 from ostro.planning.outcome import Parts
-from ostro.planning.tensors import Stored
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.native.lowering import Lowering, Sizes
 from ostro.runner.native.support import NotNative, native_architecture
@@ -26,6 +25,7 @@ from ostro.runner.precision import in_words
 from ostro.weights import Checkpoint, GgufCheckpoint
 from ostro.weights.gguf_header import GGML_TYPES
 from ostro.weights.gguf_model import Undo
+from ostro.weights.stored import Stored
 
 _MIB = 1 << 20
 # Measured, less the model and a step's buffers: Python and numpy; and torch, which packs, and makes log-probabilities.

@@ -11,10 +11,10 @@ from ostro.config import EngineConfig
 from ostro.errors import ModelError, Unsupported
 from ostro.models.architecture import Description, ModelShape
 from ostro.planning.outcome import Parts
-from ostro.planning.tensors import Stored, Tensor, file_tensors
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import in_words
 from ostro.weights.adapter import WEIGHTS as ADAPTER
+from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 
 _MIB = 1 << 20
 # Measured, less the model: Python and torch, loaded; then with what BLAS keeps once tokens were computed; and what
@@ -152,7 +152,7 @@ def _count(stored: Stored, config: EngineConfig, itemsize: int) -> _Weights:
     )
 
 
-def _kept_bytes(tensor: Tensor, quantize: str, itemsize: int) -> int:
+def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int) -> int:
     match _kept_in(tensor, quantize):
         case "int4":
             return tensor.values // 2 + tensor.values // _GROUP * _SCALE
@@ -162,7 +162,7 @@ def _kept_bytes(tensor: Tensor, quantize: str, itemsize: int) -> int:
             return tensor.values * itemsize
 
 
-def _kept_in(tensor: Tensor, quantize: str) -> str | None:
+def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
     """In as many bits as was asked for; None is as it is."""
     if quantize == "none" or len(tensor.shape) != 2 or (quantize == "fp8" and not tensor.in_layer):
         return None
@@ -171,7 +171,7 @@ def _kept_in(tensor: Tensor, quantize: str) -> str | None:
     return quantize
 
 
-def _formats(tensors: Sequence[Tensor], quantize: str, dtype: str) -> list[str]:
+def _formats(tensors: Sequence[TensorHeader], quantize: str, dtype: str) -> list[str]:
     """What matrices are kept in, most of them first."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
@@ -180,11 +180,11 @@ def _formats(tensors: Sequence[Tensor], quantize: str, dtype: str) -> list[str]:
     return [name for name, _ in counts.most_common()]
 
 
-def _adapter_values(path: Path, base: Sequence[Tensor]) -> int:
+def _adapter_values(path: Path, base: Sequence[TensorHeader]) -> int:
     """Numbers of an adapter as they are kept: where projections are one matrix, each B is as tall as that."""
     rows = {tensor.name.removesuffix(".weight"): tensor.shape[0] for tensor in base}
     values = 0
-    for tensor in file_tensors(path):
+    for tensor in safetensors_headers(path):
         match = _LORA_B.fullmatch(tensor.name)
         if match is None:
             values += tensor.values

@@ -28,6 +28,7 @@ from ostro.weights.outline import ObjectFiles, hollow_copy
 from ostro.weights.pooling import Pooling
 from ostro.weights.pypi import WheelModel
 from ostro.weights.references import FORMS, SUFFIXES, LocalModel, StoredModel, parse_model
+from ostro.weights.stored import Stored
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,9 @@ class Checkpoint(Protocol):
     @property
     def tokenizer_path(self) -> Path:
         """The directory with the tokenizer's files, or the GGUF file that holds it."""
+
+    def stored(self) -> Stored:
+        """What the files hold, by their headers."""
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """The weights, one at a time, mapped from the file where its format allows. Treat them as read-only."""

@@ -19,6 +19,7 @@ from ostro.models.families.gguf_names import Config
 from ostro.weights.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
+from ostro.weights.stored import Stored, TensorHeader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +46,11 @@ class GgufCheckpoint:
     @property
     def tokenizer_path(self) -> Path:
         return self.path
+
+    def stored(self) -> Stored:
+        mapped = sum(weight.info.nbytes for weight in self.weights)
+        tensors = [TensorHeader(w.name, w.info.shape, GGML_TYPES[w.info.ggml_type].name) for w in self.weights]
+        return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under canonical names. Floats stay as they are stored, mapped; packed types become float32."""

@@ -5,19 +5,23 @@ else is refused, and nothing in it runs.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.models.registry import describe
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
 from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling, read_pooling
+from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 
 if TYPE_CHECKING:
     import torch
 
+_TORCH_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_FORMAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
@@ -33,6 +37,10 @@ class HfCheckpoint:
     files: dict[Path, frozenset[str]]
     """The weight files and the tensors to take from each, by the names they have there."""
 
+    def stored(self) -> Stored:
+        sizes = [path.stat().st_size for path in self.files]
+        return Stored(tensors=list(self._headers()), file_bytes=sum(sizes), largest_file=max(sizes))
+
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under canonical names, one at a time, mapped where the file allows."""
         rename = renamer(self.config)
@@ -42,6 +50,23 @@ class HfCheckpoint:
                 name = rename(stored_name)
                 if name is not None:
                     yield name, tensor
+
+    def _headers(self) -> Iterator[TensorHeader]:
+        rename = renamer(self.config)
+        for path, names in self.files.items():
+            if path.suffix in PICKLE_SUFFIXES:
+                # It has no header. Its size is that of its numbers, whose width config.json tells.
+                stored, width = _pickled_format(self.config), describe(self.config).shape.hidden_size
+                rows = path.stat().st_size // _FORMAT_BYTES[stored] // width
+                yield TensorHeader("layers.0.all", (rows, width), stored)
+                continue
+            for tensor in safetensors_headers(path):
+                if tensor.name in names and (name := rename(tensor.name)) is not None:
+                    yield TensorHeader(name, tensor.shape, tensor.format)
+
+
+def _pickled_format(config: Mapping[str, object]) -> str:
+    return _TORCH_FORMATS.get(str(config.get("torch_dtype") or config.get("dtype")), "F32")
 
 
 def open_directory(directory: Path, name: str) -> HfCheckpoint:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostro.errors import BadCheckpoint, ModelNotFound, OstroError
+from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, Unsupported
 from ostro.sources.files import HRM_PUBLISHED, hrm_step
 from ostro.weights.hf_checkpoint import read_pickle, read_safetensors
 from ostro.weights.hrm_settings import (
@@ -34,6 +34,7 @@ from ostro.weights.hrm_settings import (
 )
 from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling
+from ostro.weights.stored import Stored
 from ostro.weights.torch_archive import tensor_shapes
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ class HrmCheckpoint:
                 param="tokenizer",
             )
         return found
+
+    def stored(self) -> Stored:
+        raise Unsupported(
+            f"{self.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
+            "sequences run. Load it to see."
+        )
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under the names that upstream's model gives them, mapped where the file allows."""

@@ -23,6 +23,7 @@ from ostro.weights.levanter_arrays import DATABASE, MODEL, LevanterArrays
 from ostro.weights.levanter_config import read_levanter_model
 from ostro.weights.levanter_layout import EMBEDDING, StoredWeight, find_layers, stored_weights
 from ostro.weights.pooling import Pooling
+from ostro.weights.stored import Stored, TensorHeader
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,13 @@ class LevanterCheckpoint:
                 param="tokenizer",
             )
         return self.path
+
+    def stored(self) -> Stored:
+        # Formats are in each array's own header: all that Levanter writes are floats, mostly these.
+        tensors = [TensorHeader(name, weight.hub_shape, "F32") for weight in self.weights for name in weight.names]
+        # Of a stacked array as much as shares a chunk is read at a time: all layers at worst.
+        stacks = [prod(each.hub_shape) * len(each.names) * 4 for each in self.weights]
+        return Stored(tensors=tensors, file_bytes=sum(stacks), largest_file=max(stacks))
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under the Hub's names, as they are stored. Stacked layers are read a few at a time."""
