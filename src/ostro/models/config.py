@@ -84,6 +84,15 @@ class ConfigReader:
             raise BadCheckpoint(f"{self.source}: {key!r} must be a list of strings, got {shown(value)}.")
         return tuple(value)
 
+    def flags(self, key: str) -> tuple[bool, ...]:
+        """A list of true and false, or of 1 and 0; empty where there is none."""
+        value = self.values.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or any(item not in (0, 1) for item in value):
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of 1 and 0, got {shown(value)}.")
+        return tuple(bool(item) for item in value)
+
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._value(key, None)
         if not isinstance(value, list | tuple) or not all(map(_is_number, value)):

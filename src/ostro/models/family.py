@@ -18,6 +18,8 @@ class Family:
     """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
     describe: Callable[[ConfigReader, int | None], Description]
     """From a config and the context to serve."""
+    tied: bool = False
+    """Whether the head is the embedding's matrix where config.json does not say."""
     gguf: GgufNames | None = None
     """None where no GGUF file names the family."""
     levanter: tuple[LevanterNames, ...] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.models.registry import describe
+from ostro.models.registry import FAMILIES, describe
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
 from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling, read_pooling
@@ -121,8 +121,7 @@ def _no_weights(directory: Path) -> ModelNotFound:
 
 # Multimodal wrappers that Ostro serves as the language model inside them.
 _TEXT_PARTS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
-# Families that share the embedding with the output unless their config says otherwise.
-_TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "gpt2"})
+_TIED_BY_DEFAULT = frozenset(family.model_type for family in FAMILIES if family.tied)
 
 
 def _read_config(directory: Path) -> dict[str, object]:

@@ -113,7 +113,10 @@ FAMILY = Family(
     "Gemma2ForCausalLM",
     "Gemma2Model",
     describe,
-    gguf.GgufNames("gemma2", gguf.ATTENTION | gguf.MLP | gguf.SANDWICH_NORMS, _gguf_config, subtract_one="norm.weight"),
+    tied=True,
+    gguf=gguf.GgufNames(
+        "gemma2", gguf.ATTENTION | gguf.MLP | gguf.SANDWICH_NORMS, _gguf_config, subtract_one="norm.weight"
+    ),
     levanter=(
         levanter.LevanterNames(
             type="gemma2",

@@ -42,7 +42,8 @@ FAMILY = Family(
     "Gemma3ForCausalLM",
     "Gemma3TextModel",
     describe,
-    gguf.GgufNames(
+    tied=True,
+    gguf=gguf.GgufNames(
         "gemma3",
         gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.SANDWICH_NORMS,
         _gguf_config,

@@ -105,7 +105,8 @@ FAMILY = Family(
     "GPT2LMHeadModel",
     "GPT2Model",
     describe,
-    gguf.GgufNames(
+    tied=True,
+    gguf=gguf.GgufNames(
         "gpt2",
         {
             "attn_norm": "ln_1",

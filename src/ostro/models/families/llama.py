@@ -43,7 +43,7 @@ FAMILY = Family(
     "LlamaForCausalLM",
     "LlamaModel",
     describe,
-    gguf.GgufNames(
+    gguf=gguf.GgufNames(
         "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
     ),
     levanter=(

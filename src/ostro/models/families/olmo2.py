@@ -63,7 +63,7 @@ FAMILY = Family(
     "Olmo2ForCausalLM",
     "Olmo2Model",
     describe,
-    gguf.GgufNames("olmo2", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.POST_NORMS, _gguf_config),
+    gguf=gguf.GgufNames("olmo2", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.POST_NORMS, _gguf_config),
     levanter=(
         _LEVANTER_OLMO2,
         _LEVANTER_OLMO3,

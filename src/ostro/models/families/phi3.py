@@ -33,7 +33,7 @@ FAMILY = Family(
     "Phi3ForCausalLM",
     "Phi3Model",
     describe,
-    gguf.GgufNames(
+    gguf=gguf.GgufNames(
         "phi3",
         gguf.PRE_NORMS
         | {

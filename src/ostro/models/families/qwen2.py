@@ -35,6 +35,6 @@ FAMILY = Family(
     "Qwen2ForCausalLM",
     "Qwen2Model",
     describe,
-    gguf.GgufNames("qwen2", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config),
+    gguf=gguf.GgufNames("qwen2", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config),
     levanter=(levanter.LevanterNames(type="qwen", defaults=levanter.LLAMA),),
 )

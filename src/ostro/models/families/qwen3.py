@@ -26,7 +26,7 @@ FAMILY = Family(
     "Qwen3ForCausalLM",
     "Qwen3Model",
     describe,
-    gguf.GgufNames("qwen3", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.PRE_NORMS, gguf_config),
+    gguf=gguf.GgufNames("qwen3", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.PRE_NORMS, gguf_config),
     levanter=(
         levanter.LevanterNames(
             type="qwen3", defaults=levanter.LLAMA, own_settings=frozenset({"use_qk_norm"}), head_dim="set"

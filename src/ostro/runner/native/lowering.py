@@ -23,6 +23,7 @@ from ostro.weights.gguf_header import GGML_TYPES
 FLOATS = frozenset({0, 1, 30})
 """GGUF's numbers of float32, float16 and bfloat16."""
 _BUFFER_COLS = 64
+_NO_ROTATION = -1
 _LOG_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class Lowering:
             input=self._QKV,
             out=self._ATTENDED,
             layer=number,
-            rotation=attention.rope,
+            rotation=_NO_ROTATION if attention.rope is None else attention.rope,
             window=spec.window or 0,
             scale=spec.scale,
             cap=spec.softcap or 0.0,

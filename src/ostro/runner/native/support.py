@@ -39,7 +39,7 @@ def _check_layer(layer: Layer) -> None:
         projection.transposed for projection in (attention.qkv, attention.output, mlp.up, mlp.down)
     ):
         raise NotNative("its layers have no native kernels")
-    if attention.rope is None or (attention.qk_norm is not None and attention.qk_norm.over != "head"):
+    if attention.qk_norm is not None and attention.qk_norm.over != "head":
         raise NotNative("its attention has no native kernel")
     if not mlp.gated or mlp.activation not in ACTIVATIONS:
         raise NotNative("its activation has no native kernel")
