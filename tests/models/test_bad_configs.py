@@ -120,6 +120,12 @@ def test_numbers_that_do_not_agree_are_refused_by_name(changes: Config, field: s
         describe({**LLAMA, **changes})
 
 
+@pytest.mark.parametrize("wrong", [[1], [1, 2], "10", [1, 0, 1]])
+def test_layers_without_rope_that_do_not_fit_the_model_are_refused_by_name(wrong: object) -> None:
+    with pytest.raises(BadCheckpoint, match="'no_rope_layers'"):
+        describe({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": wrong})
+
+
 def test_a_rope_scaling_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(UnsupportedModel, match="'ntk' is not known; known are default, dynamic, linear"):
         describe({**LLAMA, "rope_scaling": {"rope_type": "ntk"}})

@@ -48,6 +48,7 @@ CONFIGS: Mapping[str, Config] = {
         "sliding_window_pattern": 3,
         "rope_local_base_freq": 100.0,
     },
+    "smollm3": {**WIDE, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
     "phi3": {**WIDE, "architectures": ["Phi3ForCausalLM"]},
     # Nothing that divides by a panel, but for what must.
     "odd": {**WIDE, "intermediate_size": 70, "mlp_bias": True, "tie_word_embeddings": True},

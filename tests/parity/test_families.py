@@ -84,6 +84,15 @@ CASES: Mapping[str, Config] = {
     },
     "mistral": {**TINY, "model_type": "mistral", "sliding_window": 16},
     "mistral-no-window": {**TINY, "model_type": "mistral", "sliding_window": None},
+    "smollm3": {**TINY, "model_type": "smollm3", "rope_theta": 500.0, "num_hidden_layers": 4},
+    "smollm3-windows": {
+        **TINY,
+        "model_type": "smollm3",
+        "rope_theta": 500.0,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "no_rope_layers": [0, 1, 1],
+    },
     "qwen2": {**TINY, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 16},
     "qwen2-windows": {
         **TINY,

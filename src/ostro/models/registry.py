@@ -10,7 +10,7 @@ from dataclasses import replace
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Description
 from ostro.models.config import ConfigReader
-from ostro.models.families import gemma2, gemma3, gpt2, hrm_text, llama, mistral, olmo2, phi3, qwen2, qwen3
+from ostro.models.families import gemma2, gemma3, gpt2, hrm_text, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from ostro.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -24,6 +24,7 @@ FAMILIES: tuple[Family, ...] = (
     phi3.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
+    smollm3.FAMILY,
 )
 
 
