@@ -1,5 +1,6 @@
 """The OpenAPI document is true: what it promises is what the server does, whatever it is sent."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,11 @@ def test_whatever_is_sent_the_answers_are_as_documented(server: LiveServer, tmp_
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
     options = ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "1"]
     options += ["--request-timeout", "120"]
+    # A list that is too long may be refused as a body that is too large.
+    refusals = ["400", "401", "404", "405", "413", "415", "422"]
+    (tmp_path / "schemathesis.toml").write_text(
+        f"[checks.negative_data_rejection]\nexpected-statuses = {json.dumps(refusals)}\n"
+    )
     ran = subprocess.run([*command, *options, "--no-color"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Traceback" not in server.log_text
