@@ -376,12 +376,17 @@ class Scheduler:
     def _add_chunk(self, chunks: list[Chunk], seq: Sequence, budget: int) -> int:
         """Lets a sequence catch up as far as the budget goes; what of it that takes."""
         start, wanted = seq.num_computed, seq.num_to_compute
-        end = start + min(wanted, self._affordable(start, budget)) if self._keeps_kv else _reach(seq, budget)
+        if not self._keeps_kv:
+            end = _reach(seq, budget)
+        else:
+            end = start + (1 if wanted == 1 else min(wanted, self._affordable(start, budget)))
         scored = range(max(start, seq.next_scored), min(end, seq.num_prompt - 1))
         chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored)
         chunks.append(chunk)
+        if not self._keeps_kv:
+            return chunk.recomputed
         # One that does not reach its end leaves nothing of the budget.
-        return budget if self._keeps_kv and chunk.length < wanted else self._cost(chunk)
+        return wanted if chunk.length == wanted else budget
 
     def _affordable(self, start: int, budget: int) -> int:
         """How many tokens from there on a step can compute for so much."""
