@@ -1,8 +1,8 @@
 """How often an address may be wrong about a key. Knows addresses; knows no keys.
 
 Every address has a few attempts, and gets a new one every few seconds. Once they are used up, wrong keys are answered
-by 429 and a time to wait, and are not logged one by one. A right key is never held up: many clients may share an
-address, behind a proxy for one, and a guesser among them must not lock the others out.
+by 429 and a time to wait. A right key is never held up: many clients may share an address, behind a proxy for one, and
+a guesser among them must not lock the others out. So it is a key's length, not this, that makes guessing hopeless.
 """
 
 import ipaddress
