@@ -271,10 +271,16 @@ LAYERS = {
         ),
         never=("torch",),
     ),
+    # What crosses the wire: the server's side of it and the client's read the same classes.
+    "ostro.schemas": Layer(
+        ours=("ostro.schemas", "ostro.errors", "ostro.sampling_params", "ostro.sampling_defaults"),
+        never=("torch", "numpy", "fastapi", "starlette", "uvicorn"),
+    ),
     # The HTTP side: it answers while a model loads, so it can do without torch.
     "ostro.server": Layer(
         ours=(
             "ostro.server",
+            "ostro.schemas",
             "ostro.pool",
             "ostro.text",
             "ostro.runner.base",
@@ -340,7 +346,7 @@ LAYERS = {
     ),
     # The HTTP API from the other side: the wire's objects, and nothing of what is behind them.
     "ostro.client": Layer(
-        ours=("ostro.client", "ostro.server.schemas", "ostro.errors"),
+        ours=("ostro.client", "ostro.schemas", "ostro.errors"),
         never=("torch", "numpy", "fastapi", "starlette", "uvicorn"),
     ),
     # What reports of measurements have in common.
@@ -373,7 +379,9 @@ LAYERS = {
         never=("torch", "numpy", "httpx"),
     ),
     # On a cluster: the server's parts, asked by calls. Ray is an extra, and only two modules know it.
-    "ostro.ray": Layer(ours=("ostro.ray", "ostro.server", "ostro.pool", "ostro.errors"), never=("torch", "ray")),
+    "ostro.ray": Layer(
+        ours=("ostro.ray", "ostro.server", "ostro.schemas", "ostro.pool", "ostro.errors"), never=("torch", "ray")
+    ),
     "ostro.ray.application": Layer(ours=("ostro.ray", "ostro.server", "ostro.extras"), never=("torch",)),
     "ostro.ray.router": Layer(ours=("ostro.ray",), never=("torch",)),
     "ostro.ray.data": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "ray")),

@@ -20,7 +20,7 @@ from ostro import LLM, AsyncClient, Client, OstroError, SamplingParams
 from ostro.client import options
 from ostro.client.gathering import read
 from ostro.errors import BadRequest, ContextLengthExceeded, NotAuthorized, UnknownModel, Unsupported
-from ostro.server.schemas import (
+from ostro.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     EmbeddingRequest,

@@ -18,8 +18,8 @@ from ostro.errors import (
     Unavailable,
     UnsupportedModel,
 )
+from ostro.schemas import ErrorBody
 from ostro.server.error_handlers import error_response
-from ostro.server.schemas import ErrorBody
 
 
 def tree(cls: type[OstroError]) -> list[type[OstroError]]:

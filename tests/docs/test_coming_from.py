@@ -12,7 +12,7 @@ from docs_reference.api_tables import openapi
 from ostro.cli import COMMANDS, _parser
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest
-from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, GenerateResponse
+from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, GenerateResponse
 from ostro.server.settings import ALIASES, PREFIX, REFUSED, ServeSettings
 
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))

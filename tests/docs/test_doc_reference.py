@@ -14,7 +14,7 @@ from docs_reference.markup import fill
 from docs_reference.pages import pages
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest, OstroError, ServerError
-from ostro.server.schemas import (
+from ostro.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     EmbeddingRequest,

@@ -19,10 +19,10 @@ from live_service import set_faults
 
 from event_loop import everything, fields
 from ostro.sampling_params import MAX_CHOICES
+from ostro.schemas.chat import MAX_PARTS, Message
+from ostro.schemas.prompts import MAX_PROMPTS
 from ostro.server import api, body
 from ostro.server.api import HttpOptions
-from ostro.server.schemas.chat import MAX_PARTS, Message
-from ostro.server.schemas.prompts import MAX_PROMPTS
 from ostro.text.jinja_template import JinjaTemplate
 from ostro.text.tokenizer import Tokenizer
 

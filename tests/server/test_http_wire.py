@@ -11,8 +11,8 @@ import pytest
 from live_server import LiveServer, live_server
 from sse_events import Chunk, streamed
 
+from ostro.schemas import ChatCompletionChunk, CompletionChunk
 from ostro.server.api_docs import pages
-from ostro.server.schemas import ChatCompletionChunk, CompletionChunk
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

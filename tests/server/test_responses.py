@@ -5,14 +5,14 @@ from tokenizers import Tokenizer as Core
 
 from ostro.outputs import Choice, Completion
 from ostro.runner.base import TokenLogprob
-from ostro.server.responses import chat_response, completion_response
-from ostro.server.schemas import (
+from ostro.schemas import (
     ChatCompletionRequest,
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
     parse,
 )
+from ostro.server.responses import chat_response, completion_response
 from ostro.text.tokenizer import Tokenizer
 
 # é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.

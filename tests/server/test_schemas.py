@@ -4,7 +4,7 @@ import pytest
 
 from ostro.errors import BadRequest, ContextLengthExceeded, Unsupported
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas import (
+from ostro.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     EmbeddingRequest,

@@ -10,11 +10,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from docs_reference.attributes import notes
 from docs_reference.markup import code, codes, table
-from ostro.server import schemas
-from ostro.server.app import build_app
-from ostro.server.documentation import document
-from ostro.server.models import Models
-from ostro.server.schemas import (
+from ostro import schemas
+from ostro.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -26,8 +23,11 @@ from ostro.server.schemas import (
     TokenizeRequest,
     WireModel,
 )
-from ostro.server.schemas.generation import TokenBiases, Words
-from ostro.server.schemas.prompts import Prompts
+from ostro.schemas.generation import TokenBiases, Words
+from ostro.schemas.prompts import Prompts
+from ostro.server.app import build_app
+from ostro.server.documentation import document
+from ostro.server.models import Models
 
 Schema = Mapping[str, Any]
 

@@ -24,8 +24,7 @@ from ostro.frontend import Prompt
 from ostro.llm import LLM
 from ostro.outputs import Completion, embedding
 from ostro.sampling_params import SamplingParams
-from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
-from ostro.server.schemas import (
+from ostro.schemas import (
     BatchError,
     BatchRequest,
     BatchResponse,
@@ -38,6 +37,7 @@ from ostro.server.schemas import (
     WireModel,
     parse,
 )
+from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

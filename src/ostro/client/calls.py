@@ -30,7 +30,7 @@ from ostro.client.options import (
     TokenizeOptions,
 )
 from ostro.errors import BadRequest, OstroError
-from ostro.server.schemas import (
+from ostro.schemas import (
     Alive,
     ChatCompletionChunk,
     ChatCompletionResponse,

@@ -15,7 +15,7 @@ from ostro.client.gathering import Gathering, Reading
 from ostro.client.method import documented
 from ostro.client.target import Awaited, Target
 from ostro.errors import OstroError, RequestTimeout, Unreachable
-from ostro.server.schemas import Readiness
+from ostro.schemas import Readiness
 
 P = ParamSpec("P")
 T = TypeVar("T")

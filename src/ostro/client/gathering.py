@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ostro.client.events import DONE, EventDecoder
 from ostro.client.failures import error_in, shortened
 from ostro.errors import BadAnswer
-from ostro.server.schemas import (
+from ostro.schemas import (
     ChatChoice,
     ChatCompletionChunk,
     ChatCompletionResponse,

@@ -15,7 +15,7 @@ from ostro.client.calls import Question
 from ostro.client.keys import check_key, key_in_environment
 from ostro.client.retries import Tries
 from ostro.errors import BadRequest, ModelError, RequestTimeout, Unavailable, Unreachable
-from ostro.server.schemas import Readiness
+from ostro.schemas import Readiness
 
 _CONNECT_SECONDS = 10.0
 _MOST_IDLE = 64

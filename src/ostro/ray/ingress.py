@@ -19,13 +19,13 @@ from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Una
 from ostro.ray.call import Call, Key, key_of
 from ostro.ray.exposition import merged
 from ostro.ray.replica import WholeAnswer
+from ostro.schemas import ErrorBody
 from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH, OPEN_PATHS, Keyring, check_caller
 from ostro.server.body import BodyLimits
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import error_response
 from ostro.server.hosts import HostRule
 from ostro.server.metrics import CONTENT_TYPE
-from ostro.server.schemas import ErrorBody
 from ostro.server.sse import DONE, event
 
 # Shorter bodies are decoded sooner than a thread is woken; longer ones go wherever there is least to do.

@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, TryLater, WrongContentType
+from ostro.schemas import RequestModel, parse
+from ostro.schemas.prompts import MAX_TOKENS
 from ostro.server.disconnect import ClientGone
-from ostro.server.schemas import RequestModel, parse
-from ostro.server.schemas.prompts import MAX_TOKENS
 
 # Most shorter bodies are decoded sooner than a thread is woken, and none takes more than 20 ms: it holds 2,500 objects
 # with two fields at most.

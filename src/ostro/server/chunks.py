@@ -13,6 +13,7 @@ import msgspec
 
 from ostro.outputs import Choice, Completion, Delta
 from ostro.runner.base import TokenLogprob
+from ostro.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from ostro.server.responses import (
     chat_logprobs,
     echoed_prompt,
@@ -22,7 +23,6 @@ from ostro.server.responses import (
     token_arrays,
     usage,
 )
-from ostro.server.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from ostro.server.sse import event
 from ostro.text.tokenizer import Tokenizer
 

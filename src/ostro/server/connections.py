@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from ostro.errors import BadRequest, Unavailable
-from ostro.server.schemas import ErrorBody
+from ostro.schemas import ErrorBody
 
 # Files kept for all else: an eighth of what there is, in any case enough to start engines and to load models.
 _LEAST_RESERVE: Final = 64

@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
-from ostro.server import schemas
-from ostro.server.schemas import ErrorBody, RequestModel, WireModel
+from ostro import schemas
+from ostro.schemas import ErrorBody, RequestModel, WireModel
 
 # OpenAPI's objects, as FastAPI types them.
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import OstroError, TryLater
+from ostro.schemas import ErrorBody, ErrorDetail
 from ostro.server.disconnect import ClientGone
-from ostro.server.schemas import ErrorBody, ErrorDetail
 
 # The status that others' logs show for a client that left; nobody receives it.
 _CLIENT_GONE = 499

@@ -21,13 +21,13 @@ from starlette.types import Receive, Scope, Send
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError
 from ostro.outputs import Completion, Delta
+from ostro.schemas import WireModel
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.chunks import Chunks
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.limits import Ticket
 from ostro.server.logging import RequestRecord
 from ostro.server.models import Model
-from ostro.server.schemas import WireModel
 from ostro.server.service import Generation
 from ostro.server.sse import EventStream
 

@@ -18,8 +18,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ostro.errors import BadRequest
+from ostro.schemas import ErrorBody
 from ostro.server.connections import BUSY, Connections
-from ostro.server.schemas import ErrorBody
 
 _LONGEST_HEAD: Final = 64 << 10
 # What a client must read of an answer in `read_seconds`, where so much is waiting: no link that works is slower.

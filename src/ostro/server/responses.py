@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ostro.errors import SequenceFailed, Unsupported
 from ostro.outputs import Choice, Completion
 from ostro.runner.base import TokenLogprob
-from ostro.server.schemas import (
+from ostro.schemas import (
     ChatChoice,
     ChatCompletionRequest,
     ChatCompletionResponse,

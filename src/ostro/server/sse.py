@@ -8,8 +8,8 @@ from typing import Final, Self
 from starlette.types import Send
 
 from ostro.errors import OstroError
+from ostro.schemas import ErrorBody
 from ostro.server.error_handlers import internal_error
-from ostro.server.schemas import ErrorBody
 
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"

@@ -5,10 +5,10 @@ from starlette.responses import Response
 
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelView
+from ostro.schemas import ModelStats, Stats
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
 from ostro.server.limits import Usage
-from ostro.server.schemas import ModelStats, Stats
 from ostro.server.service import ModelService
 
 

@@ -7,13 +7,13 @@ from starlette.responses import Response
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import BadRequest
 from ostro.outputs import Completion
+from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse, WireModel
 from ostro.server.api import Api, record_of, template_messages
 from ostro.server.chunks import ChatChunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.responses import chat_response
-from ostro.server.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse, WireModel
 
 
 def router(api: Api) -> APIRouter:

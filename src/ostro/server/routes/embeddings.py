@@ -6,12 +6,12 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion
+from ostro.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
 from ostro.server.api import Api
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.responses import embedding_response, finish_reason
-from ostro.server.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
 
 
 def router(api: Api) -> APIRouter:

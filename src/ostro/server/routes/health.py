@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ostro.pool.pool import PoolState
+from ostro.schemas import Alive, Health, Readiness, Version
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
-from ostro.server.schemas import Alive, Health, Readiness, Version
 
 _RETRY_SECONDS = "2"
 

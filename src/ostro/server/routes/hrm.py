@@ -6,11 +6,11 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion, solution
+from ostro.schemas import SolveRequest, SolveResponse, WireModel
 from ostro.server.api import Api
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
-from ostro.server.schemas import SolveRequest, SolveResponse, WireModel
 
 
 def router(api: Api) -> APIRouter:

@@ -4,9 +4,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ostro.pool.pool import ModelView
+from ostro.schemas import ModelCard, ModelList
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
-from ostro.server.schemas import ModelCard, ModelList
 from ostro.server.service import ModelService
 
 # A place that takes longer to answer is listed as it was; before anything is known, that would be nothing at all.

@@ -10,12 +10,7 @@ from starlette.responses import Response
 from ostro.engine.request import Request as EngineRequest
 from ostro.outputs import Completion, Delta, score
 from ostro.sampling_defaults import SamplingDefaults
-from ostro.server.api import Api, record_of
-from ostro.server.documentation import described
-from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
-from ostro.server.responses import finish_reason, finite, usage
-from ostro.server.schemas import (
+from ostro.schemas import (
     GenerateEvent,
     GenerateRequest,
     GenerateResponse,
@@ -26,6 +21,11 @@ from ostro.server.schemas import (
     TokenCounts,
     WireModel,
 )
+from ostro.server.api import Api, record_of
+from ostro.server.documentation import described
+from ostro.server.generation import Answer, Job
+from ostro.server.models import Model
+from ostro.server.responses import finish_reason, finite, usage
 from ostro.server.sse import event
 
 

@@ -8,16 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.errors import BadRequest
-from ostro.server.api import Api, json_response, record_of, template_messages
-from ostro.server.documentation import described
-from ostro.server.models import ANY
-from ostro.server.schemas import (
+from ostro.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
 )
+from ostro.server.api import Api, json_response, record_of, template_messages
+from ostro.server.documentation import described
+from ostro.server.models import ANY
 from ostro.server.service import ModelService
 from ostro.text.tokenizer import Tokenizer
 

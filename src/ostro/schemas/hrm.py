@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ostro.server.schemas.prompts import MAX_PROMPTS, TokenIds
-from ostro.server.schemas.wire import RequestModel, WireModel, refusal
+from ostro.schemas.prompts import MAX_PROMPTS, TokenIds
+from ostro.schemas.wire import RequestModel, WireModel, refusal
 
 _Number = Annotated[int, Field(ge=0)]
 

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from ostro.server.schemas.chat import ChatLogprobs
-from ostro.server.schemas.completions import CompletionLogprobs
-from ostro.server.schemas.generation import FinishReason, Usage
-from ostro.server.schemas.wire import WireModel
+from ostro.schemas.chat import ChatLogprobs
+from ostro.schemas.completions import CompletionLogprobs
+from ostro.schemas.generation import FinishReason, Usage
+from ostro.schemas.wire import WireModel
 
 
 class ChatDelta(WireModel):

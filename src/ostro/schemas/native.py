@@ -6,9 +6,9 @@ from pydantic import Field, model_validator
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas.generation import CacheSalt, FinishReason, Words, left_open
-from ostro.server.schemas.prompts import Prompts
-from ostro.server.schemas.wire import RequestModel, WireModel, refusal
+from ostro.schemas.generation import CacheSalt, FinishReason, Words, left_open
+from ostro.schemas.prompts import Prompts
+from ostro.schemas.wire import RequestModel, WireModel, refusal
 
 DEFAULT_MAX_TOKENS = 128
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ostro.server.schemas.wire import WireModel
+from ostro.schemas.wire import WireModel
 
 
 class ModelCard(WireModel):

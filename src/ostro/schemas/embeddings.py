@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostro.server.schemas.prompts import Prompts
-from ostro.server.schemas.wire import RequestModel, WireModel
+from ostro.schemas.prompts import Prompts
+from ostro.schemas.wire import RequestModel, WireModel
 
 
 class EmbeddingRequest(RequestModel):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ostro.sampling_params import MAX_LOGIT_BIAS, NEUTRAL, SamplingParams
-from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
+from ostro.schemas.wire import RequestModel, WireModel, refusal, shape
 
 MAX_WORD_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256

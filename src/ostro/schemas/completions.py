@@ -5,9 +5,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import SamplingParams
-from ostro.server.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
-from ostro.server.schemas.prompts import MAX_PROMPTS, Prompts
-from ostro.server.schemas.wire import WireModel, refusal
+from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
+from ostro.schemas.prompts import MAX_PROMPTS, Prompts
+from ostro.schemas.wire import WireModel, refusal
 
 DEFAULT_MAX_TOKENS = 16
 MAX_BAD_WORD_CHARACTERS_OF_ALL = 1 << 20

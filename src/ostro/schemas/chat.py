@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
-from ostro.server.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
-from ostro.server.schemas.prompts import Text
-from ostro.server.schemas.wire import RequestModel, WireModel, refusal, shape
+from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
+from ostro.schemas.prompts import Text
+from ostro.schemas.wire import RequestModel, WireModel, refusal, shape
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

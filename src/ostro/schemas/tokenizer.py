@@ -4,9 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ostro.server.schemas.chat import MAX_MESSAGES, Message
-from ostro.server.schemas.prompts import MAX_TOKENS, Text
-from ostro.server.schemas.wire import RequestModel, WireModel, refusal
+from ostro.schemas.chat import MAX_MESSAGES, Message
+from ostro.schemas.prompts import MAX_TOKENS, Text
+from ostro.schemas.wire import RequestModel, WireModel, refusal
 
 
 class TokenizeRequest(RequestModel):

@@ -1,7 +1,7 @@
 """The OpenAI API's objects as pydantic models, at the edge only: `parse` lets a request in, and inside it is ours."""
 
-from ostro.server.schemas.batch import BatchError, BatchRequest, BatchResponse, BatchResult
-from ostro.server.schemas.chat import (
+from ostro.schemas.batch import BatchError, BatchRequest, BatchResponse, BatchResult
+from ostro.schemas.chat import (
     ChatChoice,
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -11,16 +11,16 @@ from ostro.server.schemas.chat import (
     Message,
     TopLogprob,
 )
-from ostro.server.schemas.chunks import ChatCompletionChunk, CompletionChunk
-from ostro.server.schemas.completions import (
+from ostro.schemas.chunks import ChatCompletionChunk, CompletionChunk
+from ostro.schemas.completions import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
 )
-from ostro.server.schemas.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
-from ostro.server.schemas.errors import ErrorBody, ErrorDetail
-from ostro.server.schemas.generation import (
+from ostro.schemas.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from ostro.schemas.errors import ErrorBody, ErrorDetail
+from ostro.schemas.generation import (
     FinishReason,
     GenerationRequest,
     PromptLogprob,
@@ -29,9 +29,9 @@ from ostro.server.schemas.generation import (
     StreamOptions,
     Usage,
 )
-from ostro.server.schemas.hrm import SolveRequest, SolveResponse
-from ostro.server.schemas.models import Alive, Health, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
-from ostro.server.schemas.native import (
+from ostro.schemas.hrm import SolveRequest, SolveResponse
+from ostro.schemas.models import Alive, Health, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
+from ostro.schemas.native import (
     GenerateEvent,
     GenerateRequest,
     GenerateResponse,
@@ -41,14 +41,14 @@ from ostro.server.schemas.native import (
     PseudoLoglikelihoodResponse,
     TokenCounts,
 )
-from ostro.server.schemas.tokenizer import (
+from ostro.schemas.tokenizer import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
 )
-from ostro.server.schemas.wire import RequestModel, WireModel, bad_request, parse
+from ostro.schemas.wire import RequestModel, WireModel, bad_request, parse
 
 __all__ = [
     "Alive",

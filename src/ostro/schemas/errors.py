@@ -3,7 +3,7 @@
 from typing import Self
 
 from ostro.errors import OstroError
-from ostro.server.schemas.wire import WireModel
+from ostro.schemas.wire import WireModel
 
 
 class ErrorDetail(WireModel):

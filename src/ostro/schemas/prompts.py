@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ostro.server.schemas.wire import shape
+from ostro.schemas.wire import shape
 
 MAX_PROMPTS = 2048
 MAX_CHARACTERS = 16 << 20

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny
 
-from ostro.server.schemas.wire import RequestModel, WireModel
+from ostro.schemas.wire import RequestModel, WireModel
 
 
 class BatchRequest(RequestModel):
