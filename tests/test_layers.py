@@ -115,9 +115,9 @@ LAYERS = {
         never=("torch", "numpy"),
     ),
     # The seam between the engine and any device: it names the engine's batch, and the engine names it.
-    "ostro.runner.base": Layer(ours=("ostro.engine.batch",), never=("torch", "numpy")),
+    "ostro.engine.runner": Layer(ours=("ostro.engine.batch",), never=("torch", "numpy")),
     "ostro.engine": Layer(
-        ours=("ostro.engine", "ostro.runner.base", "ostro.errors", "ostro.sampling_params"),
+        ours=("ostro.engine", "ostro.engine.runner", "ostro.errors", "ostro.sampling_params"),
         never=("torch", "numpy", "tokenizers", "jinja2"),
     ),
     "ostro.runner": Layer(
@@ -125,6 +125,7 @@ LAYERS = {
             "ostro.runner",
             "ostro.engine.batch",
             "ostro.engine.request",
+            "ostro.engine.runner",
             "ostro.engine.sequence",
             "ostro.kernels",
             "ostro.models",
@@ -135,16 +136,18 @@ LAYERS = {
     ),
     # A model that was packed before starts, and draws its tokens, without torch.
     "ostro.runner.load": Layer(
-        ours=("ostro.runner", "ostro.models", "ostro.weights", "ostro.machine", *_VALUES), lazily=("torch",)
+        ours=("ostro.runner", "ostro.engine.runner", "ostro.models", "ostro.weights", "ostro.machine", *_VALUES),
+        lazily=("torch",),
     ),
     "ostro.runner.precision": Layer(ours=(), never=("torch", "numpy")),
-    "ostro.runner.outcome": Layer(ours=("ostro.runner.base",), never=("torch", "numpy")),
+    "ostro.runner.outcome": Layer(ours=("ostro.engine.runner",), never=("torch", "numpy")),
     "ostro.runner.random_key": Layer(ours=(), never=("torch",)),
     "ostro.runner.native": Layer(
         ours=(
             "ostro.runner",
             "ostro.engine.batch",
             "ostro.engine.request",
+            "ostro.engine.runner",
             "ostro.engine.sequence",
             "ostro.kernels.cpu",
             "ostro.models",
@@ -227,7 +230,7 @@ LAYERS = {
         never=("torch", "numpy"),
     ),
     "ostro.evaluation": Layer(ours=("ostro.llm", "ostro.extras", *_VALUES), never=("torch", "numpy")),
-    "ostro.outputs": Layer(ours=("ostro.runner.base", "ostro.errors"), never=("torch", "numpy")),
+    "ostro.outputs": Layer(ours=("ostro.engine.runner", "ostro.errors"), never=("torch", "numpy")),
     "ostro.frontend": Layer(
         ours=(
             "ostro.engine.request",
@@ -283,7 +286,7 @@ LAYERS = {
             "ostro.schemas",
             "ostro.pool",
             "ostro.text",
-            "ostro.runner.base",
+            "ostro.engine.runner",
             "ostro.engine.request",
             "ostro.relay",
             *_VALUES,
@@ -372,7 +375,7 @@ LAYERS = {
             "ostro.llm",
             "ostro.frontend",
             "ostro.engine.request",
-            "ostro.runner.base",
+            "ostro.engine.runner",
             "ostro.weights",
             *_VALUES,
         ),
@@ -497,7 +500,7 @@ def test_module_without_a_layer_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "code"),
     [
-        ("engine/scheduler.py", "from ostro.runner.base import RunnerSpec"),
+        ("engine/scheduler.py", "from ostro.engine.runner import RunnerSpec"),
         ("kernels/paged_attention.py", "import torch\nfrom ostro.models.architecture import AttentionSpec"),
         ("weights/hub.py", "def load():\n    import torch"),
         ("weights/hub.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from ostro.engine.runner import NOT_FINITE, Solution, TokenLogprob
 from ostro.errors import SequenceFailed
-from ostro.runner.base import NOT_FINITE, Solution, TokenLogprob
 
 __all__ = ["Choice", "Completion", "Delta", "Score", "Solution", "TokenLogprob", "score", "solution"]
 

@@ -8,10 +8,10 @@ from functools import partial
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
-from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 

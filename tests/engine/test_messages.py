@@ -26,9 +26,9 @@ from ostro.engine.messages import (
     frame,
 )
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import TokenLogprob
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
-from ostro.runner.base import TokenLogprob
 from ostro.sampling_params import SamplingParams
 
 REQUEST = Request(

@@ -7,10 +7,10 @@ from engine_driver import Driver, Outcome, make_request
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import SampledToken, StepOutput
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.errors import BadRequest, ContextLengthExceeded
-from ostro.runner.base import SampledToken, StepOutput
 from ostro.runner.fake import FakeRunner
 
 PREFIX = [i * i % 997 for i in range(1000)]

@@ -14,13 +14,13 @@ from triton_device import DEVICE, slow_in_the_interpreter
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest
 from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk, prefill_tiles, tokens_in_tile
 from ostro.kernels.gpu.step_inputs import StepInputs
 from ostro.models.base import Model
 from ostro.models.decoder import Decoder, DecoderLayer
-from ostro.runner.base import TokenLogprob
 from ostro.runner.gpu.attention import InvariantAttention, KVPages
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.projections import Fp8Linear

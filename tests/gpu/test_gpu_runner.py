@@ -9,9 +9,9 @@ from triton_device import DEVICE, slow_in_the_interpreter
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.models.base import Model
-from ostro.runner.base import TokenLogprob
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams

@@ -10,11 +10,11 @@ from triton_fp8 import round_as_gpus_do
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import FP8, MOST_FEW, widened
 from ostro.models.base import Model
 from ostro.models.layers import Linear
-from ostro.runner.base import ModelRunner, TokenLogprob
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.quantize import quantize_fp8
 from ostro.runner.gpu.runner import GpuRunner

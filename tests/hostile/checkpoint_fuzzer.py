@@ -42,10 +42,10 @@ from torch import Tensor
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import GROUP
 from ostro.models.layers import Matrix
-from ostro.runner.base import ModelRunner, TokenLogprob
 from ostro.runner.load import load_runner
 from ostro.runner.native.runner import NativeRunner
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams

@@ -12,9 +12,9 @@ from native_models import needs_library
 from safetensors.torch import load_file, save_file
 
 from ostro.config import EngineConfig
+from ostro.engine.runner import NOT_FINITE
 from ostro.errors import BadCheckpoint, SequenceFailed
 from ostro.llm import LLM
-from ostro.runner.base import NOT_FINITE
 from ostro.sampling_params import SamplingParams
 
 Backend = Literal["native", "torch"]

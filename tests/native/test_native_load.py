@@ -17,9 +17,9 @@ from tiny_models import VOCAB
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.engine.runner import NOT_FINITE
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
 from ostro.kernels.cpu.library import Cells
-from ostro.runner.base import NOT_FINITE
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams

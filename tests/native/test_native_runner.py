@@ -12,10 +12,10 @@ from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import NOT_FINITE, ModelRunner, TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.kernels.cpu.library import Cells, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
-from ostro.runner.base import NOT_FINITE, ModelRunner, TokenLogprob
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams

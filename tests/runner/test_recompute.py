@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import Solution, TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.errors import BadRequest
 from ostro.models.hrm import HrmConfig, HrmModel, load_hrm
 from ostro.models.ragged import Ragged
-from ostro.runner.base import Solution, TokenLogprob
 from ostro.runner.recompute import RecomputeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.weights.hrm_checkpoint import open_hrm

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sampler_oracle import expected_choice, make_seq
 
+from ostro.engine.runner import NOT_FINITE, SampledToken
 from ostro.engine.sequence import Sequence
-from ostro.runner.base import NOT_FINITE, SampledToken
 from ostro.runner.sampler import position_logprobs, sample
 
 # Quarters tie often, and a penalty or a bias makes them cross.

@@ -3,8 +3,8 @@ import math
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
+from ostro.engine.runner import TokenLogprob
 from ostro.outputs import Choice, Completion
-from ostro.runner.base import TokenLogprob
 from ostro.schemas import (
     ChatCompletionRequest,
     CompletionLogprobs,

@@ -14,10 +14,10 @@ from model_directory import make_embedding_model, write_model
 from ostro import LLM
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
+from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unavailable, Unsupported
 from ostro.frontend import Message
 from ostro.outputs import Completion
-from ostro.runner.base import TokenLogprob
 from ostro.sampling_params import SamplingParams
 from ostro.server.service import ModelService, State
 

@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl
 from ostro.compare.answers import Outcome, Prompt, Recorder, Token, token_name
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
+from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest, OstroError
 from ostro.frontend import Collector
 from ostro.llm import LLM
 from ostro.outputs import Delta
-from ostro.runner.base import TokenLogprob
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 

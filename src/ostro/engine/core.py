@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 
 from ostro.engine.batch import Batch
 from ostro.engine.request import Request
+from ostro.engine.runner import ModelRunner, StepOutput
 from ostro.engine.scheduler import Limits, Progress, Scheduler
-from ostro.runner.base import ModelRunner, StepOutput
 
 
 class EngineCore:

@@ -46,10 +46,10 @@ from ostro.engine.messages import (
     frame,
 )
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Counters
 from ostro.errors import BadRequest, ModelError, OstroError
 from ostro.relay import relay_logs
-from ostro.runner.base import ModelRunner
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore

@@ -37,10 +37,10 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.door import Door
 from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.engine.tenants import Holdings, divide, next_in_line
 from ostro.errors import BadRequest
-from ostro.runner.base import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 from ostro.engine.sequence import PENDING, Sequence
-from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 
 _MASK = (1 << 64) - 1
 _UNWRITTEN = 0xDEAD

@@ -7,11 +7,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
+from ostro.engine.runner import ModelRunner
 from ostro.errors import Unsupported
 from ostro.machine import device_here
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
-from ostro.runner.base import ModelRunner
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
 

@@ -7,7 +7,7 @@ highest one listed exactly when its rank is 1.
 import torch
 from torch import Tensor
 
-from ostro.runner.base import TokenLogprob
+from ostro.engine.runner import TokenLogprob
 from ostro.runner.distribution import gaps_below, ranked, total, weigh
 
 _TOKEN, _LOGPROB, _RANK, _TOP = range(4)

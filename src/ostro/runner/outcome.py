@@ -2,7 +2,7 @@
 
 import math
 
-from ostro.runner.base import NOT_FINITE, SampledToken, TokenLogprob
+from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 
 
 def outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> SampledToken:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
+from ostro.engine.runner import RunnerSpec, Solution, StepOutput
 from ostro.models.hrm import HrmModel
 from ostro.models.ragged import Ragged
-from ostro.runner.base import RunnerSpec, Solution, StepOutput
 from ostro.runner.devices import weight_formats
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample

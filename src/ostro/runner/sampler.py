@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ostro.engine import sequence
-from ostro.runner.base import SampledToken, TokenLogprob
+from ostro.engine.runner import SampledToken, TokenLogprob
 from ostro.runner.distribution import by_id, draw, gaps_below, ranked, total, weigh
 from ostro.runner.logprobs import logprob_table, position_logprobs, read_logprobs
 from ostro.runner.outcome import outcome

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from ostro.config import EngineConfig
+from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit
 from ostro.models.base import Model
@@ -14,7 +15,6 @@ from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.models.hrm_config import is_hrm
 from ostro.models.loading import load_weights
 from ostro.models.lora import Adapters
-from ostro.runner.base import ModelRunner
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.memory import num_pages
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
+from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.machine import free_memory
 from ostro.models.base import Model
 from ostro.models.layers import Matrix
 from ostro.models.lora import Adapters
-from ostro.runner.base import RunnerSpec, StepOutput, TokenLogprob
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.memory import page_bytes, second_layout_fits
 from ostro.runner.pooling import pooled_share

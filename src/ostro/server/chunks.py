@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from ostro.engine.runner import TokenLogprob
 from ostro.outputs import Choice, Completion, Delta
-from ostro.runner.base import TokenLogprob
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from ostro.server.responses import (
     chat_logprobs,

@@ -7,9 +7,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
+from ostro.engine.runner import TokenLogprob
 from ostro.errors import SequenceFailed, Unsupported
 from ostro.outputs import Choice, Completion
-from ostro.runner.base import TokenLogprob
 from ostro.schemas import (
     ChatChoice,
     ChatCompletionRequest,

@@ -18,6 +18,7 @@ from torch import Tensor
 from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
+from ostro.engine.runner import RunnerSpec, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.gpu.decode_attention import DecodeScratch
@@ -28,7 +29,6 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLO
 from ostro.models.architecture import AttentionSpec
 from ostro.models.base import Model
 from ostro.models.lora import Adapters
-from ostro.runner.base import RunnerSpec, StepOutput
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
-from ostro.runner.base import NOT_FINITE, SampledToken, TokenLogprob
 from ostro.runner.score_edits import without_penalties
 
 _FAILURES = {

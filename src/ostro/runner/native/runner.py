@@ -15,12 +15,12 @@ import numpy.typing as npt
 from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
+from ostro.engine.runner import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 from ostro.engine.sequence import Sequence
 from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
-from ostro.runner.base import RunnerSpec, SampledToken, StepOutput, TokenLogprob
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.outcome import outcome
 from ostro.runner.precision import in_words
