@@ -177,25 +177,10 @@ LAYERS = {
     "ostro.runner.native.packing": Layer(
         ours=("ostro.kernels.cpu", "ostro.models", "ostro.runner.native", "ostro.weights", "ostro.errors"),
     ),
-    # What crosses the process boundary, and the API process's end of it.
-    "ostro.engine.messages": Layer(ours=("ostro.engine", "ostro.config", "ostro.relay"), never=("torch", "numpy")),
-    "ostro.engine.handle": Layer(
+    # The engine process and the API process's end of it: the one place that puts engine, runner and weights together.
+    "ostro.engine_process": Layer(
         ours=(
-            "ostro.engine.messages",
-            "ostro.engine.request",
-            "ostro.engine.scheduler",
-            "ostro.engine.tally",
-            "ostro.errors",
-            "ostro.config",
-            "ostro.relay",
-            "ostro.child_environment",
-            "ostro.engine.suspects",
-        ),
-        never=("torch", "numpy"),
-    ),
-    # The engine process: the one place that puts engine, runner and weights together.
-    "ostro.engine.process": Layer(
-        ours=(
+            "ostro.engine_process",
             "ostro.engine",
             "ostro.runner",
             "ostro.sources",
@@ -204,7 +189,9 @@ LAYERS = {
             "ostro.sampling_params",
             "ostro.config",
             "ostro.relay",
+            "ostro.child_environment",
         ),
+        never=("numpy",),
         lazily=("torch",),
     ),
     # What loading will take, by files alone.
@@ -226,7 +213,13 @@ LAYERS = {
         never=("torch", "numpy"),
     ),
     "ostro.pool": Layer(
-        ours=("ostro.pool", "ostro.engine.handle", "ostro.engine.messages", "ostro.errors", "ostro.config"),
+        ours=(
+            "ostro.pool",
+            "ostro.engine_process.handle",
+            "ostro.engine_process.messages",
+            "ostro.errors",
+            "ostro.config",
+        ),
         never=("torch", "numpy"),
     ),
     "ostro.evaluation": Layer(ours=("ostro.llm", "ostro.extras", *_VALUES), never=("torch", "numpy")),
@@ -263,10 +256,10 @@ LAYERS = {
     "ostro.server.service": Layer(
         ours=(
             "ostro.engine.door",
-            "ostro.engine.handle",
-            "ostro.engine.messages",
+            "ostro.engine_process.handle",
+            "ostro.engine_process.messages",
             "ostro.engine.request",
-            "ostro.engine.tally",
+            "ostro.engine_process.tally",
             "ostro.frontend",
             "ostro.text",
             "ostro.weights",
@@ -294,9 +287,9 @@ LAYERS = {
         never=("torch",),
     ),
     # They show what the engine tells of itself.
-    "ostro.server.ledger": Layer(ours=("ostro.engine.tally",), never=("torch",)),
+    "ostro.server.ledger": Layer(ours=("ostro.engine_process.tally",), never=("torch",)),
     "ostro.server.metrics": Layer(
-        ours=("ostro.server.auth", "ostro.server.ledger", "ostro.server.logging", "ostro.engine.messages"),
+        ours=("ostro.server.auth", "ostro.server.ledger", "ostro.server.logging", "ostro.engine_process.messages"),
         never=("torch",),
     ),
     # Requests as spans. One module of it needs opentelemetry, and is imported only where requests are traced.
@@ -308,7 +301,7 @@ LAYERS = {
         ours=("ostro.server.tracing.spans", "ostro.server.logging"), never=("torch", "numpy")
     ),
     "ostro.server.lifecycle": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.engine.messages", "ostro.__version__", *_VALUES),
+        ours=("ostro.server", "ostro.pool", "ostro.engine_process.messages", "ostro.__version__", *_VALUES),
         never=("torch",),
     ),
     "ostro.server.settings": Layer(

@@ -20,8 +20,8 @@ from peft_directory import random_adapter
 from safetensors.torch import load_file, save_file
 
 from ostro.config import EngineConfig, KVDType, Quantization
-from ostro.engine.handle import EngineHandle
 from ostro.engine.request import Request
+from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.base import Model

@@ -18,9 +18,9 @@ from ostro import LLM, EngineConfig, SamplingParams
 from ostro.config import Quantization
 from ostro.engine.core import EngineCore
 from ostro.engine.door import Door
-from ostro.engine.handle import EngineHandle
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits, Progress
+from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.base import Model
 from ostro.models.build import build_model

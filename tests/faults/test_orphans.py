@@ -28,7 +28,7 @@ asyncio.run(main())
 _LOAD = """
 import asyncio
 from ostro.config import EngineConfig
-from ostro.engine.handle import EngineHandle
+from ostro.engine_process.handle import EngineHandle
 
 async def main():
     handle = EngineHandle(EngineConfig())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_ENGINE = b"ostro.engine.process"
+_ENGINE = b"ostro.engine_process.process"
 
 
 @dataclass(frozen=True)

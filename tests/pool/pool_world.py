@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostro.config import EngineConfig
-from ostro.engine.handle import State
-from ostro.engine.messages import ModelInfo
+from ostro.engine_process.handle import State
+from ostro.engine_process.messages import ModelInfo
 from ostro.errors import OstroError, Unavailable
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import Files, Footprint, ModelPool, ModelView, PoolLimits, PoolState

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from pool_world import MIB, FakeService, Model, Pool, a_catalog, a_spec, in_world, now, outcome, took, until
 
-from ostro.engine.handle import State
+from ostro.engine_process.handle import State
 from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import Files, ModelPool, PoolLimits, PoolState

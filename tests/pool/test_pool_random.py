@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_world import MIB, Model, Pool, now, outcome, run_world
 
-from ostro.engine.handle import State
+from ostro.engine_process.handle import State
 from ostro.errors import ModelError, Unavailable
 from ostro.pool.pool import PoolState
 

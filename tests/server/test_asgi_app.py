@@ -65,7 +65,7 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 def engine_pids(parent: int) -> list[int]:
     ran = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
-    return [int(line.split()[0]) for line in ran.stdout.splitlines() if "ostro.engine.process" in line]
+    return [int(line.split()[0]) for line in ran.stdout.splitlines() if "ostro.engine_process.process" in line]
 
 
 def is_running(pid: int) -> bool:

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ostro.engine.messages import ModelInfo, Pulse
-from ostro.engine.tally import Tally
+from ostro.engine_process.messages import ModelInfo, Pulse
+from ostro.engine_process.tally import Tally
 from ostro.server.app import build_app
 from ostro.server.auth import Keyring
 from ostro.server.fleet import build_models

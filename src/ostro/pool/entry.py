@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
-from ostro.engine.handle import State
-from ostro.engine.messages import ModelInfo
+from ostro.engine_process.handle import State
+from ostro.engine_process.messages import ModelInfo
 from ostro.errors import OstroError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files

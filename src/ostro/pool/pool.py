@@ -23,7 +23,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from ostro.engine.handle import State
+from ostro.engine_process.handle import State
 from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.entry import Entry, PoolState, S, Service, Waiter

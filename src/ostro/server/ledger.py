@@ -1,6 +1,6 @@
 """What each model's engines have counted since the server started. Knows tallies; knows no engine and no request."""
 
-from ostro.engine.tally import Tally, Totals
+from ostro.engine_process.tally import Tally, Totals
 
 __all__ = ["Ledger", "Totals"]
 

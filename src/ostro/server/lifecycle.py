@@ -24,7 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
 from ostro import __version__
-from ostro.engine.messages import ModelInfo
+from ostro.engine_process.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
 from ostro.sampling_defaults import SamplingDefaults

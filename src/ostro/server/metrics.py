@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.engine.messages import ModelInfo, Pulse
+from ostro.engine_process.messages import ModelInfo, Pulse
 from ostro.server.auth import METRICS_PATH
 from ostro.server.ledger import Totals
 from ostro.server.logging import RequestRecord

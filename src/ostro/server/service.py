@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from ostro.config import EngineConfig
 from ostro.engine.door import Door
-from ostro.engine.handle import EngineHandle, State, Stream
-from ostro.engine.messages import Located, ModelInfo, Pulse
 from ostro.engine.request import Request
-from ostro.engine.tally import Tally
+from ostro.engine_process.handle import EngineHandle, State, Stream
+from ostro.engine_process.messages import Located, ModelInfo, Pulse
+from ostro.engine_process.tally import Tally
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
-from ostro.engine.messages import Pulse
+from ostro.engine_process.messages import Pulse
 
 
 @dataclass(frozen=True, slots=True)

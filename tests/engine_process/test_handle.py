@@ -11,10 +11,10 @@ import pytest
 from live_service import set_faults, until
 
 from ostro.config import EngineConfig
-from ostro.engine.handle import EngineHandle, State, Stream
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
+from ostro.engine_process.handle import EngineHandle, State, Stream
 from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable
 from ostro.sampling_params import SamplingParams
 

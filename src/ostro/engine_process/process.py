@@ -1,4 +1,4 @@
-"""The engine process: builds the runner, steps the engine, reports its pulse. Started by `engine.handle`, never forked.
+"""The engine process: builds the runner, steps the engine, reports its pulse. `engine_process.handle` starts it.
 
 reader thread   socket ──> inbox             the API process is gone when the socket ends: exit at once
 main thread     inbox ──> engine ──> socket   one message a step, for all sequences
@@ -24,8 +24,11 @@ import msgspec
 
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
-from ostro.engine.faults import Faults
-from ostro.engine.messages import (
+from ostro.engine.request import Request, Task
+from ostro.engine.runner import ModelRunner
+from ostro.engine.scheduler import Counters
+from ostro.engine_process.faults import Faults
+from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
@@ -45,9 +48,6 @@ from ostro.engine.messages import (
     decode_to_engine,
     frame,
 )
-from ostro.engine.request import Request, Task
-from ostro.engine.runner import ModelRunner
-from ostro.engine.scheduler import Counters
 from ostro.errors import BadRequest, ModelError, OstroError
 from ostro.relay import relay_logs
 from ostro.runner.fake import FakeRunner

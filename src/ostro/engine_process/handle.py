@@ -23,7 +23,9 @@ from typing import Self
 from ostro import errors
 from ostro.child_environment import download_environment, engine_environment
 from ostro.config import EngineConfig
-from ostro.engine.messages import (
+from ostro.engine.request import Request
+from ostro.engine.scheduler import Progress
+from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
@@ -43,10 +45,8 @@ from ostro.engine.messages import (
     decode_from_engine,
     frame,
 )
-from ostro.engine.request import Request
-from ostro.engine.scheduler import Progress
-from ostro.engine.suspects import Suspects
-from ostro.engine.tally import Tally
+from ostro.engine_process.suspects import Suspects
+from ostro.engine_process.tally import Tally
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 from ostro.relay import Logged
 
@@ -508,7 +508,7 @@ def _spawn(*, may_fetch: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "ostro.engine.process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "ostro.engine_process.process", str(theirs.fileno())]
         try:
             # A group of its own: Ctrl-C is for the API process, which decides what it means; and what the engine
             # starts, such as a download, can be ended with it.

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ostro.config import EngineConfig
-from ostro.engine.messages import (
+from ostro.engine.request import Request
+from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
@@ -31,7 +32,6 @@ from ostro.engine.messages import (
     decode_from_engine,
     frame,
 )
-from ostro.engine.request import Request
 from ostro.relay import Logged
 from ostro.sampling_params import SamplingParams
 
@@ -73,7 +73,7 @@ def engine(config: EngineConfig | None = None) -> Iterator[Engine]:
     """Has been sent its Boot."""
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "ostro.engine.process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "ostro.engine_process.process", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
     ours.settimeout(30)
     running = Engine(process, ours)

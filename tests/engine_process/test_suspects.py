@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from engine_driver import make_request
 
-from ostro.engine.suspects import Suspects
+from ostro.engine_process.suspects import Suspects
 from ostro.errors import RequestRefused
 
 KILLER = make_request(1, [1, 2, 3])

@@ -4,7 +4,11 @@ import msgspec
 import pytest
 
 from ostro.config import EngineConfig
-from ostro.engine.messages import (
+from ostro.engine.request import Request, Task
+from ostro.engine.runner import TokenLogprob
+from ostro.engine.scheduler import Progress
+from ostro.engine.sequence import FinishReason
+from ostro.engine_process.messages import (
     LENGTH,
     MAX_MESSAGE_BYTES,
     Abort,
@@ -25,10 +29,6 @@ from ostro.engine.messages import (
     decode_to_engine,
     frame,
 )
-from ostro.engine.request import Request, Task
-from ostro.engine.runner import TokenLogprob
-from ostro.engine.scheduler import Progress
-from ostro.engine.sequence import FinishReason
 from ostro.sampling_params import SamplingParams
 
 REQUEST = Request(
