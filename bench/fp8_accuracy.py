@@ -34,10 +34,10 @@ from ostro.config import EngineConfig
 from ostro.kernels.gpu.fp8 import FP8, LARGEST, quantize_rows_plain, widened
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.architecture import AttentionSpec
-from ostro.models.base import AttentionContext, Model
-from ostro.models.decoder import DecoderLayer
-from ostro.models.layers import Linear
 from ostro.runner.torch_runner import TorchRunner
+from ostro.torch_models.base import AttentionContext, Model
+from ostro.torch_models.decoder import DecoderLayer
+from ostro.torch_models.layers import Linear
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = 64

@@ -50,9 +50,9 @@ def engine(config: dict[str, object], options: argparse.Namespace):  # type: ign
 
     from ostro.config import EngineConfig
     from ostro.engine.core import EngineCore
-    from ostro.models.build import build_model
     from ostro.runner.devices import pick_dtype
     from ostro.runner.load import make_runner
+    from ostro.torch_models.build import build_model
 
     device = torch.device("cuda")
     model = build_model(config, dtype=pick_dtype("auto", device), device=device, max_seq_len=options.max_seq_len)

@@ -27,8 +27,8 @@ def write_model(config: dict[str, object], directory: Path) -> None:
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from ostro.models.build import build_model
-    from ostro.models.loading import places_of
+    from ostro.torch_models.build import build_model
+    from ostro.torch_models.loading import places_of
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model(config, dtype=torch.bfloat16, device=device)

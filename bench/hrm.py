@@ -31,9 +31,9 @@ from model_directory import write_model
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
-from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.runner.recompute import RecomputeRunner
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.hrm import HrmConfig, load_hrm
 from ostro.weights.hrm_checkpoint import open_hrm
 
 RESULTS = Path(__file__).parent / "results"

@@ -44,11 +44,7 @@ LAYERS = {
     "ostro.weights": Layer(
         ours=(
             "ostro.weights",
-            # The table of families, for how files name and change their tensors.
-            "ostro.models.architecture",
-            "ostro.models.families",
-            "ostro.models.family",
-            "ostro.models.registry",
+            "ostro.models",
             "ostro.sources",
             "ostro.errors",
             "ostro.extras",
@@ -67,7 +63,7 @@ LAYERS = {
         ),
         never=("torch",),
     ),
-    "ostro.kernels": Layer(ours=("ostro.kernels", "ostro.errors", "ostro.models.architecture")),
+    "ostro.kernels": Layer(ours=("ostro.kernels", "ostro.models", "ostro.errors")),
     # The native core: what runs on it starts without torch. Who only plans wants its library, and no arrays.
     "ostro.kernels.cpu": Layer(ours=("ostro.kernels.cpu", "ostro.errors"), never=("torch",)),
     "ostro.kernels.cpu.library": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
@@ -75,45 +71,9 @@ LAYERS = {
     "ostro.kernels.cpu.program_spec": Layer(
         ours=("ostro.kernels.cpu.library", "ostro.errors"), never=("torch", "numpy")
     ),
-    "ostro.models": Layer(ours=("ostro.models", "ostro.kernels", "ostro.errors")),
     # What a model is, as data: read by everything that runs or measures one.
-    "ostro.models.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
-    "ostro.models.limits": Layer(ours=(), never=("torch", "numpy")),
-    "ostro.models.rope_settings": Layer(
-        ours=("ostro.models.config", "ostro.models.limits", "ostro.errors"), never=("torch", "numpy")
-    ),
-    "ostro.models.architecture": Layer(ours=("ostro.models.rope_settings",), never=("torch", "numpy")),
-    "ostro.models.families": Layer(
-        ours=(
-            "ostro.models.architecture",
-            "ostro.models.config",
-            "ostro.models.families",
-            "ostro.models.family",
-            "ostro.models.limits",
-            "ostro.models.rope_settings",
-            "ostro.errors",
-        ),
-        never=("torch", "numpy"),
-    ),
-    "ostro.models.family": Layer(
-        ours=(
-            "ostro.models.architecture",
-            "ostro.models.config",
-            "ostro.models.families.gguf_names",
-            "ostro.models.families.levanter_names",
-        ),
-        never=("torch", "numpy"),
-    ),
-    "ostro.models.registry": Layer(
-        ours=(
-            "ostro.models.architecture",
-            "ostro.models.config",
-            "ostro.models.families",
-            "ostro.models.family",
-            "ostro.errors",
-        ),
-        never=("torch", "numpy"),
-    ),
+    "ostro.models": Layer(ours=("ostro.models", "ostro.errors"), never=("torch", "numpy")),
+    "ostro.torch_models": Layer(ours=("ostro.torch_models", "ostro.models", "ostro.kernels", "ostro.errors")),
     # The seam between the engine and any device: it names the engine's batch, and the engine names it.
     "ostro.engine.runner": Layer(ours=("ostro.engine.batch",), never=("torch", "numpy")),
     "ostro.engine": Layer(
@@ -129,6 +89,7 @@ LAYERS = {
             "ostro.engine.sequence",
             "ostro.kernels",
             "ostro.models",
+            "ostro.torch_models",
             "ostro.weights",
             "ostro.machine",
             *_VALUES,
@@ -136,7 +97,15 @@ LAYERS = {
     ),
     # A model that was packed before starts, and draws its tokens, without torch.
     "ostro.runner.load": Layer(
-        ours=("ostro.runner", "ostro.engine.runner", "ostro.models", "ostro.weights", "ostro.machine", *_VALUES),
+        ours=(
+            "ostro.runner",
+            "ostro.engine.runner",
+            "ostro.models",
+            "ostro.torch_models",
+            "ostro.weights",
+            "ostro.machine",
+            *_VALUES,
+        ),
         lazily=("torch",),
     ),
     "ostro.runner.precision": Layer(ours=(), never=("torch", "numpy")),
@@ -151,6 +120,7 @@ LAYERS = {
             "ostro.engine.sequence",
             "ostro.kernels.cpu",
             "ostro.models",
+            "ostro.torch_models",
             "ostro.sources",
             "ostro.weights",
             "ostro.machine",
@@ -175,7 +145,14 @@ LAYERS = {
         never=("torch", "numpy"),
     ),
     "ostro.runner.native.packing": Layer(
-        ours=("ostro.kernels.cpu", "ostro.models", "ostro.runner.native", "ostro.weights", "ostro.errors"),
+        ours=(
+            "ostro.kernels.cpu",
+            "ostro.models",
+            "ostro.torch_models",
+            "ostro.runner.native",
+            "ostro.weights",
+            "ostro.errors",
+        ),
     ),
     # The engine process and the API process's end of it: the one place that puts engine, runner and weights together.
     "ostro.engine_process": Layer(
@@ -472,7 +449,7 @@ def test_every_import_points_down() -> None:
         ("engine/core.py", "from ostro import LLM", "1 imports ostro.LLM"),
         ("text/stops.py", "from ostro.engine.core import EngineCore", "1 imports ostro.engine.core.EngineCore"),
         ("models/llama.py", "from ostro.weights import Checkpoint", "1 imports ostro.weights.Checkpoint"),
-        ("kernels/linear.py", "from ostro.models import llama", "1 imports ostro.models.llama"),
+        ("kernels/linear.py", "from ostro.torch_models import rope", "1 imports ostro.torch_models.rope"),
         ("weights/hub.py", "import torch", "1 imports torch"),
         ("weights/hub.py", "try:\n    import torch\nfinally:\n    pass", "2 imports torch"),
         ("runner/sampler.py", "from ostro.engine.kv import KVCache", "1 imports ostro.engine.kv.KVCache"),

@@ -24,11 +24,7 @@ from ostro.engine.request import Request
 from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
-from ostro.models.base import Model
-from ostro.models.build import build_model
 from ostro.models.family import Family
-from ostro.models.loading import places_of
-from ostro.models.lora import Adapters
 from ostro.models.registry import FAMILIES, describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
@@ -36,6 +32,10 @@ from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources import base
 from ostro.sources.store import ModelStore
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import places_of
+from ostro.torch_models.lora import Adapters
 from ostro.weights import GgufCheckpoint, open_checkpoint
 from ostro.weights.adapter import read_adapter
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ostro.models.build import build_model
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.gpu.sampling import SamplerKind
+from ostro.torch_models.build import build_model
 
 BYTES_PER_SECOND = 4.3e12
 REPLAYS = 30

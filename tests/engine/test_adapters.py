@@ -22,12 +22,12 @@ from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadRequest, Unsupported
-from ostro.models.base import Model
-from ostro.models.build import build_model
-from ostro.models.loading import load_weights, places_of
-from ostro.models.lora import Adapters
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.torch_runner import TorchRunner
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights, places_of
+from ostro.torch_models.lora import Adapters
 from ostro.weights import open_checkpoint
 from ostro.weights.adapter import LowRank, read_adapter
 

@@ -19,14 +19,14 @@ from ostro.errors import BadRequest
 from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk, prefill_tiles, tokens_in_tile
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.models.base import Model
-from ostro.models.decoder import Decoder, DecoderLayer
 from ostro.runner.gpu.attention import InvariantAttention, KVPages
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.logprobs import folded, logprob_table
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder, DecoderLayer
 
 ON_GPU = DEVICE.type == "cuda"
 # The interpreter takes milliseconds for what a GPU does in none: there the models and the prompts are smaller.

@@ -11,10 +11,10 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import TokenLogprob
 from ostro.engine.scheduler import Limits
-from ostro.models.base import Model
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
 from ostro.weights import Pooling
 
 QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}

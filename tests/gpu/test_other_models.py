@@ -13,12 +13,12 @@ from triton_device import slow_in_the_interpreter
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.models.base import Model
-from ostro.models.hrm import HrmConfig, load_hrm
-from ostro.models.lora import Adapters
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.recompute import RecomputeRunner
 from ostro.runner.torch_runner import TorchRunner
+from ostro.torch_models.base import Model
+from ostro.torch_models.hrm import HrmConfig, load_hrm
+from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import read_adapter
 from ostro.weights.hrm_checkpoint import open_hrm
 

@@ -13,13 +13,13 @@ from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import FP8, MOST_FEW, widened
-from ostro.models.base import Model
-from ostro.models.layers import Linear
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.quantize import quantize_fp8
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.torch_models.layers import Linear
 
 QWEN2: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "head_dim": 16}
 QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}

@@ -45,10 +45,10 @@ from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import GROUP
-from ostro.models.layers import Matrix
 from ostro.runner.load import load_runner
 from ostro.runner.native.runner import NativeRunner
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
+from ostro.torch_models.layers import Matrix
 from ostro.weights import open_checkpoint
 
 PROMPT, LENGTH = tuple(range(9)), 3

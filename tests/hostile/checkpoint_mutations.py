@@ -15,7 +15,7 @@ from native_directory import write as write_directory
 from native_models import savable_model
 from peft_directory import random_adapter
 
-from ostro.models.base import Model
+from ostro.torch_models.base import Model
 
 Files = Mapping[str, bytes]
 VOCAB = 32
@@ -179,7 +179,7 @@ def _write_gguf(path: Path, model: Model, kind: gguf.GGMLQuantizationType) -> No
     parts = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
     parts |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
     parts |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-    from ostro.models.loading import places_of
+    from ostro.torch_models.loading import places_of
 
     for name, place in places_of(model).items():
         stem = name.removesuffix(".weight")

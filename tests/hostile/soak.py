@@ -43,7 +43,7 @@ from peft_directory import random_adapter
 from soak_cases import Answer, Case, Manner, Refusal, ask, make_cases
 from soak_watch import Holdings, engines_of, growth
 
-from ostro.models.build import build_model
+from ostro.torch_models.build import build_model
 from ostro.weights import open_checkpoint
 
 STEADY = "steady"

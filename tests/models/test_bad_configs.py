@@ -14,10 +14,10 @@ from tiny_models import random_model
 
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, OstroError, UnsupportedModel
-from ostro.models.build import build_model
 from ostro.models.registry import describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
+from ostro.torch_models.build import build_model
 
 Config = Mapping[str, object]
 

@@ -10,9 +10,9 @@ import torch
 from tiny_configs import GPT2, LLAMA
 
 from ostro.models.architecture import Architecture
-from ostro.models.build import build_model
-from ostro.models.loading import places_of
 from ostro.models.registry import FAMILIES, describe
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import places_of
 
 Config = Mapping[str, object]
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
-from ostro.models import hrm_layers
-from ostro.models.hrm import Carry, HrmConfig, HrmModel, build_hrm, load_hrm
-from ostro.models.loading import fill, places_of
-from ostro.models.ragged import Ragged
+from ostro.torch_models import hrm_layers
+from ostro.torch_models.hrm import Carry, HrmConfig, HrmModel, build_hrm, load_hrm
+from ostro.torch_models.loading import fill, places_of
+from ostro.torch_models.ragged import Ragged
 
 CONFIG: Mapping[str, object] = {
     "vocab_size": 50,

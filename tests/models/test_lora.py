@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import GEMMA2, LLAMA, VOCAB, random_model
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.models.base import Model
-from ostro.models.loading import places_of
-from ostro.models.lora import Adapters, Run
+from ostro.torch_models.base import Model
+from ostro.torch_models.loading import places_of
+from ostro.torch_models.lora import Adapters, Run
 from ostro.weights.adapter import read_adapter
 
 QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}

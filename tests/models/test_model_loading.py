@@ -9,9 +9,9 @@ from tiny_configs import GPT2, LLAMA
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint
-from ostro.models.base import Model
-from ostro.models.build import build_model
-from ostro.models.loading import load_weights, places_of
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights, places_of
 
 GEMMA2: Mapping[str, object] = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 4}
 

@@ -7,9 +7,9 @@ import torch
 from tiny_configs import GPT2, LLAMA, LONGROPE, PHI3
 
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported, UnsupportedModel
-from ostro.models.base import Model
-from ostro.models.build import build_model
 from ostro.models.registry import FAMILIES
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
 
 
 def build(config: Mapping[str, object], max_seq_len: int | None = None) -> Model:

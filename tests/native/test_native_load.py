@@ -199,8 +199,9 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
     """With a limit on the size of files, which writing meets as it meets a full disk."""
     directory = write(tmp_path / "model")
     program = (
-        "import sys, resource, signal, pathlib; from ostro.config import EngineConfig; import ostro.models.build; "
-        "from ostro.runner.load import load_runner; from ostro.weights import open_checkpoint; "
+        "import sys, resource, signal, pathlib; from ostro.config import EngineConfig; "
+        "import ostro.torch_models.build; from ostro.runner.load import load_runner; "
+        "from ostro.weights import open_checkpoint; "
         "import ostro.runner.torch_load, ostro.runner.native.packing, logging; logging.basicConfig(level=20); "
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
         "path = pathlib.Path(sys.argv[1]); "

@@ -9,13 +9,13 @@ import transformers
 from dense_context import DenseContext, dense_logits
 from transformers.core_model_loading import revert_weight_conversion
 
-from ostro.models.base import Model
-from ostro.models.build import build_model
 from ostro.models.config import ConfigReader
-from ostro.models.loading import load_weights
 from ostro.models.registry import FAMILIES
-from ostro.models.rope import Rotary
 from ostro.models.rope_settings import rope_settings
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights
+from ostro.torch_models.rope import Rotary
 
 Config = Mapping[str, object]
 

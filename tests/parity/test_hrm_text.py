@@ -13,13 +13,13 @@ from tiny_configs import HRM_TEXT
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
-from ostro.models.base import Model
-from ostro.models.build import build_model
-from ostro.models.loading import load_weights
-from ostro.models.lora import Adapters
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights
+from ostro.torch_models.lora import Adapters
 from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_adapter
 

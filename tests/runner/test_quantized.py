@@ -19,10 +19,6 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight, widened
-from ostro.models.base import Model
-from ostro.models.build import build_model
-from ostro.models.layers import Matrix
-from ostro.models.loading import load_weights, places_of
 from ostro.planning import plan
 from ostro.runner.load import load_runner, make_runner
 from ostro.runner.quantize import (
@@ -33,6 +29,10 @@ from ostro.runner.quantize import (
     quantized_on_the_way,
 )
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.layers import Matrix
+from ostro.torch_models.loading import load_weights, places_of
 from ostro.weights import open_checkpoint
 
 BITS: tuple[Bits, ...] = ("int8", "int4")

@@ -18,10 +18,10 @@ from ostro.engine.request import Request, Task
 from ostro.engine.runner import Solution, TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.errors import BadRequest
-from ostro.models.hrm import HrmConfig, HrmModel, load_hrm
-from ostro.models.ragged import Ragged
 from ostro.runner.recompute import RecomputeRunner
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.hrm import HrmConfig, HrmModel, load_hrm
+from ostro.torch_models.ragged import Ragged
 from ostro.weights.hrm_checkpoint import open_hrm
 
 VOCABULARY = 300

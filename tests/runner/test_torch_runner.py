@@ -10,9 +10,9 @@ from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Limits, Progress
-from ostro.models.base import Model
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
 from ostro.weights import Pooling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)

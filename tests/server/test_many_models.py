@@ -16,7 +16,7 @@ from live_service import live_models, set_faults
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter
 
-from ostro.models.build import build_model
+from ostro.torch_models.build import build_model
 
 NAMES = ("alpha", "org/beta", "org-gamma")
 

@@ -10,11 +10,11 @@ from levanter_directory import Generation, files_of, levanter_arrays, write_chec
 from object_stores import ObjectStore
 
 from ostro.errors import ModelNotFound
-from ostro.models.build import build_model
-from ostro.models.loading import places_of
 from ostro.sources.base import parse_reference
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import MANIFEST
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import places_of
 from ostro.weights.levanter_checkpoint import LevanterCheckpoint, is_levanter, open_levanter
 
 pytest_plugins = ["store_fixtures"]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ostro.models.architecture import AttentionSpec
-from ostro.models.base import Model
+from ostro.torch_models.base import Model
 
 
 class DenseContext:

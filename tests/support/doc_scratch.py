@@ -10,7 +10,7 @@ import torch
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter
 
-from ostro.models.build import build_model
+from ostro.torch_models.build import build_model
 
 # Hub ids too: a directory of that name comes before the Hub.
 MODELS = (

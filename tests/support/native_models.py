@@ -10,12 +10,12 @@ from tiny_models import random_model
 
 from ostro.kernels.cpu.library import Cells, instruction_sets, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
-from ostro.models.base import Model
-from ostro.models.loading import places_of
 from ostro.models.registry import describe
 from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.native.support import native_architecture
+from ostro.torch_models.base import Model
+from ostro.torch_models.loading import places_of
 from ostro.weights import Pooling
 from ostro.weights.stored import Stored, TensorHeader
 

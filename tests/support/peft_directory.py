@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ostro.models.base import Model
-from ostro.models.loading import places_of
+from ostro.torch_models.base import Model
+from ostro.torch_models.loading import places_of
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

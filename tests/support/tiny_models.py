@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ostro.models.base import Model
-from ostro.models.build import build_model
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
 
 VOCAB = 64
 LLAMA: Mapping[str, object] = {

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.models.hrm import HrmConfig, load_hrm
-from ostro.models.ragged import Ragged
+from ostro.torch_models.hrm import HrmConfig, load_hrm
+from ostro.torch_models.ragged import Ragged
 from ostro.weights.checkpoint import Checkpoint, open_checkpoint
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
 from ostro.weights.hrm_settings import HrmSettings

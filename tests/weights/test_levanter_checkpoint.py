@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, OstroError, UnsupportedModel
 from ostro.extras import install_command
-from ostro.models.build import build_model
-from ostro.models.loading import load_weights, places_of
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights, places_of
 from ostro.weights import Checkpoint, open_checkpoint
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
 

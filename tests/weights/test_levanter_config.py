@@ -11,8 +11,8 @@ import torch
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, UnsupportedModel
 from ostro.models.config import ConfigReader
-from ostro.models.rope import Rotary
 from ostro.models.rope_settings import rope_settings
+from ostro.torch_models.rope import Rotary
 from ostro.weights.levanter_config import read_levanter_model
 
 

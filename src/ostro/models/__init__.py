@@ -1,7 +1,6 @@
-"""What models are, and the torch modules that run them.
+"""What models are, as data: no torch, no numpy.
 
-architecture    what a model is, as data
-families        from config.json to that data, one file a family
+architecture    the description of a model
+families        from config.json to that description, one file a family
 registry        the table of families
-build           from that data to torch modules: `decoder`, made of `layers`
 """

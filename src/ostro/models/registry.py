@@ -1,7 +1,7 @@
 """The families that Ostro serves: the one table of them. Imports no torch, and runs no remote code.
 
 A family is a file in `models.families` and a line here. HRM-Text has a description of its own kind; the HRM ACT-v1
-models, which are no decoders, are not listed (`models.hrm`).
+models, which are no decoders, are not listed (`torch_models.hrm`).
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
 
 if TYPE_CHECKING:
-    from ostro.models.base import Model
+    from ostro.torch_models.base import Model
 
 _log = logging.getLogger(__name__)
 

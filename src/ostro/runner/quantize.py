@@ -22,8 +22,8 @@ from ostro.kernels.packed_linear import (
     quantize_int4,
     quantize_int8,
 )
-from ostro.models.base import Model
-from ostro.models.layers import Embedding, Linear, Matrix
+from ostro.torch_models.base import Model
+from ostro.torch_models.layers import Embedding, Linear, Matrix
 
 Bits = Literal["int8", "int4"]
 Store = Int8Weight | Int4Weight

@@ -19,11 +19,11 @@ from torch import Tensor
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Solution, StepOutput
-from ostro.models.hrm import HrmModel
-from ostro.models.ragged import Ragged
 from ostro.runner.devices import weight_formats
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
+from ostro.torch_models.hrm import HrmModel
+from ostro.torch_models.ragged import Ragged
 
 # Of the logits that exist at a time.
 _LOGITS_BLOCK_BYTES = 64 << 20

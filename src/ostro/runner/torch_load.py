@@ -9,17 +9,17 @@ from ostro.config import EngineConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit
-from ostro.models.base import Model
-from ostro.models.build import build_model
-from ostro.models.hrm import HrmConfig, load_hrm
 from ostro.models.hrm_config import is_hrm
-from ostro.models.loading import load_weights
-from ostro.models.lora import Adapters
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.memory import num_pages
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.recompute import RecomputeRunner
 from ostro.runner.torch_runner import TorchRunner
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.hrm import HrmConfig, load_hrm
+from ostro.torch_models.loading import load_weights
+from ostro.torch_models.lora import Adapters
 from ostro.weights import Checkpoint, Pooling
 from ostro.weights.adapter import read_adapter
 from ostro.weights.hrm_checkpoint import HrmCheckpoint

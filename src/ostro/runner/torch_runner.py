@@ -13,14 +13,14 @@ from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.machine import free_memory
-from ostro.models.base import Model
-from ostro.models.layers import Matrix
-from ostro.models.lora import Adapters
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.memory import page_bytes, second_layout_fits
 from ostro.runner.pooling import pooled_share
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
+from ostro.torch_models.base import Model
+from ostro.torch_models.layers import Matrix
+from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling
 
 # Prompt log-probabilities are made a block of rows at a time: never a whole prompt times the vocabulary.

@@ -3,7 +3,7 @@ import torch
 from described_parts import described_mlp
 
 from ostro.kernels.gpu.mlp import PLAIN, gated, gated_plain
-from ostro.models.layers import GatedMLP
+from ostro.torch_models.layers import GatedMLP
 
 
 @pytest.mark.parametrize("activation", sorted(PLAIN))

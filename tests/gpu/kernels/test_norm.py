@@ -3,7 +3,7 @@ import torch
 
 from ostro.kernels.gpu.norm import WIDEST_BLOCK, add_rms_norm, add_rms_norm_plain
 from ostro.models.architecture import Norm
-from ostro.models.layers import RMSNorm
+from ostro.torch_models.layers import RMSNorm
 
 
 @pytest.mark.parametrize("with_delta", [True, False])

@@ -5,9 +5,9 @@ from torch import Tensor
 from ostro.kernels.gpu.rope_store import rope_store, rope_store_plain, rotation_table, rotation_table_plain
 from ostro.models.architecture import ModelShape, Norm, QKNorm
 from ostro.models.config import ConfigReader
-from ostro.models.layers import HeadNorm
-from ostro.models.rope import Rotary
 from ostro.models.rope_settings import rope_settings
+from ostro.torch_models.layers import HeadNorm
+from ostro.torch_models.rope import Rotary
 
 PAGE, PAGES = 16, 40
 

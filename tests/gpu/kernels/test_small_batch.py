@@ -8,7 +8,7 @@ from ostro.kernels.gpu.mlp import PLAIN
 from ostro.kernels.gpu.small_batch import TILINGS, Tiling, default_tiling, small_linear, small_linear_plain
 from ostro.kernels.gpu.vector_linear import VectorTiling
 from ostro.models.architecture import Norm
-from ostro.models.layers import GatedMLP, RMSNorm
+from ostro.torch_models.layers import GatedMLP, RMSNorm
 
 VECTOR = VectorTiling(outs=4, ins=64, warps=4)
 DOT = DotTiling(outs=16, ins=32, warps=4, stages=2)

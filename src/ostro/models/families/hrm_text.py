@@ -1,6 +1,6 @@
 """HRM-Text: two stacks of layers that run again and again over the same tokens.
 
-It is no `Architecture`, and has modules of its own in `models.hrm_text`.
+It is no `Architecture`, and has modules of its own in `torch_models.hrm_text`.
 """
 
 from ostro.errors import BadCheckpoint

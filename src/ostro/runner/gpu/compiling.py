@@ -21,10 +21,10 @@ from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
-from ostro.models.decoder import Decoder
-from ostro.models.layers import HeadNorm
 from ostro.runner.gpu.layers import FusedLayer
 from ostro.runner.gpu.projections import small_product
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.layers import HeadNorm
 
 _THREADS = 16
 # A kernel is cut another way for a single token, for a batch of them, and for prompts.

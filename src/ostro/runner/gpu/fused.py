@@ -21,13 +21,13 @@ from ostro.kernels.gpu.norm import add_rms_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.small_batch import ROWS, measured, small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.models.decoder import Decoder
-from ostro.models.layers import Attention, HeadNorm, Linear, Matrix, RMSNorm
-from ostro.models.rope import Rotary
 from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.compiling import compile_kernels
 from ostro.runner.gpu.layers import FusedLayer, fused_layers
 from ostro.runner.gpu.projections import Fp8Linear, product, small_product
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.layers import Attention, HeadNorm, Linear, Matrix, RMSNorm
+from ostro.torch_models.rope import Rotary
 
 _NARROW = 2048
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from ostro.models import architecture as arch
-from ostro.models.base import Model
-from ostro.models.decoder import Decoder
-from ostro.models.layers import Attention, GatedMLP, RMSNorm
+from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.layers import Attention, GatedMLP, RMSNorm
 
 
 def fusible(model: Model) -> TypeGuard[Decoder]:

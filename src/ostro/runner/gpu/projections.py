@@ -13,7 +13,7 @@ from ostro.kernels.gpu.fp8 import (
     quantize_weight,
 )
 from ostro.kernels.gpu.small_batch import small_linear
-from ostro.models.layers import Linear
+from ostro.torch_models.layers import Linear
 
 
 class Fp8Linear(Linear):

@@ -7,11 +7,11 @@ import torch
 
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import MULTIPLE
-from ostro.models.base import Model
-from ostro.models.decoder import DecoderLayer
-from ostro.models.layers import Linear
 from ostro.runner.gpu.layers import fusible
 from ostro.runner.gpu.projections import Fp8Linear
+from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import DecoderLayer
+from ostro.torch_models.layers import Linear
 
 _NEEDS = (8, 9)
 """The least compute capability whose matrix units know 8-bit numbers: Ada's; Hopper's is 9.0."""

@@ -27,8 +27,6 @@ from ostro.kernels.gpu.prefill_attention import Chunk as Piece
 from ostro.kernels.gpu.prefill_attention import prefill_tiles, tokens_in_tile, tuning_for
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
 from ostro.models.architecture import AttentionSpec
-from ostro.models.base import Model
-from ostro.models.lora import Adapters
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
@@ -43,6 +41,8 @@ from ostro.runner.memory import gpu_num_pages
 from ostro.runner.pooling import pooled_share
 from ostro.runner.precision import in_words
 from ostro.sampling_params import MAX_CHOICES
+from ostro.torch_models.base import Model
+from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling
 
 # Rows of logits made at a time where a step wants more than it has sequences: for prompts that are scored, and for many

@@ -16,11 +16,11 @@ from ostro.errors import BadCheckpoint
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
 from ostro.models.architecture import Architecture, ModelShape
-from ostro.models.loading import REDUNDANT, not_finite
-from ostro.models.rope import Rotary
 from ostro.models.rope_settings import RopeSettings
 from ostro.runner.native.lowering import Lowering, Sizes, padded
 from ostro.runner.native.support import NotNative
+from ostro.torch_models.loading import REDUNDANT, not_finite
+from ostro.torch_models.rope import Rotary
 from ostro.weights.checkpoint import Checkpoint
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
 from ostro.weights.gguf_model import Undo

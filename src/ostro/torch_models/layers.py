@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ostro.kernels.linear import linear, pack
 from ostro.models import architecture as arch
-from ostro.models.base import AttentionContext, Module
-from ostro.models.loading import Place, Weighted
-from ostro.models.rope import Rotation
+from ostro.torch_models.base import AttentionContext, Module
+from ostro.torch_models.loading import Place, Weighted
+from ostro.torch_models.rope import Rotation
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Linear(Matrix):
         super().__init__(in_features, out_features)
         self.bias = parameter(out_features) if bias else None
         self.adapt: Callable[[Tensor, Tensor], None] | None = None
-        """Adds to y what adapters give for the rows of x; see `models.lora`."""
+        """Adds to y what adapters give for the rows of x; see `torch_models.lora`."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, self.bias)

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint
-from ostro.models.base import Model
-from ostro.models.layers import Linear, Projection
+from ostro.torch_models.base import Model
+from ostro.torch_models.layers import Linear, Projection
 
 
 class LowRank(Protocol):

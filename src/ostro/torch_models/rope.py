@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostro.models.base import Module
 from ostro.models.config import ConfigReader
 from ostro.models.rope_settings import RopeSettings
+from ostro.torch_models.base import Module
 
 
 class Rotary(Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ostro.errors import BadCheckpoint
-from ostro.models.base import Model, Module
+from ostro.torch_models.base import Model, Module
 
 # Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
 # weights, namely rope tables (Llama) and causal masks (GPT-2).

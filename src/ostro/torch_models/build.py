@@ -6,10 +6,10 @@ import torch
 
 from ostro.errors import ModelError
 from ostro.models.architecture import Architecture
-from ostro.models.base import Model
-from ostro.models.decoder import Decoder
-from ostro.models.hrm_text import HrmTextModel
 from ostro.models.registry import describe
+from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.hrm_text import HrmTextModel
 
 
 def build_model(

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ostro.models.architecture import MLP, AttentionSpec, HrmText, Part
 from ostro.models.architecture import Projection as DescribedProjection
-from ostro.models.base import AttentionContext, Module
-from ostro.models.decoder import CausalLM
-from ostro.models.layers import Embedding, GatedMLP, Linear, Projection, parameter
-from ostro.models.loading import Place, Weighted
-from ostro.models.rope import Rotary, Rotation
+from ostro.torch_models.base import AttentionContext, Module
+from ostro.torch_models.decoder import CausalLM
+from ostro.torch_models.layers import Embedding, GatedMLP, Linear, Projection, parameter
+from ostro.torch_models.loading import Place, Weighted
+from ostro.torch_models.rope import Rotary, Rotation
 
 
 class HrmTextModel(CausalLM):

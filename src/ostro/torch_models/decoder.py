@@ -4,8 +4,8 @@ from torch import Tensor, nn
 
 from ostro.errors import Unsupported
 from ostro.models import architecture as arch
-from ostro.models.base import AttentionContext, Model, Module
-from ostro.models.layers import (
+from ostro.torch_models.base import AttentionContext, Model, Module
+from ostro.torch_models.layers import (
     Attention,
     Embedding,
     GatedMLP,
@@ -16,7 +16,7 @@ from ostro.models.layers import (
     RMSNorm,
     norm_module,
 )
-from ostro.models.rope import Rotary, Rotation
+from ostro.torch_models.rope import Rotary, Rotation
 
 
 class DecoderLayer(Module):

@@ -1,6 +1,6 @@
 """The blocks of a Hierarchical Reasoning Model: attention and MLP, dense or of experts, each with its norm after it.
 
-Every part maps [rows, hidden] so that no sequence's numbers depend on another's; see `models.hrm`.
+Every part maps [rows, hidden] so that no sequence's numbers depend on another's; see `torch_models.hrm`.
 """
 
 import math
@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostro.models.base import Module
 from ostro.models.hrm_config import HrmConfig
-from ostro.models.layers import Linear, parameter
-from ostro.models.loading import Weighted
-from ostro.models.ragged import Ragged, Run
-from ostro.models.rope import Rotation
+from ostro.torch_models.base import Module
+from ostro.torch_models.layers import Linear, parameter
+from ostro.torch_models.loading import Weighted
+from ostro.torch_models.ragged import Ragged, Run
+from ostro.torch_models.rope import Rotation
 
 
 def silu(x: Tensor) -> Tensor:

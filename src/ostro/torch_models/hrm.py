@@ -20,15 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.models.base import Module
 from ostro.models.config import ConfigReader
 from ostro.models.hrm_config import Dialect, HrmConfig
-from ostro.models.hrm_layers import Level, StableLinear, Table
-from ostro.models.layers import parameter
-from ostro.models.loading import Weighted, fill, places_of
-from ostro.models.ragged import Ragged
-from ostro.models.rope import Rotary, Rotation
 from ostro.models.rope_settings import RopeSettings
+from ostro.torch_models.base import Module
+from ostro.torch_models.hrm_layers import Level, StableLinear, Table
+from ostro.torch_models.layers import parameter
+from ostro.torch_models.loading import Weighted, fill, places_of
+from ostro.torch_models.ragged import Ragged
+from ostro.torch_models.rope import Rotary, Rotation
 
 __all__ = ["Carry", "Dialect", "HrmConfig", "HrmModel", "build_hrm", "load_hrm"]
 
