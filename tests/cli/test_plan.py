@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from ostro.cli import main
 from ostro.config import EngineConfig
+from ostro.formats.json_file import read_json_object
 from ostro.planning import plan
-from ostro.weights.json_file import read_json_object
 
 GIB = 1 << 30
 

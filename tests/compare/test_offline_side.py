@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from ostro.compare.answers import Answer
 from ostro.compare.sides import SideOptions, side_of
 from ostro.config import EngineConfig
+from ostro.formats.json_file import read_json_object
 from ostro.llm import LLM
 from ostro.sampling_params import SamplingParams
-from ostro.weights.json_file import read_json_object
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 PROMPTS = ["the fox", "the lazy dog"]

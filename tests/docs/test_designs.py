@@ -30,11 +30,11 @@ from sse_events import events_of
 from ostro.cli import _parser, _translated, main
 from ostro.cli.serve import merged_settings
 from ostro.errors import BadRequest
+from ostro.formats.json_file import read_json_object
 from ostro.server.auth import Keyring
 from ostro.server.fleet import roots
 from ostro.server.settings import ServeSettings
 from ostro.weights.cache import cache_root
-from ostro.weights.json_file import read_json_object
 
 PAGE = ROOT / "docs" / "coming-from" / "designs.md"
 LEVANTER, SFLLM, AIOS, GCS = "Levanter's inference server", "SFLLM", "AI-OS's HRM server", "The GCS service"

@@ -9,7 +9,7 @@ from model_directory import write_model
 from safetensors.torch import load_file
 
 from ostro import LLM, SamplingParams
-from ostro.weights.json_file import read_json_object
+from ostro.formats.json_file import read_json_object
 
 
 def test_the_newest_checkpoint_of_a_run_gives_the_texts_of_its_export(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, UnsupportedModel
+from ostro.formats.gguf_header import GGML_TYPES, GgufHeader
 from ostro.weights import read_gguf_header
-from ostro.weights.gguf_header import GGML_TYPES, GgufHeader
 from ostro.weights.gguf_model import describe
 
 METADATA: dict[str, object] = {

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.formats.torch_archive import tensor_shapes
 from ostro.torch_models.hrm import HrmConfig, load_hrm
 from ostro.torch_models.ragged import Ragged
 from ostro.weights.checkpoint import Checkpoint, open_checkpoint
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
 from ostro.weights.hrm_settings import HrmSettings
-from ostro.weights.torch_archive import tensor_shapes
 
 WEIGHTS = random_weights()
 ARCH_YAML = "arch:\n  num_heads: 4\n  H_cycles: 2\n  L_cycles: 3\n"

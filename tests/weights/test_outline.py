@@ -12,8 +12,8 @@ from model_directory import write_pickles
 from safetensors.numpy import save_file
 
 from ostro.errors import BadCheckpoint, DownloadFailed, ModelNotFound
+from ostro.formats.gguf_header import read_gguf_header
 from ostro.sources.files import INDEX
-from ostro.weights.gguf_header import read_gguf_header
 from ostro.weights.hf_checkpoint import open_directory
 from ostro.weights.outline import hollow_copy
 

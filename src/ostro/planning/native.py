@@ -7,6 +7,7 @@ from functools import partial
 
 from ostro.config import EngineConfig
 from ostro.errors import ModelError
+from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import (
     BITS,
     CELLS,
@@ -23,7 +24,6 @@ from ostro.runner.native.lowering import Lowering, Sizes
 from ostro.runner.native.support import NotNative, native_architecture
 from ostro.runner.precision import in_words
 from ostro.weights import Checkpoint, GgufCheckpoint
-from ostro.weights.gguf_header import GGML_TYPES
 from ostro.weights.gguf_model import Undo
 from ostro.weights.stored import Stored
 

@@ -93,7 +93,7 @@ def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
 
 def _json(directory: Path, name: str) -> dict[str, object]:
     """The file's entries that say something; none if there is no such file."""
-    from ostro.weights.json_file import read_json_object
+    from ostro.formats.json_file import read_json_object
 
     path = directory / name
     entries = read_json_object(path) if path.is_file() else {}

@@ -94,8 +94,8 @@ class Tokenizer:
 
     @classmethod
     def _load_gguf(cls, path: Path, choice: str | None) -> Self:
+        from ostro.formats.gguf_header import read_gguf_header
         from ostro.text.gguf_vocab import gguf_vocab
-        from ostro.weights.gguf_header import read_gguf_header
 
         vocab = gguf_vocab(read_gguf_header(path).metadata)
         template, turn_end = _template(choice, vocab.chat_template, vocab.special_pieces, vocab.core)

@@ -1,8 +1,8 @@
 """Model files: where they come from and what they hold. Importing this imports no torch."""
 
+from ostro.formats.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_outline
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
-from ostro.weights.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from ostro.weights.pooling import Pooling
 
 __all__ = [

@@ -16,7 +16,7 @@ from reprlib import repr as shown
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.weights.json_file import parse_json_object, read_json_object
+from ostro.formats.json_file import parse_json_object, read_json_object
 
 if TYPE_CHECKING:
     import torch

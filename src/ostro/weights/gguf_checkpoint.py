@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.models.families.gguf_names import Config
-from ostro.weights.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored, TensorHeader

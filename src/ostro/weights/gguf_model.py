@@ -11,10 +11,10 @@ from enum import Enum
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, GgufTensorInfo, MetadataValue, damaged
 from ostro.models.families.gguf_names import Config, GgufNames
 from ostro.models.family import Family
 from ostro.models.registry import FAMILIES
-from ostro.weights.gguf_header import GGML_TYPES, GgufHeader, GgufTensorInfo, MetadataValue, damaged
 from ostro.weights.pooling import Pooling, PoolingMode
 
 _BY_ARCHITECTURE = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES if family.gguf}

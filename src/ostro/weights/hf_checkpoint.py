@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.formats.json_file import read_json_object
 from ostro.models.registry import FAMILIES, describe
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
-from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling, read_pooling
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, Unsupported
+from ostro.formats.json_file import read_json_object
+from ostro.formats.torch_archive import tensor_shapes
 from ostro.sources.files import HRM_PUBLISHED, hrm_step
 from ostro.weights.hf_checkpoint import read_pickle, read_safetensors
 from ostro.weights.hrm_settings import (
@@ -32,10 +34,8 @@ from ostro.weights.hrm_settings import (
     nearby,
     read_told,
 )
-from ostro.weights.json_file import read_json_object
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored
-from ostro.weights.torch_archive import tensor_shapes
 
 if TYPE_CHECKING:
     import torch

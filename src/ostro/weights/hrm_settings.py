@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint
+from ostro.formats.json_file import read_json_object
+from ostro.formats.yaml_file import read_yaml, shown
 from ostro.sources.files import HRM_CONFIG
-from ostro.weights.json_file import read_json_object
-from ostro.weights.yaml_file import read_yaml, shown
 
 ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
 BRAIN, METADATA = "brain.json", "checkpoint_metadata.json"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
 from ostro.extras import needs
-from ostro.weights.json_file import read_json_object
+from ostro.formats.json_file import read_json_object
 
 if TYPE_CHECKING:
     import tensorstore

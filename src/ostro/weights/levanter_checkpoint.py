@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, OstroError
+from ostro.formats.json_file import read_json_object
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.weights.json_file import read_json_object
 from ostro.weights.levanter_arrays import DATABASE, MODEL, LevanterArrays
 from ostro.weights.levanter_config import read_levanter_model
 from ostro.weights.levanter_layout import EMBEDDING, StoredWeight, find_layers, stored_weights

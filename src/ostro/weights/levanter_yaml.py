@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.weights.yaml_file import read_yaml, shown
+from ostro.formats.yaml_file import read_yaml, shown
 
 
 @dataclass(frozen=True, slots=True)

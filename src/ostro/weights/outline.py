@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
+from ostro.formats.gguf_header import read_gguf_header
+from ostro.formats.json_file import MAX_BYTES
 from ostro.sources.base import ObjectChanged, Reference, Transient, is_plain_path, open_source, patiently
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
 from ostro.weights.gguf_checkpoint import is_first_file
-from ostro.weights.gguf_header import read_gguf_header
-from ostro.weights.json_file import MAX_BYTES
 
 _CONFIG = "config.json"
 _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")

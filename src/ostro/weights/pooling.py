@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
-from ostro.weights.json_file import read_json_list, read_json_object
+from ostro.formats.json_file import read_json_list, read_json_object
 
 PoolingMode = Literal["mean", "cls", "lasttoken"]
 _MODES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}

@@ -12,13 +12,13 @@ from ctypes import c_float
 from itertools import groupby
 from typing import Protocol
 
+from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import GROUP, After, Op
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec
 from ostro.models.architecture import MLP, Architecture, Attention, Layer, ModelShape, Norm, Part, Projection, QKNorm
 from ostro.models.rope_settings import RopeSettings
 from ostro.runner.native.support import ACTIVATIONS, NotNative, WrongPanel
-from ostro.weights.gguf_header import GGML_TYPES
 
 FLOATS = frozenset({0, 1, 30})
 """GGUF's numbers of float32, float16 and bfloat16."""
