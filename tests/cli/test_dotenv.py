@@ -5,7 +5,7 @@ import pytest
 
 from ostro.cli import main
 from ostro.cli.dotenv import read_cache_variables
-from ostro.weights.cache import cache_root
+from ostro.sources.cache import cache_root
 
 
 @pytest.fixture(autouse=True)

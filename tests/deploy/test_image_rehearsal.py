@@ -19,7 +19,7 @@ import pytest
 from checkout import ROOT
 from dockerfile import Dockerfile, Instruction, read_dockerfile
 
-from ostro.weights.cache import cache_root
+from ostro.sources.cache import cache_root
 
 PLACES = ["/opt/venv", "/src", "/cache", "/srv", "/var/lib/apt"]
 # What an image's build may do and a test may not.

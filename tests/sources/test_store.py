@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from ostro.errors import BadRequest, DiskFull, ModelNotFound
 from ostro.sources import locks
 from ostro.sources.base import parse_reference
+from ostro.sources.cache import work_directory
 from ostro.sources.checksum import crc32c_of
 from ostro.sources.room import cache_limit
 from ostro.sources.store import FileRecord, Manifest, ModelStore
-from ostro.weights.cache import work_directory
 
 
 def put(store: ModelStore, name: str, size: int = 1000, age: float = 0.0) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ostro.weights.pypi import Wheel
+from ostro.sources.pypi import Wheel
 
 
 def write_wheel(directory: Path, project: str, files: Mapping[str, bytes], version: str = "1.0") -> Path:

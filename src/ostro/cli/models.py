@@ -9,14 +9,14 @@ from pathlib import Path
 
 from ostro.cli.parser import describe
 from ostro.errors import BadRequest, ModelNotFound, OstroError
+from ostro.sources import aliases, hub, pypi
+from ostro.sources.aliases import ALIASES, Alias, find_alias
 from ostro.sources.fetch import fetch_model
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import WheelModel
+from ostro.sources.references import LocalModel, StoredModel, parse_model
 from ostro.sources.store import Entry, ModelStore
-from ostro.weights import aliases, hub, pypi
-from ostro.weights.aliases import ALIASES, Alias, find_alias
 from ostro.weights.checkpoint import open_cached_alias
-from ostro.weights.hub import HubModel
-from ostro.weights.pypi import WheelModel
-from ostro.weights.references import LocalModel, StoredModel, parse_model
 
 _NOTE = (
     "The cache is OSTRO_CACHE, else LOCAL_MODEL_CACHE, else ~/.cache/ostro; OSTRO_CACHE_LIMIT (such as 50G) bounds it. "

@@ -13,7 +13,7 @@ from ostro.models.architecture import Description, ModelShape
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import in_words
-from ostro.weights.adapter import WEIGHTS as ADAPTER
+from ostro.sources.files import ADAPTER_WEIGHTS
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 
 _MIB = 1 << 20
@@ -139,7 +139,7 @@ class _Weights:
 def _count(stored: Stored, config: EngineConfig, itemsize: int) -> _Weights:
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
-    adapters = sum(_adapter_values(Path(path).expanduser() / ADAPTER, tensors) for _, path in config.adapters)
+    adapters = sum(_adapter_values(Path(path).expanduser() / ADAPTER_WEIGHTS, tensors) for _, path in config.adapters)
     plain = [tensor.values * itemsize for tensor in tensors]
     # A matrix at a time; with adapters the whole model, which they look at first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)

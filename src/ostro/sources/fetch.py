@@ -25,6 +25,7 @@ from ostro.sources.base import (
     parse_reference,
     patiently,
 )
+from ostro.sources.cache import file_error, sync
 from ostro.sources.checksum import check
 from ostro.sources.crew import Crew
 from ostro.sources.files import (
@@ -40,7 +41,6 @@ from ostro.sources.partial import Partial, Range
 from ostro.sources.progress import Meter, metered
 from ostro.sources.room import cache_limit
 from ostro.sources.store import FileRecord, Manifest, ModelStore
-from ostro.weights.cache import file_error, sync
 
 _ROUNDS = 3
 _MOST_NAMED = 3

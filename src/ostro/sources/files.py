@@ -14,6 +14,8 @@ from ostro.sources.levanter import levanter_files
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "tokenizer.model", "vocab.json")
 WeightFormat = Literal["safetensors", "gguf", "pickle"]
 
@@ -39,12 +41,12 @@ _OF_TOKENIZER = frozenset(
         *("chat_template.jinja", "chat_template.json", "config.json", "generation_config.json"),
     }
 )
-_CONFIGS = ("config.json", "adapter_config.json")
+_CONFIGS = ("config.json", ADAPTER_CONFIG)
 # What a model without config.json has instead: one of Levanter's is a database, or a directory for each array.
 _ITS_OWN_CONFIG = (".gguf", "manifest.ocdbt", "/.zarray", "/zarr.json")
 _WEIGHTS = (".safetensors", ".bin", *_ITS_OWN_CONFIG)
 _NO_WEIGHTS = f"weights ({SINGLE}, a GGUF file or {PICKLE})"
-_SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.(?P<suffix>gguf|safetensors|bin)")
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>gguf|safetensors|bin)")
 # What the files of a split model need beside them, unless there is one that is whole.
 _WHOLE_AND_INDEX = {"safetensors": (SINGLE, INDEX), "bin": (PICKLE, PICKLE_INDEX)}
 
@@ -95,7 +97,7 @@ def tokenizer_files(names: Collection[str]) -> list[str]:
 def is_first_gguf(name: str) -> bool:
     """Whether a GGUF file is a whole model or the first file of a split one, which has the vocabulary."""
     split = _SPLIT.fullmatch(name)
-    return split is None or "-00001-of-" in name
+    return split is None or int(split["number"]) == 1
 
 
 def gguf_prefix(file: str) -> str:

@@ -29,12 +29,11 @@ from ostro.sources.base import (
     parse_reference,
     patiently,
 )
+from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.local import list_directory
 
 CONFIG = "config.json"
 GGUF = ".gguf"
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER, BASE = "adapter", "base_model"
 _LEVELS = 2
 # Of an adapter and its base in one directory, which may itself be two levels down.

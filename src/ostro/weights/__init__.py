@@ -1,4 +1,4 @@
-"""Model files: where they come from and what they hold. Importing this imports no torch."""
+"""What model files hold. Importing this imports no torch."""
 
 from ostro.formats.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_outline

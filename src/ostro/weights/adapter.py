@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import parse_json_object, read_json_object
+from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 
 # What is served as PEFT would, and what tells of the training alone or is told by the tensors as well. A field of any
@@ -88,20 +87,23 @@ def read_adapter(directory: str | Path) -> dict[str, LowRank]:
     path = Path(os.path.expanduser(directory))
     if not path.is_dir():
         raise ModelNotFound(f"There is no directory {path}, which should hold an adapter. Check its path.")
-    scaling = _Scaling.of(path / CONFIG, read_json_object(path / CONFIG))
-    if not (path / WEIGHTS).is_file():
+    scaling = _Scaling.of(path / ADAPTER_CONFIG, read_json_object(path / ADAPTER_CONFIG))
+    if not (path / ADAPTER_WEIGHTS).is_file():
         if (path / PICKLE).is_file():
             raise ModelNotFound(
-                f"{path} holds its weights only as pickle ({PICKLE}), which is not read. Convert it to {WEIGHTS}."
+                f"{path} holds its weights only as pickle ({PICKLE}), which is not read. "
+                f"Convert it to {ADAPTER_WEIGHTS}."
             )
-        raise ModelNotFound(f"{path} holds no {WEIGHTS}. Download the adapter's weights into it.")
+        raise ModelNotFound(f"{path} holds no {ADAPTER_WEIGHTS}. Download the adapter's weights into it.")
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in _tensors(path / WEIGHTS):
-        target, half = _target(path / WEIGHTS, name)
+    for name, tensor in _tensors(path / ADAPTER_WEIGHTS):
+        target, half = _target(path / ADAPTER_WEIGHTS, name)
         halves.setdefault(target, {})[half] = tensor
     if not halves:
-        raise BadCheckpoint(f"{path / WEIGHTS} holds no tensors: the adapter changes nothing. Download it again.")
-    return {target: _low_rank(path / WEIGHTS, target, both, scaling) for target, both in halves.items()}
+        raise BadCheckpoint(
+            f"{path / ADAPTER_WEIGHTS} holds no tensors: the adapter changes nothing. Download it again."
+        )
+    return {target: _low_rank(path / ADAPTER_WEIGHTS, target, both, scaling) for target, both in halves.items()}
 
 
 def read_base(config: bytes) -> str | None:
@@ -109,8 +111,8 @@ def read_base(config: bytes) -> str | None:
 
     Raises BadCheckpoint or UnsupportedModel for a config with which `read_adapter` could do nothing.
     """
-    found = parse_json_object(Path(CONFIG), config)
-    _Scaling.of(Path(CONFIG), found)
+    found = parse_json_object(Path(ADAPTER_CONFIG), config)
+    _Scaling.of(Path(ADAPTER_CONFIG), found)
     base = found.get("base_model_name_or_path")
     return base if isinstance(base, str) and base else None
 
@@ -214,7 +216,7 @@ def _low_rank(path: Path, target: str, halves: Mapping[str, "torch.Tensor"], sca
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or a.shape[0] not in scaling.ranks:
         raise BadCheckpoint(
             f"{path}: lora_A and lora_B of {target!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}, which do not "
-            f"join at a rank that {CONFIG} names. Download both files again."
+            f"join at a rank that {ADAPTER_CONFIG} names. Download both files again."
         )
     for half in (a, b):
         # Better said once, now, than by the failure of every request.

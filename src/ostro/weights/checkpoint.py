@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ostro.errors import DownloadFailed, ModelError, ModelNotFound
-from ostro.sources.files import INDEX, SINGLE
-from ostro.weights import aliases, hub, pypi
-from ostro.weights.aliases import Alias
-from ostro.weights.gguf_checkpoint import is_first_file, open_gguf
+from ostro.sources import aliases, hub, pypi
+from ostro.sources.aliases import Alias
+from ostro.sources.files import INDEX, SINGLE, is_first_gguf
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import WheelModel
+from ostro.sources.references import FORMS, SUFFIXES, LocalModel, StoredModel, parse_model
+from ostro.sources.remote_headers import ObjectFiles, hollow_copy
+from ostro.weights.gguf_checkpoint import open_gguf
 from ostro.weights.hf_checkpoint import open_directory, open_file
 from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
-from ostro.weights.hub import HubModel
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
-from ostro.weights.outline import ObjectFiles, hollow_copy
 from ostro.weights.pooling import Pooling
-from ostro.weights.pypi import WheelModel
-from ostro.weights.references import FORMS, SUFFIXES, LocalModel, StoredModel, parse_model
 from ostro.weights.stored import Stored
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _open_local_directory(directory: Path, model_config: str | None, name: str |
     if is_levanter(directory):
         return open_levanter(directory, None if model_config is None else Path(model_config), name=name)
     if not _has_safetensors(directory):
-        models = [path for path in sorted(directory.glob("*.gguf")) if is_first_file(path)]
+        models = [path for path in sorted(directory.glob("*.gguf")) if is_first_gguf(path.name)]
         if len(models) == 1:
             return _open_gguf(models[0], name)
         if models:

@@ -23,10 +23,10 @@ import msgspec
 from ostro.errors import ModelNotFound, OstroError
 from ostro.relay import Logged, relay_logs
 from ostro.sources.fetch import fetch_model
+from ostro.sources.place import find_adapter
 from ostro.sources.store import ModelStore
+from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
 from ostro.weights.checkpoint import open_checkpoint
-from ostro.weights.place import find_adapter
-from ostro.weights.tokenizer_files import fetch_tokenizer, naming_tokenizer
 
 _ROUNDS = 3
 

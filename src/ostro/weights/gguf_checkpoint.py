@@ -76,12 +76,6 @@ def open_gguf(path: Path, name: str | None = None) -> GgufCheckpoint:
     return GgufCheckpoint(files[0], name or stem, model.config, model.generation_config, model.pooling, model.weights)
 
 
-def is_first_file(path: Path) -> bool:
-    """Whether a file is a whole model or the first file of a split one."""
-    match = _SHARD.fullmatch(path.name)
-    return match is None or int(match["number"]) == 1
-
-
 def _shards(path: Path) -> list[Path]:
     match = _SHARD.fullmatch(path.name)
     if match is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import read_json_object
 from ostro.models.registry import FAMILIES, describe
-from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
+from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.pooling import Pooling, read_pooling
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _TORCH_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FORMAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 

@@ -21,10 +21,10 @@ from typing import BinaryIO, Generic, TypeVar
 from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
 from ostro.kernels.cpu.packed_file import BadPackedFile, PackedFile
 from ostro.runner.native.identity import PackedKey
+from ostro.sources.cache import work_directory
 from ostro.sources.locks import has_dead_mark, hold, marked
 from ostro.sources.room import cache_limit
 from ostro.sources.store import FileRecord, Manifest, ModelStore
-from ostro.weights.cache import work_directory
 
 WEIGHTS = "weights.ostro"
 

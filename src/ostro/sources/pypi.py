@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, DownloadFailed, ModelNotFound
-from ostro.weights.cache import cache_root, disk_full, publish, work_directory
+from ostro.sources.cache import cache_root, disk_full, publish, work_directory
 
 if TYPE_CHECKING:
     from ostro.sources.progress import Meter

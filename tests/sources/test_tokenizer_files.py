@@ -18,8 +18,8 @@ from ostro import LLM, EngineConfig
 from ostro.errors import ModelNotFound
 from ostro.formats.json_file import read_json_object
 from ostro.sources.store import ModelStore
+from ostro.sources.tokenizer_files import fetch_tokenizer, find_tokenizer, naming_tokenizer
 from ostro.text.tokenizer import Tokenizer
-from ostro.weights.tokenizer_files import fetch_tokenizer, find_tokenizer, naming_tokenizer
 
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "config.json"}
 

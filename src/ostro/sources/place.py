@@ -4,14 +4,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostro.sources import aliases, hub, pypi
+from ostro.sources.aliases import Alias
 from ostro.sources.base import is_reference, parse_reference
+from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import WheelModel
+from ostro.sources.references import LocalModel, StoredModel, parse_model
 from ostro.sources.store import ModelStore
-from ostro.weights import aliases, hub, pypi
-from ostro.weights.adapter import CONFIG, WEIGHTS
-from ostro.weights.aliases import Alias
-from ostro.weights.hub import HubModel
-from ostro.weights.pypi import WheelModel
-from ostro.weights.references import LocalModel, StoredModel, parse_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
     if not is_reference(reference):
         return Path(os.path.expanduser(reference))
     directory = (path if path.is_dir() else path.parent) / "adapter"
-    if reference == f"{base}/adapter" and all((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
+    if reference == f"{base}/adapter" and all(
+        (directory / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    ):
         return directory
     return ModelStore().find(parse_reference(reference))
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
+from ostro.sources import aliases, hub, pypi
+from ostro.sources.aliases import Alias
 from ostro.sources.files import VOCABULARIES, is_first_gguf
-from ostro.weights import aliases, hub, pypi
-from ostro.weights.aliases import Alias
-from ostro.weights.hub import HubModel
-from ostro.weights.pypi import WheelModel
-from ostro.weights.references import LocalModel, ModelReference, StoredModel, parse_model
+from ostro.sources.hub import HubModel
+from ostro.sources.pypi import WheelModel
+from ostro.sources.references import LocalModel, ModelReference, StoredModel, parse_model
 
 # Models had no organisation in the Hub's first years, and configurations still name tokenizers so: gpt2.
 _OLD_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
