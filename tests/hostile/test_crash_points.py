@@ -52,10 +52,10 @@ def test_at_every_call_that_writes_a_crash_leaves_the_cache_whole(shim: Path, sc
 CLOCK = """
 import ctypes, sys, time
 from pathlib import Path
-from ostro.sources.base import parse_reference
+from ostro.sources.address import parse_address
 from ostro.sources.store import FileRecord, Manifest, ModelStore
 
-store, reference = ModelStore(Path(sys.argv[1])), parse_reference("gs://bucket/model")
+store, reference = ModelStore(Path(sys.argv[1])), parse_address("gs://bucket/model")
 
 def publish(version):
     files = store.objects / "files"

@@ -12,7 +12,9 @@ from fault_proxy import Fault, FaultProxy
 from object_stores import BUCKET, ObjectStore, s3_client
 
 from ostro.errors import DownloadFailed
-from ostro.sources.base import Checksum, open_source, parse_reference
+from ostro.sources.address import parse_address
+from ostro.sources.base import Checksum
+from ostro.sources.clients import open_source
 from ostro.sources.crc64 import Crc64
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import ModelStore
@@ -47,7 +49,7 @@ def undescribe(proxy: FaultProxy, path: str) -> None:
 
 
 def checksum_of(key: str) -> Checksum | None:
-    return open_source(parse_reference(f"s3://{BUCKET}")).stat(key).checksum
+    return open_source(parse_address(f"s3://{BUCKET}")).stat(key).checksum
 
 
 # --- what a store tells ---------------------------------------------------------------------------------------------

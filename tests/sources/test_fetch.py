@@ -20,6 +20,7 @@ from ostro.errors import BadRequest, DiskFull, DownloadFailed, ModelNotFound, Un
 from ostro.extras import install_command
 from ostro.sources import base, partial, progress
 from ostro.sources import cache as cache_module
+from ostro.sources.address import StoreAddress, parse_address
 from ostro.sources.base import ObjectInfo
 from ostro.sources.fetch import fetch_model
 from ostro.sources.models import list_models
@@ -443,7 +444,7 @@ def test_an_old_version_that_goes_before_its_adoption_is_not_missed(
     store.put(f"{prefix}/config.json", CONFIG + b" ")
     find = ModelStore.find
 
-    def find_then_lose(models: ModelStore, model: base.Reference) -> Path | None:
+    def find_then_lose(models: ModelStore, model: StoreAddress) -> Path | None:
         found = find(models, model)
         if found is not None:
             models.remove(found)
@@ -526,7 +527,7 @@ def test_the_log_tells_that_another_process_is_waited_for(
     reference = store.put_model(prefix, model_files())
     line = f"waiting for the download of {reference} in another process"
     with caplog.at_level("INFO", logger="ostro"), ThreadPoolExecutor() as threads:
-        with ModelStore().fetching(base.parse_reference(reference)):
+        with ModelStore().fetching(parse_address(reference)):
             fetched = threads.submit(fetch_model, reference, progress=False)
             deadline = time.monotonic() + 30
             while line not in [record.getMessage() for record in caplog.records]:

@@ -10,7 +10,7 @@ from levanter_directory import Generation, files_of, levanter_arrays, write_chec
 from object_stores import ObjectStore
 
 from ostro.errors import ModelNotFound
-from ostro.sources.base import parse_reference
+from ostro.sources.address import parse_address
 from ostro.sources.fetch import fetch_model
 from ostro.sources.store import MANIFEST
 from ostro.torch_models.build import build_model
@@ -69,7 +69,7 @@ def put_checkpoint(
 def opened(reference: str, directory: Path) -> LevanterCheckpoint:
     path = fetch_model(reference, progress=False)
     assert is_levanter(path)
-    return open_levanter(path, write_yaml(directory / "m.yaml", SETTINGS), name=parse_reference(reference).name)
+    return open_levanter(path, write_yaml(directory / "m.yaml", SETTINGS), name=parse_address(reference).name)
 
 
 def assert_same(checkpoint: LevanterCheckpoint, expected: dict[str, torch.Tensor]) -> None:

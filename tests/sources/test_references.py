@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ostro.errors import ModelNotFound
-from ostro.sources.base import is_plain_path, parse_reference
+from ostro.sources.address import is_plain_path, parse_address
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from ostro.sources.base import is_plain_path, parse_reference
     ],
 )
 def test_a_reference_names_its_model(text: str, name: str, key: str) -> None:
-    reference = parse_reference(text)
+    reference = parse_address(text)
     assert (reference.name, reference.key) == (name, key)
 
 
@@ -38,7 +38,7 @@ def test_a_reference_names_its_model(text: str, name: str, key: str) -> None:
 )
 def test_what_is_no_reference_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ModelNotFound, match="Write gs://BUCKET/PATH or s3://BUCKET/PATH"):
-        parse_reference(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_name_is_as_long_as_its_bytes(key: str, is_plain: bool) -> None:
 @example("a/./b")
 def test_no_reference_leads_out_of_its_bucket(rest: str) -> None:
     try:
-        reference = parse_reference(f"gs://my-models/{rest}")
+        reference = parse_address(f"gs://my-models/{rest}")
     except ModelNotFound:
         return
     assert reference.key == "" or is_plain_path(reference.key)
     assert not {"..", ".", ""} & set(reference.key.split("/")) or reference.key == ""
-    assert parse_reference(str(reference)) == reference
+    assert parse_address(str(reference)) == reference

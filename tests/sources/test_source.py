@@ -5,7 +5,9 @@ from fault_proxy import FaultProxy
 from object_stores import BUCKET, ObjectStore
 
 from ostro.errors import ModelNotFound
-from ostro.sources.base import ObjectChanged, Source, open_source, parse_reference
+from ostro.sources.address import parse_address
+from ostro.sources.base import ObjectChanged, Source
+from ostro.sources.clients import open_source
 
 pytest_plugins = ["store_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -15,7 +17,7 @@ DATA = bytes(range(256)) * 10
 
 @pytest.fixture
 def source(store: ObjectStore, proxy: FaultProxy) -> Source:
-    return open_source(parse_reference(f"{store.scheme}://{BUCKET}"))
+    return open_source(parse_address(f"{store.scheme}://{BUCKET}"))
 
 
 def test_an_object_is_listed_described_and_read_in_ranges(store: ObjectStore, source: Source) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ostro.errors import BadRequest, DiskFull, ModelNotFound
 from ostro.sources import locks
-from ostro.sources.base import parse_reference
+from ostro.sources.address import parse_address
 from ostro.sources.cache import work_directory
 from ostro.sources.checksum import crc32c_of
 from ostro.sources.room import cache_limit
@@ -25,7 +25,7 @@ from ostro.sources.store import FileRecord, Manifest, ModelStore
 
 def put(store: ModelStore, name: str, size: int = 1000, age: float = 0.0) -> Path:
     """A model of one file, last used so many seconds ago."""
-    reference = parse_reference(f"gs://bucket/models/{name}")
+    reference = parse_address(f"gs://bucket/models/{name}")
     with store.fetching(reference) as partial:
         files = partial / "files"
         files.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def test_a_file_that_is_also_in_use_elsewhere_makes_no_room(store: ModelStore) -
 
 
 def test_a_download_under_way_counts_as_large_as_it_will_be(store: ModelStore) -> None:
-    reference = parse_reference("gs://bucket/models/a")
+    reference = parse_address("gs://bucket/models/a")
     with store.fetching(reference) as partial:
         partial.mkdir()
         with (partial / "weights").open("wb") as file:
@@ -277,7 +277,7 @@ def test_a_damaged_model_in_use_is_not_replaced_under_its_user(store: ModelStore
 def test_two_removals_of_one_name_do_not_meet(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first leaves for a while stood in the way of the second, in the same process."""
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    reference = parse_reference("gs://bucket/models/a")
+    reference = parse_address("gs://bucket/models/a")
     for _ in range(2):
         target = store.place(reference, "v1")
         target.mkdir(parents=True)
@@ -338,13 +338,13 @@ def test_verify_tells_what_is_wrong_with_which_file(store: ModelStore) -> None:
 def test_a_model_with_a_damaged_manifest_is_not_used_but_listed(store: ModelStore) -> None:
     path = put(store, "a")
     (path / ".ostro.json").write_text("{")
-    assert store.find(parse_reference("gs://bucket/models/a")) is None
+    assert store.find(parse_address("gs://bucket/models/a")) is None
     [entry] = store.entries()
     assert store.verify(entry) == ["its manifest is damaged"]
 
 
 def test_sweeping_leaves_downloads_that_are_young_or_under_way(store: ModelStore) -> None:
-    reference = parse_reference("gs://bucket/models/a")
+    reference = parse_address("gs://bucket/models/a")
     with store.fetching(reference) as busy:
         busy.mkdir()
         old, young = store.objects / "old-1.partial", store.objects / "young-1.partial"

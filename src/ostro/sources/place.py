@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.sources import aliases, hub, pypi
+from ostro.sources.address import is_address, parse_address
 from ostro.sources.aliases import Alias
-from ostro.sources.base import is_reference, parse_reference
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.hub import HubModel
 from ostro.sources.pypi import WheelModel
@@ -45,14 +45,14 @@ def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
     One in the directory of its base came with that. What is no address of a store is taken for a directory, whether
     there is one or not.
     """
-    if not is_reference(reference):
+    if not is_address(reference):
         return Path(os.path.expanduser(reference))
     directory = (path if path.is_dir() else path.parent) / "adapter"
     if reference == f"{base}/adapter" and all(
         (directory / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
     ):
         return directory
-    return ModelStore().find(parse_reference(reference))
+    return ModelStore().find(parse_address(reference))
 
 
 def _cached(model: HubModel | None, newest: bool) -> Path | None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
+from ostro.sources.address import StoreAddress as StoredModel
+from ostro.sources.address import is_address, parse_address
 from ostro.sources.aliases import Alias, find_alias, suggestion
-from ostro.sources.base import Reference as StoredModel
-from ostro.sources.base import is_reference, parse_reference
 from ostro.sources.files import PICKLE_SUFFIXES
 from ostro.sources.hub import HubModel, parse_hub_id
 from ostro.sources.pypi import DEFAULT_MODEL, WheelModel, parse_wheels
@@ -50,8 +50,8 @@ def parse_model(ref: str | Path | None) -> ModelReference:
         return LocalModel(path, exists=True)
     if text.startswith("pypi:"):
         return parse_wheels(text.removeprefix("pypi:"))
-    if is_reference(text):
-        return parse_reference(text)
+    if is_address(text):
+        return parse_address(text)
     if (alias := find_alias(text)) is not None:
         return alias
     hub_id = parse_hub_id(text)

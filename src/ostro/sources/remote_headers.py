@@ -18,7 +18,9 @@ from typing import Protocol
 from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
 from ostro.formats.gguf_header import read_gguf_header
 from ostro.formats.json_file import MAX_BYTES
-from ostro.sources.base import ObjectChanged, Reference, Transient, is_plain_path, open_source, patiently
+from ostro.sources.address import StoreAddress, is_plain_path
+from ostro.sources.base import ObjectChanged, Transient, patiently
+from ostro.sources.clients import open_source
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE, is_first_gguf
 
 _CONFIG = "config.json"
@@ -46,7 +48,7 @@ class RemoteFiles(Protocol):
 class ObjectFiles:
     """Those of a model in an object store."""
 
-    def __init__(self, model: Reference) -> None:
+    def __init__(self, model: StoreAddress) -> None:
         self.name = model.name
         self._model = model
         self._source = open_source(model)

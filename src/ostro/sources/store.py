@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from ostro.errors import BadRequest, ModelNotFound
-from ostro.sources.base import Reference
+from ostro.sources.address import StoreAddress
 from ostro.sources.cache import cache_root, disk_full, file_error, locked, publish, sync
 from ostro.sources.checksum import crc32c_of, sha256_of
 from ostro.sources.locks import REMOVING, Hold, alone, discard, hold, touch
@@ -96,7 +96,7 @@ class ModelStore:
         """Those made from a model's directory, or from a file in it."""
         return [entry for entry in self.packed() if entry.manifest and Path(entry.reference).is_relative_to(model)]
 
-    def find(self, reference: Reference) -> Path | None:
+    def find(self, reference: StoreAddress) -> Path | None:
         """The current version of the model, if it is whole; only its files' sizes are looked at."""
         versions = [(manifest.fetched, path) for path in self._versions(reference) if (manifest := self._whole(path))]
         return max(versions)[1] if versions else None
@@ -192,13 +192,13 @@ class ModelStore:
     # --- coming -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fetching(self, reference: Reference) -> Iterator[Path]:
+    def fetching(self, reference: StoreAddress) -> Iterator[Path]:
         """The directory for a download under way, held alone among processes. It may have something in it."""
         self.objects.mkdir(parents=True, exist_ok=True)
         with locked(self.objects / f"{_stem(reference)}.lock", f"the download of {reference}"):
             yield self.objects / f"{_stem(reference)}{_PARTIAL}"
 
-    def place(self, reference: Reference, version: str) -> Path:
+    def place(self, reference: StoreAddress, version: str) -> Path:
         return self.objects / f"{_stem(reference)}@{version}"
 
     def is_whole(self, path: Path) -> bool:
@@ -274,7 +274,7 @@ class ModelStore:
             if entry := _entry(f"packed/{path.name[:12]}", reference, path, manifest):
                 yield entry
 
-    def _versions(self, reference: Reference) -> list[Path]:
+    def _versions(self, reference: StoreAddress) -> list[Path]:
         return [path for path in self.objects.glob(f"{_stem(reference)}@*") if path.suffix != REMOVING]
 
     def _others(self, target: Path) -> list[Path]:
@@ -365,7 +365,7 @@ class ModelStore:
                 old.unlink()
 
 
-def _stem(reference: Reference) -> str:
+def _stem(reference: StoreAddress) -> str:
     readable = re.sub(r"[^A-Za-z0-9._-]+", "--", reference.name).strip(".-")[:80]
     return f"{readable}-{reference.digest}"
 
