@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound, OstroError
-from ostro.sources.files import VOCABULARIES, gguf_files, hrm_files, is_first_gguf, tokenizer_files, weight_format
+from ostro.sources.files import (
+    VOCABULARIES,
+    gguf_files,
+    hrm_files,
+    is_first_gguf,
+    is_index,
+    is_model,
+    missing,
+    model_files,
+    tokenizer_files,
+    weight_format,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -103,9 +114,22 @@ def cached(model: HubModel) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return _snapshot_here(model, tokenizer_only=False)
+        path = _snapshot_here(model, tokenizer_only=False)
     except LocalEntryNotFoundError:
         return None
+    return path if _is_whole(path) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a snapshot, or the GGUF file in it, has all of its files: a download that broke off leaves some out."""
+    if path.is_file():
+        return not missing(gguf_files([each.name for each in path.parent.iterdir()], path.name), {})
+    try:
+        names = model_files([each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()])
+    except ModelNotFound:
+        return False
+    indexes = {name: (path / name).read_bytes() for name in names if is_index(name)}
+    return is_model(names) and not missing(names, indexes)
 
 
 class HubFiles:
