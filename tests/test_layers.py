@@ -301,7 +301,6 @@ LAYERS = {
     "ostro.server.levanter_training": Layer(
         ours=("ostro.config", "ostro.weights.levanter_yaml", "ostro.errors"), never=("torch", "numpy")
     ),
-    "ostro.server.naming": Layer(ours=("ostro.sources", "ostro.weights"), never=("torch", "numpy")),
     # Files for the pool, by way of a process of their own.
     "ostro.server.supply": Layer(
         ours=(

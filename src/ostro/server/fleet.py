@@ -18,12 +18,12 @@ from ostro.pool.names import resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.models import ANY, Models
-from ostro.server.naming import reference_name
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
 from ostro.server.supply import CachedSupply
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.place import find_place
+from ostro.sources.references import parse_model
 from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_base
 
@@ -72,7 +72,7 @@ def build_models(settings: ServeSettings) -> Models:
 def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
     """The models that were named, the first of which answers by default, and the adapters of that one."""
     given: Sequence[str | None] = settings.references or ((None,) if not roots(settings) else ())
-    named = [(name or reference_name(reference), reference) for name, reference in map(_split, given)]
+    named = [(name or parse_model(reference).name, reference) for name, reference in map(_split, given)]
     names = [*(name for name, _ in named), *(name for name, _ in map(_adapter, settings.lora))]
     specs = [_spec(settings, name, reference, names) for name, reference in named]
     if settings.lora:

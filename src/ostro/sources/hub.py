@@ -65,6 +65,27 @@ class HubModel:
         """Whether it names one state of the repository for good, as branches and tags do not."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
+    @property
+    def name(self) -> str:
+        return self.repo
+
+    @property
+    def label(self) -> str:
+        return self.repo
+
+    def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
+        """Of the newest None: only the Hub knows which that is."""
+        return None if newest else cached(self)
+
+    def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
+        """What names one state for good is taken from the Hub's cache without asking, if it is whole there."""
+        if self.is_pinned and not newest and not tokenizer_only and (here := cached(self)) is not None:
+            return here
+        return fetch(self, progress=progress, tokenizer_only=tokenizer_only)
+
+    def remote_files(self) -> "HubFiles":
+        return HubFiles(self)
+
 
 def parse_hub_id(reference: str) -> HubModel | None:
     """None for what is no such reference."""

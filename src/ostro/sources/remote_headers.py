@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
 from ostro.formats.gguf_header import read_gguf_header
@@ -22,6 +21,7 @@ from ostro.sources.address import StoreAddress, is_plain_path
 from ostro.sources.base import ObjectChanged, Transient, patiently
 from ostro.sources.clients import open_source
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE, is_first_gguf
+from ostro.sources.model_reference import RemoteFiles
 
 _CONFIG = "config.json"
 _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
@@ -29,20 +29,6 @@ _THREADS = 8
 # Enough for most headers of safetensors; those of GGUF hold a vocabulary, and no word of how long they are.
 _FIRST_BYTES = 1 << 16
 _MOST_BYTES = 128 << 20
-
-
-class RemoteFiles(Protocol):
-    """A model's files where they are. Safe to use from several threads."""
-
-    @property
-    def name(self) -> str:
-        """The model's, for display."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """In bytes, by the names they have in the model's directory."""
-
-    def read(self, name: str, start: int, end: int) -> bytes: ...
 
 
 class ObjectFiles:

