@@ -302,7 +302,7 @@ LAYERS = {
         ours=("ostro.config", "ostro.weights.levanter_yaml", "ostro.errors"), never=("torch", "numpy")
     ),
     # Files for the pool, by way of a process of their own.
-    "ostro.server.supply": Layer(
+    "ostro.server.model_files": Layer(
         ours=(
             "ostro.pool",
             "ostro.sources",

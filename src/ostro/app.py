@@ -20,9 +20,9 @@ from ostro.cli.dotenv import read_cache_variables
 from ostro.errors import BadRequest
 from ostro.server.fleet import build_models
 from ostro.server.lifecycle import assemble, build_gate, keep_telling, start_logging
+from ostro.server.model_files import sweep_cache
 from ostro.server.models import Models
 from ostro.server.settings import Given, ServeSettings, read_settings
-from ostro.server.supply import sweep_cache
 from ostro.server.tracing.start import Tracer, start_tracing
 
 # The ASGI server's to decide, by options of its own.

@@ -161,7 +161,7 @@ class FakeService:
         self._changed = asyncio.Event()
 
 
-class FakeSupply:
+class FakeModelFiles:
     """Files that take time to get here and then stay."""
 
     def __init__(self, world: "World") -> None:
@@ -274,7 +274,7 @@ class Pool(ModelPool[FakeService]):
         **limits: Any,
     ) -> None:
         self.world = World(world, PoolLimits(**limits), exact)
-        self.files = FakeSupply(self.world)
+        self.files = FakeModelFiles(self.world)
         self.made: list[FakeService] = []
         adapters = adapters or {}
         specs = [
@@ -286,7 +286,7 @@ class Pool(ModelPool[FakeService]):
             a_catalog(*specs),
             self._make_service,
             self.world.limits,
-            supply=self.files if any(model.fetch for model in world.values()) else None,
+            model_files=self.files if any(model.fetch for model in world.values()) else None,
             expected=self.world.expected,
             patience=patience,
             clock=now,

@@ -225,7 +225,7 @@ async def test_other_errors_of_an_estimate_are_left_to_the_load() -> None:
 
 
 @in_world
-async def test_unforeseen_error_of_a_supply_fails_the_model_only() -> None:
+async def test_unforeseen_error_of_model_files_fails_the_model_only() -> None:
     class Broken:
         async def find(self, spec: ModelSpec) -> Files | None:
             raise PermissionError(13, "No", str(Path("/cache")))
@@ -235,7 +235,11 @@ async def test_unforeseen_error_of_a_supply_fails_the_model_only() -> None:
 
     world = World({"a": Model()}, PoolLimits())
     pool = ModelPool(
-        a_catalog(a_spec("a")), lambda spec, files: FakeService(world, spec), world.limits, supply=Broken(), clock=now
+        a_catalog(a_spec("a")),
+        lambda spec, files: FakeService(world, spec),
+        world.limits,
+        model_files=Broken(),
+        clock=now,
     )
     with pytest.raises(ModelError, match="PermissionError"):
         await pool.load("a")

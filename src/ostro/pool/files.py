@@ -21,8 +21,8 @@ class Files:
     """Of the tokenizer, where that was named apart from the model."""
 
 
-class Supply(Protocol):
-    """Brings the files of models, and of their adapters, to this machine. Both raise OstroError, and give up when they
+class ModelFiles(Protocol):
+    """Gets the files of models, and of their adapters, onto this machine. Both raise OstroError, and give up when they
     are cancelled.
     """
 

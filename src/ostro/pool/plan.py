@@ -49,12 +49,12 @@ class Plan(Generic[S]):
 
 
 def make_plan(
-    entries: Collection[Entry[S]], limits: PoolLimits, *, supplied: bool = False, patience: float, now: float
+    entries: Collection[Entry[S]], limits: PoolLimits, *, needs_files: bool = False, patience: float, now: float
 ) -> Plan[S]:
-    """If the pool is `supplied`, models need files, which are brought first."""
+    """With `needs_files`, models are loaded from files, which are found or fetched first."""
     plan: Plan[S] = Plan()
     line = _line(entries, now)
-    if supplied:
+    if needs_files:
         _bring(line, entries, limits, plan, now)
         line = [place for place in line if place[0].files is not None]
     residents = [entry for entry in entries if entry.resident]

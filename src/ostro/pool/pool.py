@@ -27,7 +27,7 @@ from ostro.engine_process.handle import State
 from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.entry import Entry, PoolState, S, Service, Waiter
-from ostro.pool.files import Files, Supply
+from ostro.pool.files import Files, ModelFiles
 from ostro.pool.names import resolve
 from ostro.pool.plan import idle_for, make_plan, too_large
 from ostro.pool.room import Footprint, PoolLimits
@@ -41,7 +41,6 @@ __all__ = [
     "PoolLimits",
     "PoolState",
     "Service",
-    "Supply",
 ]
 
 _LOOK_SECONDS = 0.5
@@ -103,20 +102,20 @@ class ModelPool(Generic[S]):
         make: Callable[[ModelSpec, Files | None], S],
         limits: PoolLimits,
         *,
-        supply: Supply | None = None,
+        model_files: ModelFiles | None = None,
         expected: Callable[[ModelSpec, Files | None], Awaitable[Footprint | ModelError | None]] | None = None,
         patience: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`make` gives a service that is not started; `expected` what a model will take, before its first load, or why
-        it can never be loaded here. Both get what `supply` brought, None without one. `patience` is how long a request
-        waits before models in use are drained for it.
+        it can never be loaded here. Both get what `model_files` found, None without it. `patience` is how long a
+        request waits before models in use are drained for it.
         """
         self.catalog = catalog
         self.limits = limits
         self.counters = PoolCounters()
         self._make = make
-        self._supply = supply
+        self._model_files = model_files
         self._expected = expected
         self._patience = patience
         self._clock = clock
@@ -347,8 +346,8 @@ class ModelPool(Generic[S]):
                 self._retire(entry)
             if not entry.resident and (entry.state is PoolState.FAILED or entry.waiting_since(now) is None):
                 entry.let_files_go()
-        supplied = self._supply is not None
-        plan = make_plan(self._entries.values(), self.limits, supplied=supplied, patience=self._patience, now=now)
+        needs_files = self._model_files is not None
+        plan = make_plan(self._entries.values(), self.limits, needs_files=needs_files, patience=self._patience, now=now)
         for entry in (*plan.find, *plan.fetch):
             self._bring(entry)
         for entry in plan.abandon:
@@ -402,8 +401,8 @@ class ModelPool(Generic[S]):
         entry.bringing.add_done_callback(lambda task: self._take_files(entry, task))
 
     async def _files_of(self, entry: Entry[S]) -> Files | None:
-        assert self._supply is not None
-        return await (self._supply.fetch(entry.spec) if entry.absent else self._supply.find(entry.spec))
+        assert self._model_files is not None
+        return await (self._model_files.fetch(entry.spec) if entry.absent else self._model_files.find(entry.spec))
 
     def _take_files(self, entry: Entry[S], brought: asyncio.Task[Files | None]) -> None:
         fetched, entry.bringing, entry.absent = entry.absent, None, False

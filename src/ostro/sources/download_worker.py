@@ -1,11 +1,11 @@
-"""A process that brings the files of a model, its tokenizer and its adapters to this machine, so that whoever waits for
-them can give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
-`ostro.server.supply`.
+"""A process that downloads the files of a model, its tokenizer and its adapters, so that whoever waits for them can
+give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
+`ostro.server.model_files`.
 
 socket <── lines of JSON: what is logged on the way, then where the files are, or why they are not
        ──> nothing; it ends this process
 
-When it has told where the files are, it keeps them there until it is ended.
+Once it has said where the files are, it keeps them there until it is ended.
 """
 
 import os
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
@@ -24,27 +24,24 @@ from ostro.errors import ModelNotFound, OstroError
 from ostro.relay import Logged, relay_logs
 from ostro.sources.fetch import fetch_model
 from ostro.sources.place import find_adapter
+from ostro.sources.references import parse_model
 from ostro.sources.store import ModelStore
 from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
-from ostro.weights.checkpoint import open_checkpoint
 
 _ROUNDS = 3
 
-T = TypeVar("T")
-
 
 class Order(msgspec.Struct, frozen=True):
-    """What to bring: see `EngineConfig`."""
+    """What to download: see `EngineConfig`."""
 
     model: str | None
-    model_config: str | None
     tokenizer: str | None
     adapters: tuple[tuple[str, str], ...]
 
 
-class Brought(msgspec.Struct, frozen=True, tag=True):
+class Fetched(msgspec.Struct, frozen=True, tag=True):
     path: str
-    name: str
+    name: str | None
     tokenizer: str | None
     adapters: tuple[tuple[str, str], ...]
 
@@ -54,7 +51,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Word = Logged | Brought | Failed
+Word = Logged | Fetched | Failed
 
 
 class _Report:
@@ -80,49 +77,48 @@ def main() -> int:
     relay_logs(report.send)
     with ExitStack() as held:
         try:
-            brought = _bring(order, held)
+            fetched = _fetch(order, held)
         except OstroError as error:
             report.send(Failed(type(error).__name__, error.message))
             return 1
-        report.send(brought)
+        report.send(fetched)
         signal.pause()
     return 0
 
 
-def _bring(order: Order, held: ExitStack) -> Brought:
-    checkpoint = _kept(
-        lambda: open_checkpoint(order.model, model_config=order.model_config), lambda opened: opened.path, held
-    )
+def _fetch(order: Order, held: ExitStack) -> Fetched:
+    model = parse_model(order.model)
+    path = _kept(lambda: model.fetch(progress=True), held)
     adapters = []
     for name, reference in order.adapters:
 
         def directory(reference: str = reference) -> Path:
-            found = find_adapter(reference, order.model, checkpoint.path)
+            found = find_adapter(reference, order.model, path)
             return fetch_model(reference, progress=True) if found is None else found
 
-        adapters.append((name, str(_kept(directory, lambda path: path, held))))
-    return Brought(str(checkpoint.path), checkpoint.name, _tokenizer(order.tokenizer, held), tuple(adapters))
+        adapters.append((name, str(_kept(directory, held))))
+    return Fetched(str(path), model.label, _tokenizer(order.tokenizer, held), tuple(adapters))
 
 
 def _tokenizer(reference: str | None, held: ExitStack) -> str | None:
     if reference is None:
         return None
     with naming_tokenizer(reference):
-        return str(_kept(lambda: fetch_tokenizer(reference, progress=True), lambda path: path, held))
+        return str(_kept(lambda: fetch_tokenizer(reference, progress=True), held))
 
 
-def _kept(bring: Callable[[], T], path_of: Callable[[T], Path], held: ExitStack) -> T:
-    """What `bring` gives; where it is, it stays until `held` is left."""
+def _kept(fetch: Callable[[], Path], held: ExitStack) -> Path:
+    """What `fetch` gives; it stays there until `held` is left."""
     for last in (False,) * (_ROUNDS - 1) + (True,):
-        brought = bring()
+        path = fetch()
         try:
-            held.enter_context(ModelStore().hold(path_of(brought)))
+            held.enter_context(ModelStore().hold(path))
         except ModelNotFound:
             # Evicted in the moment between.
             if last:
                 raise
         else:
-            return brought
+            return path
     raise AssertionError("the last round returns or raises")
 
 

@@ -1,4 +1,4 @@
-"""How models' files get here for the pool: looked for in a thread, fetched by a process of its own, and held."""
+"""Models' files for the pool: looked for in a thread, downloaded by a process of its own, and held."""
 
 import asyncio
 import os
@@ -20,13 +20,13 @@ from ostro.errors import DownloadFailed, ModelError, ModelNotFound, OstroError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
 from ostro.relay import Logged
+from ostro.sources.download_worker import Failed, Fetched, Order, Word
 from ostro.sources.place import find_adapter, find_place
 from ostro.sources.store import ModelStore
 from ostro.sources.tokenizer_files import find_tokenizer, naming_tokenizer
-from ostro.weights.courier import Brought, Failed, Order, Word
 
 
-class CachedSupply:
+class CachedModelFiles:
     """Files on this machine as they are; all others by way of the caches of models."""
 
     def __init__(self, find_seconds: float = 600.0) -> None:
@@ -48,9 +48,9 @@ class CachedSupply:
         writer: asyncio.StreamWriter | None = None
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
-            brought = await _outcome(reader, spec.name)
+            fetched = await _outcome(reader, spec.name)
             # The process holds them too, until it is ended.
-            files = await _in_thread(lambda: _held(brought.path, brought.name, brought.adapters, brought.tokenizer))
+            files = await _in_thread(lambda: _held(fetched.path, fetched.name, fetched.adapters, fetched.tokenizer))
             assert files is not None
             return files
         finally:
@@ -112,11 +112,11 @@ def _let_go(found: asyncio.Future[Files | None]) -> None:
 
 
 def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A courier, and our end of the socket between us."""
-    order = msgspec.json.encode(Order(config.model, config.model_config, config.tokenizer, config.adapters)).decode()
+    """A download worker, and our end of the socket between us."""
+    order = msgspec.json.encode(Order(config.model, config.tokenizer, config.adapters)).decode()
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "ostro.weights.courier", str(theirs.fileno()), order]
+        command = [sys.executable, "-m", "ostro.sources.download_worker", str(theirs.fileno()), order]
         try:
             # A group of its own: what it starts, such as pip, is ended with it.
             process = subprocess.Popen(
@@ -132,16 +132,16 @@ def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket
     return process, ours
 
 
-async def _outcome(reader: asyncio.StreamReader, name: str) -> Brought:
-    """What the courier says in the end; what it logs until then is logged here."""
+async def _outcome(reader: asyncio.StreamReader, name: str) -> Fetched:
+    """What the worker says in the end; what it logs until then is logged here."""
     while line := await reader.readline():
         match msgspec.json.decode(line, type=Word):
             case Logged() as logged:
                 logged.write()
             case Failed(error=kind, message=message):
                 raise _error(kind, message)
-            case Brought() as brought:
-                return brought
+            case Fetched() as fetched:
+                return fetched
     raise DownloadFailed(
         f"The process that fetched {name} ended before it was done. See its messages, then ask again: what has arrived "
         "is kept."

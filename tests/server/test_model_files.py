@@ -14,8 +14,8 @@ from object_stores import BUCKET, CREDENTIALS, running_store
 from ostro.config import EngineConfig
 from ostro.errors import DownloadFailed, ModelNotFound
 from ostro.pool.catalog import ModelSpec
-from ostro.server import supply as supplying
-from ostro.server.supply import CachedSupply
+from ostro.server import model_files
+from ostro.server.model_files import CachedModelFiles
 from ostro.sources import pypi
 from ostro.sources.store import ModelStore
 
@@ -43,7 +43,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 def test_what_is_on_the_disk_is_found_as_it_is(tmp_path: Path, cache: Path) -> None:
     directory = write_model(tmp_path / "tiny")
-    files = asyncio.run(CachedSupply().find(a_spec(str(directory))))
+    files = asyncio.run(CachedModelFiles().find(a_spec(str(directory))))
     assert files is not None
     assert (files.path, files.name) == (str(directory), None)
     files.close()
@@ -51,18 +51,18 @@ def test_what_is_on_the_disk_is_found_as_it_is(tmp_path: Path, cache: Path) -> N
 
 @pytest.mark.parametrize("reference", ["gs://bucket/models/one", "pypi:llm-none==1.0", "org/name", "./nowhere"])
 def test_what_is_not_here_is_not_found(reference: str, cache: Path) -> None:
-    assert asyncio.run(CachedSupply().find(a_spec(reference))) is None
+    assert asyncio.run(CachedModelFiles().find(a_spec(reference))) is None
 
 
 def test_wheel_in_the_cache_is_found(cache: Path) -> None:
     [wheel] = pypi.DEFAULT_MODEL.parts
-    assert asyncio.run(CachedSupply().find(a_spec(None))) is None
+    assert asyncio.run(CachedModelFiles().find(a_spec(None))) is None
     assert wheel.member is not None
     path = cache / "pypi" / f"{wheel.project}-{wheel.version}" / Path(wheel.member).name
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
         file.truncate(wheel.member_bytes)
-    files = asyncio.run(CachedSupply().find(a_spec(None)))
+    files = asyncio.run(CachedModelFiles().find(a_spec(None)))
     assert files is not None
     assert files.path == str(path)
     assert [entry.in_use for entry in ModelStore().entries()] == [True]
@@ -79,7 +79,7 @@ def test_fetched_files_are_held_and_found_again(
         for name, value in store.environment(store.url).items():
             monkeypatch.setenv(name, value)
         with caplog.at_level(logging.INFO, "ostro"):
-            files = asyncio.run(CachedSupply().fetch(a_spec(reference)))
+            files = asyncio.run(CachedModelFiles().fetch(a_spec(reference)))
         assert any(record.message.startswith(f"fetching {reference}") for record in caplog.records)
         assert files.name == "org/two"
         assert (Path(files.path) / "config.json").read_bytes() == (directory / "config.json").read_bytes()
@@ -87,9 +87,9 @@ def test_fetched_files_are_held_and_found_again(
         assert (entry.in_use, entry.path) == (True, Path(files.path))
         files.close()
         with pytest.raises(ModelNotFound, match="nothing at gs://"):
-            asyncio.run(CachedSupply().fetch(a_spec(f"gs://{BUCKET}/models/none")))
+            asyncio.run(CachedModelFiles().fetch(a_spec(f"gs://{BUCKET}/models/none")))
     # Without the store.
-    again = asyncio.run(CachedSupply().find(a_spec(reference)))
+    again = asyncio.run(CachedModelFiles().find(a_spec(reference)))
     assert again is not None
     assert (again.path, again.name) == (files.path, "org/two")
     again.close()
@@ -98,7 +98,7 @@ def test_fetched_files_are_held_and_found_again(
 
 def test_cancelled_fetch_ends_its_process(cache: Path, silent: socket.socket) -> None:
     async def scenario() -> None:
-        fetch = asyncio.create_task(CachedSupply().fetch(a_spec("gs://bucket/models/one")))
+        fetch = asyncio.create_task(CachedModelFiles().fetch(a_spec("gs://bucket/models/one")))
         with closing((await asyncio.to_thread(silent.accept))[0]) as connection:
             fetch.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -111,7 +111,7 @@ def test_cancelled_fetch_ends_its_process(cache: Path, silent: socket.socket) ->
 
 
 def test_process_ends_when_nobody_listens_any_more(cache: Path, silent: socket.socket) -> None:
-    process, sock = supplying._spawn(EngineConfig(model="gs://bucket/models/one"))
+    process, sock = model_files._spawn(EngineConfig(model="gs://bucket/models/one"))
     with closing(silent.accept()[0]):
         sock.close()
         process.wait(30)
@@ -122,6 +122,6 @@ def test_process_that_dies_is_told(cache: Path, silent: socket.socket) -> None:
         reader = asyncio.StreamReader()
         reader.feed_eof()
         with pytest.raises(DownloadFailed, match="fetched it ended before it was done"):
-            await supplying._outcome(reader, "it")
+            await model_files._outcome(reader, "it")
 
     asyncio.run(scenario())
