@@ -316,7 +316,7 @@ LAYERS = {
         never=("torch",),
     ),
     # From settings to a pool of models.
-    "ostro.server.fleet": Layer(
+    "ostro.server.build_models": Layer(
         ours=(
             "ostro.server",
             "ostro.pool",

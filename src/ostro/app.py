@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from ostro.cli.dotenv import read_cache_variables
 from ostro.errors import BadRequest
-from ostro.server.fleet import build_models
+from ostro.server.build_models import build_models
 from ostro.server.lifecycle import assemble, build_gate, keep_telling, start_logging
 from ostro.server.model_files import sweep_cache
 from ostro.server.models import Models

@@ -32,7 +32,7 @@ from ostro.cli.serve import merged_settings
 from ostro.errors import BadRequest
 from ostro.formats.json_file import read_json_object
 from ostro.server.auth import Keyring
-from ostro.server.fleet import roots
+from ostro.server.build_models import roots
 from ostro.server.settings import ServeSettings
 from ostro.sources.cache import cache_root
 

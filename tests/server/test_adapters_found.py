@@ -15,7 +15,7 @@ from peft_directory import peft_config, random_adapter
 
 from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
-from ostro.server.fleet import build_models
+from ostro.server.build_models import build_models
 from ostro.server.models import Models
 from ostro.server.settings import read_settings
 from ostro.sources.store import Entry, ModelStore

@@ -10,14 +10,14 @@ from ostro.config import EngineConfig
 from ostro.errors import ModelError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import Files, Footprint
-from ostro.server import fleet
+from ostro.server import build_models
 
 GIB = 1 << 30
 
 
 def expected(directory: Path, **config: object) -> Footprint | ModelError | None:
     spec = ModelSpec(name="far", config=EngineConfig(model="gs://bucket/far", **config))  # type: ignore[arg-type]
-    return asyncio.run(fleet._expected(spec, Files(str(directory), None, lambda: None)))
+    return asyncio.run(build_models._expected(spec, Files(str(directory), None, lambda: None)))
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def test_a_fetched_model_is_planned_by_its_files(model: Path) -> None:
 
 def test_on_a_gpu_it_is_planned_for_when_others_have_gone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a model that fills the GPU there was no room for a single page, so the next one seemed small."""
-    monkeypatch.setattr(fleet, "gpu_memory", lambda: (80 * GIB, GIB))
-    monkeypatch.setattr(fleet, "device_here", lambda name: "cuda")
+    monkeypatch.setattr(build_models, "gpu_memory", lambda: (80 * GIB, GIB))
+    monkeypatch.setattr(build_models, "device_here", lambda name: "cuda")
     full = expected(model, gpu_memory_utilization=0.9)
     assert isinstance(full, Footprint)
     assert 60 * GIB < full.device_bytes <= 72 * GIB
-    monkeypatch.setattr(fleet, "gpu_memory", lambda: (GIB, GIB))
+    monkeypatch.setattr(build_models, "gpu_memory", lambda: (GIB, GIB))
     refused = expected(model)
     assert isinstance(refused, ModelError)
     assert "no room for keys and values on this GPU of 1.0 GiB" in str(refused)

@@ -10,7 +10,7 @@ from ostro.engine_process.messages import ModelInfo, Pulse
 from ostro.engine_process.tally import Tally
 from ostro.server.app import build_app
 from ostro.server.auth import Keyring
-from ostro.server.fleet import build_models
+from ostro.server.build_models import build_models
 from ostro.server.ledger import Ledger, Totals
 from ostro.server.lifecycle import middlewares
 from ostro.server.logging import RequestRecord

@@ -13,7 +13,7 @@ from live_server import LiveServer, live_server
 
 from ostro.server.app import build_app
 from ostro.server.auth import Keyring
-from ostro.server.fleet import build_models
+from ostro.server.build_models import build_models
 from ostro.server.lifecycle import middlewares
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.metrics import Metrics

@@ -8,7 +8,7 @@ from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.machine import free_memory
 from ostro.planning import plan
-from ostro.server.fleet import build_models, fixed_specs, roots
+from ostro.server.build_models import build_models, fixed_specs, roots
 from ostro.server.settings import ALIASES, PREFIX, Given, Merged, ServeSettings, read_settings
 
 

@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         print(merged.describe(), *(f"# {note}\n" for note in merged.notes), sep="", end="", flush=True)
     # Not above: what has to do with serving takes a while to import, and a wrong setting should not.
-    from ostro.server.fleet import outlook
+    from ostro.server.build_models import outlook
     from ostro.server.lifecycle import rehearse, serve
 
     if args.print_config:

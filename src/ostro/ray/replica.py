@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
 from ostro.ray.call import Call
-from ostro.server.fleet import build_models
+from ostro.server.build_models import build_models
 from ostro.server.lifecycle import News, assemble, build_gate
 from ostro.server.models import ANY, Models
 from ostro.server.settings import Given, read_settings

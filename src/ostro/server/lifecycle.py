@@ -30,8 +30,8 @@ from ostro.pool.pool import PoolState
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.app import build_app
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
+from ostro.server.build_models import build_models, fixed_specs
 from ostro.server.connections import Acceptor, Connections, most_connections, raise_file_limit
-from ostro.server.fleet import build_models, fixed_specs
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import LogFormat, PatientHandler, RequestLog, RequestRecord, configure_logging
 from ostro.server.metrics import Metrics, MetricsEndpoint

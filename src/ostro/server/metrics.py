@@ -59,7 +59,7 @@ class Served(Protocol):
     def pulse(self) -> Pulse: ...
 
 
-class Fleet(Protocol):
+class ServedModels(Protocol):
     """What metrics read of the models."""
 
     @property
@@ -87,10 +87,10 @@ class Line(Protocol):
 
 
 class Metrics:
-    def __init__(self, fleet: Fleet, line: Line) -> None:
+    def __init__(self, models: ServedModels, line: Line) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Live(fleet, line))
-        self._fleet = fleet
+        self.registry.register(_Live(models, line))
+        self._models = models
         self._seconds = self._histogram("vllm:e2e_request_latency_seconds", "Time of a whole request.", _LONG_SECONDS)
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to a stream's first token.", _SECONDS)
         self._gap = self._histogram("vllm:inter_token_latency_seconds", "Mean time between tokens.", _TOKEN_SECONDS)
@@ -106,7 +106,7 @@ class Metrics:
 
     def record(self, record: RequestRecord) -> None:
         """Takes in a request that is over."""
-        name = record.model or self._fleet.first_name
+        name = record.model or self._models.first_name
         self._http.labels(name, _path_label(record), str(record.status or "gone")).inc()
         if record.prompt_tokens is None or record.let_in is None:
             return
@@ -172,16 +172,16 @@ def _used(pulse: Pulse) -> float:
 class _Live(Collector):
     """Reads the models when asked."""
 
-    def __init__(self, fleet: Fleet, line: Line) -> None:
-        self._fleet = fleet
+    def __init__(self, models: ServedModels, line: Line) -> None:
+        self._models = models
         self._line = line
 
     def collect(self) -> Iterator[Metric]:
-        loaded, totals = dict(self._fleet.loaded()), dict(self._fleet.totals())
+        loaded, totals = dict(self._models.loaded()), dict(self._models.totals())
         pulses = {name: service.pulse for name, service in loaded.items()}
         waiting = "vllm:num_requests_waiting", "Requests that wait to run."
         # Who waits at the gate waits for no engine in particular.
-        at_gate = {self._fleet.first_name: self._line.num_waiting}
+        at_gate = {self._models.first_name: self._line.num_waiting}
         in_engine = {name: pulse.waiting for name, pulse in pulses.items()}
         both = {name: at_gate.get(name, 0) + in_engine.get(name, 0) for name in at_gate | in_engine}
         yield _family(GaugeMetricFamily, *waiting, both)
@@ -195,9 +195,9 @@ class _Live(Collector):
             yield _family(GaugeMetricFamily, name, text, values)
         yield GaugeMetricFamily("ostro_requests_under_way", "HTTP requests inside the gate.", self._line.num_inside)
         yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(loaded))
-        yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._fleet.num_loads)
-        yield CounterMetricFamily("ostro_model_evictions", "Models that made room.", self._fleet.num_evictions)
-        failures = self._fleet.num_load_failures
+        yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._models.num_loads)
+        yield CounterMetricFamily("ostro_model_evictions", "Models that made room.", self._models.num_evictions)
+        failures = self._models.num_load_failures
         yield CounterMetricFamily("ostro_model_load_failures", "Loads that came to nothing.", failures)
 
 
