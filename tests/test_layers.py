@@ -247,7 +247,7 @@ LAYERS = {
             "ostro.engine_process.handle",
             "ostro.engine_process.messages",
             "ostro.engine.request",
-            "ostro.engine_process.tally",
+            "ostro.engine_process.engine_counters",
             "ostro.frontend",
             "ostro.text",
             "ostro.formats",
@@ -270,15 +270,16 @@ LAYERS = {
             "ostro.text",
             "ostro.engine.runner",
             "ostro.engine.request",
+            "ostro.engine.counters",
+            "ostro.engine_process.engine_counters",
             "ostro.relay",
             *_VALUES,
         ),
         never=("torch",),
     ),
     # They show what the engine tells of itself.
-    "ostro.server.ledger": Layer(ours=("ostro.engine_process.tally",), never=("torch",)),
     "ostro.server.metrics": Layer(
-        ours=("ostro.server.auth", "ostro.server.ledger", "ostro.server.logging", "ostro.engine_process.messages"),
+        ours=("ostro.server.auth", "ostro.engine.counters", "ostro.server.logging", "ostro.engine_process.messages"),
         never=("torch",),
     ),
     # Requests as spans. One module of it needs opentelemetry, and is imported only where requests are traced.

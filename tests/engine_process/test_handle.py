@@ -89,7 +89,7 @@ def test_choice_that_was_finished_early_brings_nothing_more() -> None:
             stream.finish_choice(1)
             assert await read(stream) == []
             assert handle.num_streams == 0
-            await until(lambda: handle.pulse.steps > 0 and handle.pulse.running == 0)
+            await until(lambda: handle.heartbeat.counters.steps > 0 and handle.heartbeat.running == 0)
 
     asyncio.run(scenario())
 

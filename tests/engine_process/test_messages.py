@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from ostro.config import EngineConfig
+from ostro.engine.counters import Counters
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import TokenLogprob
 from ostro.engine.scheduler import Progress
@@ -14,10 +15,10 @@ from ostro.engine_process.messages import (
     Abort,
     Boot,
     FromEngine,
+    Heartbeat,
     LoadFailed,
     Located,
     ModelInfo,
-    Pulse,
     Ready,
     Refused,
     Stepped,
@@ -73,7 +74,7 @@ def test_message_to_the_engine_arrives_as_it_was_sent(message: ToEngine) -> None
         Located("m", "/models/m"),
         Ready(INFO),
         LoadFailed("BadCheckpoint", "It is damaged."),
-        Pulse(steps=3, running=1, pages_total=8, pages_free=7),
+        Heartbeat(Counters(steps=3), running=1, pages_total=8, pages_free=7),
         Stepped([PROGRESS, Progress(8, 0)]),
         Stepped([], begun=[7, 8], begun_at=12.5, preempted=[3]),
         Stepped([], begun=[], begun_at=None, preempted=[]),
@@ -87,7 +88,7 @@ def test_message_from_the_engine_arrives_as_it_was_sent(message: FromEngine) -> 
 
 def test_each_side_reads_only_the_messages_that_are_meant_for_it() -> None:
     with pytest.raises(msgspec.ValidationError):
-        decode_to_engine(frame(Pulse())[LENGTH.size :])
+        decode_to_engine(frame(Heartbeat())[LENGTH.size :])
     with pytest.raises(msgspec.ValidationError):
         decode_from_engine(frame(Stop())[LENGTH.size :])
 

@@ -18,10 +18,10 @@ from ostro.engine_process.messages import (
     Abort,
     Boot,
     FromEngine,
+    Heartbeat,
     LoadFailed,
     Loading,
     Located,
-    Pulse,
     Ready,
     Refused,
     Stepped,
@@ -55,8 +55,8 @@ class Engine:
         header = self._file.read(LENGTH.size)
         return decode_from_engine(self._file.read(body_length(header))) if header else None
 
-    def receive_but_pulses(self) -> FromEngine | None:
-        while isinstance(message := self.receive(), Pulse):
+    def receive_but_heartbeats(self) -> FromEngine | None:
+        while isinstance(message := self.receive(), Heartbeat):
             pass
         return message
 
@@ -106,7 +106,7 @@ def tokens(running: Engine, count: int) -> dict[int, list[int]]:
     """The next tokens, by request."""
     found: dict[int, list[int]] = {}
     while sum(map(len, found.values())) < count:
-        message = running.receive_but_pulses()
+        message = running.receive_but_heartbeats()
         assert isinstance(message, Stepped)
         for progress in message.progress:
             found.setdefault(progress.request_id, []).extend(progress.token_ids)
@@ -125,7 +125,7 @@ def test_engine_says_where_the_model_is_then_that_it_is_ready_then_works() -> No
         found = tokens(running, 5)
         assert {id: len(ids) for id, ids in found.items()} == {1: 3, 2: 2}
         running.send(Stop())
-        assert running.receive_but_pulses() is None
+        assert running.receive_but_heartbeats() is None
         assert running.exit_status() == 0
 
 
@@ -133,24 +133,24 @@ def test_bad_request_fails_alone() -> None:
     with engine() as running:
         vocab_size = ready(running).info.vocab_size
         running.send(Submit(request(1, (vocab_size,))), Submit(request(2)))
-        refused = running.receive_but_pulses()
+        refused = running.receive_but_heartbeats()
         assert isinstance(refused, Refused)
         assert (refused.request_id, refused.param) == (1, "prompt")
         assert len(tokens(running, 3)[2]) == 3
 
 
-def test_pulse_shows_the_work_and_that_aborted_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_shows_the_work_and_that_aborted_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_FAULTS", "fake,step_seconds=0.01")
     with engine() as running:
         ready(running)
         running.send(Submit(request(1, max_tokens=8000)))
-        while not isinstance(pulse := running.receive(), Pulse) or not pulse.running:
+        while not isinstance(heartbeat := running.receive(), Heartbeat) or not heartbeat.running:
             pass
-        assert pulse.pages_free < pulse.pages_total
+        assert heartbeat.pages_free < heartbeat.pages_total
         running.send(Abort(1), Abort(1), Abort(99))
-        while not isinstance(pulse := running.receive(), Pulse) or pulse.running:
+        while not isinstance(heartbeat := running.receive(), Heartbeat) or heartbeat.running:
             pass
-        assert pulse.pages_free + pulse.pages_cached == pulse.pages_total
+        assert heartbeat.pages_free + heartbeat.pages_cached == heartbeat.pages_total
 
 
 def test_model_that_cannot_be_found_is_reported_and_the_engine_ends() -> None:

@@ -19,9 +19,9 @@ async def leave(task: asyncio.Task[Any]) -> None:
 
 async def assert_all_freed(service: ModelService) -> None:
     await until_idle(service)
-    steps = service.pulse.steps
+    steps = service.heartbeat.counters.steps
     await asyncio.sleep(0.7)
-    assert service.pulse.steps == steps, "the engine goes on for nobody"
+    assert service.heartbeat.counters.steps == steps, "the engine goes on for nobody"
     assert service.restarts == 0
 
 
@@ -32,9 +32,9 @@ def test_caller_who_leaves_while_queued_frees_everything(monkeypatch: pytest.Mon
         async with live_service(EngineConfig(max_batch_seqs=1)) as service:
             running = asyncio.create_task(service.complete(await endless(service)))
             queued = asyncio.create_task(service.complete(await endless(service)))
-            await until(lambda: (service.pulse.running, service.pulse.waiting) == (1, 1))
+            await until(lambda: (service.heartbeat.running, service.heartbeat.waiting) == (1, 1))
             await leave(queued)
-            await until(lambda: (service.pulse.running, service.pulse.waiting) == (1, 0))
+            await until(lambda: (service.heartbeat.running, service.heartbeat.waiting) == (1, 0))
             await leave(running)
             await assert_all_freed(service)
 
@@ -48,8 +48,8 @@ def test_caller_who_leaves_while_his_prompt_is_computed_frees_everything(monkeyp
         async with live_service(EngineConfig(max_batch_tokens=8)) as service:
             request = await service.prepare([1] * 4000, SamplingParams(max_tokens=1, n=3))
             task = asyncio.create_task(service.complete(request))
-            await until(lambda: service.pulse.computed_tokens > 16)
-            assert service.pulse.generated_tokens == 0
+            await until(lambda: service.heartbeat.counters.computed_tokens > 16)
+            assert service.heartbeat.counters.generated_tokens == 0
             await leave(task)
             await assert_all_freed(service)
 
@@ -85,7 +85,7 @@ def test_caller_who_leaves_while_waiting_for_the_whole_frees_everything(monkeypa
     async def scenario() -> None:
         async with live_service() as service:
             task = asyncio.create_task(service.complete(await endless(service)))
-            await until(lambda: service.pulse.generated_tokens > 10)
+            await until(lambda: service.heartbeat.counters.generated_tokens > 10)
             await leave(task)
             await assert_all_freed(service)
 

@@ -32,7 +32,7 @@ async def outcome(service: ModelService, request: Request) -> OstroError | None:
 async def start_streams(service: ModelService, count: int) -> list[asyncio.Task[OstroError | None]]:
     """All of them generating."""
     tasks = [asyncio.create_task(outcome(service, await endless(service))) for _ in range(count)]
-    await until(lambda: service.pulse.running == count)
+    await until(lambda: service.heartbeat.running == count)
     return tasks
 
 

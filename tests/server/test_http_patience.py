@@ -110,8 +110,8 @@ def test_slow_reader_gets_all_of_its_text_in_fewer_events(monkeypatch: pytest.Mo
             reader, writer = await asyncio.open_connection(sock=narrow_socket(host, port), limit=1024)
             body = {"prompt": "x", "max_tokens": 4000, "n": 16, "temperature": 0, "ignore_eos": True, "stream": True}
             writer.write(request(body))
-            await until(lambda: service.pulse.running > 0)
-            await until(lambda: service.pulse.running == 0, seconds=15)
+            await until(lambda: service.heartbeat.running > 0)
+            await until(lambda: service.heartbeat.running == 0, seconds=15)
             answer = await reader.read()
             writer.close()
             return answer

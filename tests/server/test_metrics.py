@@ -6,12 +6,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ostro.engine_process.messages import ModelInfo, Pulse
-from ostro.engine_process.tally import Tally
+from ostro.engine.counters import Counters
+from ostro.engine_process.engine_counters import EngineCounters, ModelCounters
+from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.server.app import build_app
 from ostro.server.auth import Keyring
 from ostro.server.build_models import build_models
-from ostro.server.ledger import Ledger, Totals
 from ostro.server.lifecycle import middlewares
 from ostro.server.logging import RequestRecord
 from ostro.server.metrics import Metrics
@@ -23,13 +23,13 @@ class Service:
     """What metrics read of a service, as plain values."""
 
     info: ModelInfo | None = None
-    pulse: Pulse = field(default_factory=Pulse)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
 @dataclass
-class Fleet:
+class Models:
     models: dict[str, Service]
-    ledger: Ledger = field(default_factory=Ledger)
+    counters: ModelCounters = field(default_factory=ModelCounters)
     first_name: str = "tiny"
     num_loads: int = 1
     num_evictions: int = 0
@@ -38,8 +38,8 @@ class Fleet:
     def loaded(self) -> list[tuple[str, Service]]:
         return list(self.models.items())
 
-    def totals(self) -> list[tuple[str, Totals]]:
-        return [(name, self.ledger.totals(name)) for name in ("tiny", "other")]
+    def totals(self) -> list[tuple[str, Counters]]:
+        return [(name, self.counters.totals(name)) for name in ("tiny", "other")]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def ask(app: FastAPI, method: str, path: str) -> None:
 
 
 def metrics_of(service: Service, line: "Line | None" = None) -> Metrics:
-    return Metrics(Fleet({"tiny": service}), line or Line())
+    return Metrics(Models({"tiny": service}), line or Line())
 
 
 @dataclass
@@ -127,8 +127,8 @@ def test_queue_of_a_request_that_never_ran_lasts_until_it_left() -> None:
     assert read(metrics)["vllm:request_queue_time_seconds_sum"] == 3.0
 
 
-def test_engines_state_is_read_from_its_pulse() -> None:
-    service = Service(pulse=Pulse(running=3, waiting=2, pages_total=100, pages_free=50, pages_cached=25))
+def test_engines_state_is_read_from_its_heartbeat() -> None:
+    service = Service(heartbeat=Heartbeat(running=3, waiting=2, pages_total=100, pages_free=50, pages_cached=25))
     samples = read(metrics_of(service, Line(num_waiting=4, num_inside=9)))
     assert samples["vllm:num_requests_running"] == 3
     assert samples["vllm:num_requests_waiting"] == 6
@@ -156,29 +156,29 @@ def test_loaded_model_tells_its_times() -> None:
 
 
 def test_counters_do_not_fall_when_an_engine_starts_anew_or_goes() -> None:
-    fleet, tally = Fleet({}), Tally()
-    metrics = Metrics(fleet, Line())
+    models, engine = Models({}), EngineCounters()
+    metrics = Metrics(models, Line())
 
     def counted() -> tuple[float, float, float]:
         samples = read(metrics)
         names = ("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "ostro_engine_restarts_total")
         return samples[names[0]], samples[names[1]], samples[names[2]]
 
-    fleet.ledger.note("tiny", tally)
-    tally.take(Pulse(steps=10, preemptions=4, cache_hits=16))
+    models.counters.note("tiny", engine)
+    engine.take(Counters(steps=10, preemptions=4, cache_hits=16))
     assert counted() == (4, 16, 0)
-    tally.end_process()
-    tally.restarts += 1
+    engine.end_process()
+    engine.restarts += 1
     assert counted() == (4, 16, 1)
-    tally.take(Pulse(steps=20, preemptions=3))
+    engine.take(Counters(steps=20, preemptions=3))
     assert counted() == (7, 16, 1)
     # Nobody looks between the last of one engine and the first of the next.
-    tally.take(Pulse(steps=25, preemptions=5, cache_hits=16))
-    tally.end_process()
-    another = Tally()
-    fleet.ledger.note("tiny", another)
+    engine.take(Counters(steps=25, preemptions=5, cache_hits=16))
+    engine.end_process()
+    another = EngineCounters()
+    models.counters.note("tiny", another)
     assert counted() == (9, 32, 1)
-    another.take(Pulse(steps=30, preemptions=1))
+    another.take(Counters(steps=30, preemptions=1))
     assert counted() == (10, 32, 1)
 
 
@@ -235,14 +235,14 @@ def test_request_that_was_turned_away_before_routing_has_one_label(metrics: Metr
 
 
 def test_models_are_told_apart_and_counters_survive_an_eviction() -> None:
-    fleet, tally = Fleet({"tiny": Service(), "other": Service()}), Tally()
-    metrics = Metrics(fleet, Line())
-    fleet.ledger.note("other", tally)
-    tally.take(Pulse(preemptions=4))
+    models, engine = Models({"tiny": Service(), "other": Service()}), EngineCounters()
+    metrics = Metrics(models, Line())
+    models.counters.note("other", engine)
+    engine.take(Counters(preemptions=4))
     running = 'vllm:num_requests_running{model_name="other"}'
     preempted = 'vllm:num_preemptions_total{model_name="other"}'
     assert running in read(metrics)
-    del fleet.models["other"]
+    del models.models["other"]
     samples = read(metrics)
     assert running not in samples
     assert samples[preempted] == 4

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from ostro.server.ledger import Totals
+from ostro.engine.counters import Counters
 from ostro.server.metrics import Metrics, Served
 from ostro.server.settings import ALIASES, PREFIX, ServeSettings
 
@@ -43,7 +43,7 @@ class _NoModels:
     def loaded(self) -> Sequence[tuple[str, Served]]:
         return ()
 
-    def totals(self) -> Sequence[tuple[str, Totals]]:
+    def totals(self) -> Sequence[tuple[str, Counters]]:
         return ()
 
 

@@ -61,17 +61,17 @@ async def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> floa
 
 
 async def until_idle(service: ModelService) -> None:
-    """Waits for a pulse that shows nothing under way, and no page in use."""
+    """Waits for a heartbeat that shows nothing under way, and no page in use."""
     await until(lambda: service.num_requests == 0)
-    before = service.pulse
-    # A pulse that was sent before the last request ended does not count.
-    await until(lambda: service.pulse is not before)
+    before = service.heartbeat
+    # A heartbeat that was sent before the last request ended does not count.
+    await until(lambda: service.heartbeat is not before)
     await until(lambda: is_idle(service))
 
 
 def is_idle(service: ModelService) -> bool:
-    pulse = service.pulse
-    return (pulse.running, pulse.waiting) == (0, 0) and pulse.pages_free + pulse.pages_cached == pulse.pages_total > 0
+    beat = service.heartbeat
+    return (beat.running, beat.waiting) == (0, 0) and beat.pages_free + beat.pages_cached == beat.pages_total > 0
 
 
 async def endless(service: ModelService, prompt: str = "Once upon a time", n: int = 1) -> Request:

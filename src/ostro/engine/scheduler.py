@@ -34,6 +34,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.counters import Counters
 from ostro.engine.door import Door
 from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
@@ -78,20 +79,6 @@ class Progress:
         self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason, self.error, self.pooled = later.finish_reason, later.error, later.pooled
         self.solution = later.solution
-
-
-@dataclass(slots=True)
-class Counters:
-    steps: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    cache_queries: int = 0
-    """Prompt tokens looked up in the prefix cache, and how many of them were found."""
-    cache_hits: int = 0
-    outer_steps: int = 0
-    """Of a model that refines its states in steps: those it took, and those that halting early has saved."""
-    saved_steps: int = 0
 
 
 class Scheduler:

@@ -25,16 +25,17 @@ from ostro.child_environment import download_environment, engine_environment
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
+from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
     FromEngine,
+    Heartbeat,
     LoadFailed,
     Loading,
     Located,
     ModelInfo,
-    Pulse,
     Ready,
     Refused,
     Stepped,
@@ -46,7 +47,6 @@ from ostro.engine_process.messages import (
     frame,
 )
 from ostro.engine_process.suspects import Suspects
-from ostro.engine_process.tally import Tally
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 from ostro.relay import Logged
 
@@ -172,8 +172,8 @@ class EngineHandle:
         self.state = State.LOADING
         self.info: ModelInfo | None = None
         self.failure: OstroError | None = None
-        self.pulse = Pulse()
-        self.tally = Tally()
+        self.heartbeat = Heartbeat()
+        self.counters = EngineCounters()
         # Requests that the engine is at work on.
         self._streams: dict[int, Stream] = {}
         # The suspect that the engine has, and the messages of those that wait for it to end.
@@ -196,7 +196,7 @@ class EngineHandle:
 
     @property
     def restarts(self) -> int:
-        return self.tally.restarts
+        return self.counters.restarts
 
     @property
     def num_streams(self) -> int:
@@ -332,7 +332,7 @@ class EngineHandle:
                 await asyncio.wait_for(self._ending.wait(), pause)
                 return
             pause = min(2 * pause, _LONGEST_PAUSE)
-            self.tally.restarts += 1
+            self.counters.restarts += 1
 
     def _status(self) -> int | None:
         return None if self._process is None else self._process.returncode
@@ -381,8 +381,8 @@ class EngineHandle:
         if self.state not in _ENDED:
             self._enter(State.LOADING)
             self._blame_streams()
-        self.pulse = Pulse()
-        self.tally.end_process()
+        self.heartbeat = Heartbeat()
+        self.counters.end_process()
         how = f"made no progress for {self.stall_seconds:g} s" if self._stuck else "stopped while it was at work"
         self._fail_streams(f"The engine {how}. A new one starts: try again.")
 
@@ -416,11 +416,11 @@ class EngineHandle:
                 for each in progress:
                     if (stream := self._streams.get(each.request_id)) is not None:
                         stream.put(each)
-            case Pulse():
-                if (message.steps, message.strides) != (self.pulse.steps, self.pulse.strides):
+            case Heartbeat():
+                if (message.counters.steps, message.strides) != (self.heartbeat.counters.steps, self.heartbeat.strides):
                     self._idle_seconds = 0.0
-                self.pulse = message
-                self.tally.take(message)
+                self.heartbeat = message
+                self.counters.take(message.counters)
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))

@@ -9,6 +9,7 @@ import struct
 import msgspec
 
 from ostro.config import EngineConfig
+from ostro.engine.counters import Counters
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.relay import Logged
@@ -105,10 +106,10 @@ class LoadFailed(Message, frozen=True):
     message: str
 
 
-class Pulse(Message, frozen=True):
+class Heartbeat(Message, frozen=True):
     """The engine is alive. Sent twice a second, by a thread of its own, also while a step runs."""
 
-    steps: int = 0
+    counters: Counters = msgspec.field(default_factory=Counters)
     strides: int = 0
     """Parts of steps, where those are long."""
     running: int = 0
@@ -116,13 +117,6 @@ class Pulse(Message, frozen=True):
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    cache_queries: int = 0
-    cache_hits: int = 0
-    outer_steps: int = 0
-    saved_steps: int = 0
 
 
 class Stepped(Message, frozen=True, omit_defaults=True):
@@ -147,7 +141,7 @@ class Refused(Message, frozen=True):
 
 
 ToEngine = Boot | Submit | Abort | Stop
-FromEngine = Logged | Located | Loading | Ready | LoadFailed | Pulse | Stepped | Refused
+FromEngine = Logged | Located | Loading | Ready | LoadFailed | Heartbeat | Stepped | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -1,8 +1,8 @@
-"""The engine process: builds the runner, steps the engine, reports its pulse. `engine_process.handle` starts it.
+"""The engine process: builds the runner, steps the engine, sends its heartbeat. `engine_process.handle` starts it.
 
-reader thread   socket ──> inbox             the API process is gone when the socket ends: exit at once
-main thread     inbox ──> engine ──> socket   one message a step, for all sequences
-pulse thread    counters ──> socket           also while a step runs
+reader thread      socket ──> inbox             the API process is gone when the socket ends: exit at once
+main thread        inbox ──> engine ──> socket   one message a step, for all sequences
+heartbeat thread   counters ──> socket           also while a step runs
 """
 
 import ctypes
@@ -24,20 +24,20 @@ import msgspec
 
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
+from ostro.engine.counters import Counters
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import ModelRunner
-from ostro.engine.scheduler import Counters
 from ostro.engine_process.faults import Faults
 from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
     FromEngine,
+    Heartbeat,
     LoadFailed,
     Loading,
     Located,
     ModelInfo,
-    Pulse,
     Ready,
     Refused,
     Stepped,
@@ -55,7 +55,7 @@ from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint, open_checkpoint
 
-PULSE_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -116,11 +116,11 @@ class EngineLoop:
 
     def run(self) -> None:
         """Returns once the API process asks to stop."""
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while self._take_messages():
             self._step()
         # What was counted since the last one.
-        self.channel.send(pulse(self.core))
+        self.channel.send(heartbeat(self.core))
 
     def _step(self) -> None:
         began = time.monotonic()
@@ -164,8 +164,8 @@ class EngineLoop:
 
     def _beat(self) -> None:
         while True:
-            self.channel.send(pulse(self.core))
-            time.sleep(PULSE_SECONDS)
+            self.channel.send(heartbeat(self.core))
+            time.sleep(HEARTBEAT_SECONDS)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def told_of_loading(channel: Channel) -> Iterator[None]:
     over = threading.Event()
 
     def report() -> None:
-        while not over.wait(PULSE_SECONDS):
+        while not over.wait(HEARTBEAT_SECONDS):
             channel.send(Loading(time.process_time() - time.thread_time()))
 
     thread = threading.Thread(target=report, name="loading", daemon=True)
@@ -196,24 +196,17 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def pulse(core: EngineCore) -> Pulse:
+def heartbeat(core: EngineCore) -> Heartbeat:
     scheduler = core.scheduler
-    counters, usage = scheduler.counters, scheduler.kv.usage
-    return Pulse(
-        steps=counters.steps,
+    usage = scheduler.kv.usage
+    return Heartbeat(
+        counters=scheduler.counters,
         strides=core.runner.strides,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         pages_total=usage.total,
         pages_free=usage.free,
         pages_cached=usage.cached,
-        computed_tokens=counters.computed_tokens,
-        generated_tokens=counters.generated_tokens,
-        preemptions=counters.preemptions,
-        cache_queries=counters.cache_queries,
-        cache_hits=counters.cache_hits,
-        outer_steps=counters.outer_steps,
-        saved_steps=counters.saved_steps,
     )
 
 

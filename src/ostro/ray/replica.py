@@ -143,8 +143,8 @@ class EngineReplica:
             engine_pids=[service.engine_pid for service in services if service.engine_pid is not None],
             models=[name for name, _ in self._models.loaded()],
             requests=sum(service.num_requests for service in services),
-            running=sum(service.pulse.running for service in services),
-            waiting=sum(service.pulse.waiting for service in services),
+            running=sum(service.heartbeat.running for service in services),
+            waiting=sum(service.heartbeat.waiting for service in services),
         )
 
     async def _run(self, app: ASGIApp, exchange: "_Exchange") -> None:

@@ -1,5 +1,5 @@
 """What Prometheus reads: vLLM's names, so that boards made for it work, and our own under `ostro_`. Knows records and
-the engines' pulses; knows no requests.
+the engines' heartbeats; knows no requests.
 
 Gauges and the engines' counters are read from the models when somebody asks; histograms and successes are fed as
 requests end. No counter ever falls, and a model that is unloaded keeps its own.
@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.engine_process.messages import ModelInfo, Pulse
+from ostro.engine.counters import Counters
+from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.server.auth import METRICS_PATH
-from ostro.server.ledger import Totals
 from ostro.server.logging import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,7 +56,7 @@ class Served(Protocol):
     @property
     def info(self) -> ModelInfo | None: ...
     @property
-    def pulse(self) -> Pulse: ...
+    def heartbeat(self) -> Heartbeat: ...
 
 
 class ServedModels(Protocol):
@@ -75,7 +75,7 @@ class ServedModels(Protocol):
     def loaded(self) -> Sequence[tuple[str, Served]]:
         """Each with its name in answers."""
 
-    def totals(self) -> Sequence[tuple[str, Totals]]:
+    def totals(self) -> Sequence[tuple[str, Counters]]:
         """What engines have counted, also those that are gone, by the same names."""
 
 
@@ -140,14 +140,14 @@ def _observe(histogram: Histogram, value: float | None) -> None:
         histogram.observe(value)
 
 
-_GAUGES: Sequence[tuple[str, str, Callable[[Pulse], float]]] = (
-    ("vllm:num_requests_running", "Sequences that the engine runs.", lambda pulse: pulse.running),
-    ("vllm:kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", lambda pulse: _used(pulse)),
-    ("ostro_pages_total", "Pages of keys and values.", lambda pulse: pulse.pages_total),
-    ("ostro_pages_free", "Pages that hold nothing.", lambda pulse: pulse.pages_free),
-    ("ostro_pages_cached", "Pages that hold a prefix which nobody uses now.", lambda pulse: pulse.pages_cached),
+_GAUGES: Sequence[tuple[str, str, Callable[[Heartbeat], float]]] = (
+    ("vllm:num_requests_running", "Sequences that the engine runs.", lambda beat: beat.running),
+    ("vllm:kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", lambda beat: _used(beat)),
+    ("ostro_pages_total", "Pages of keys and values.", lambda beat: beat.pages_total),
+    ("ostro_pages_free", "Pages that hold nothing.", lambda beat: beat.pages_free),
+    ("ostro_pages_cached", "Pages that hold a prefix which nobody uses now.", lambda beat: beat.pages_cached),
 )
-_COUNTERS: Sequence[tuple[str, str, Callable[[Totals], float]]] = (
+_COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("vllm:num_preemptions", "Sequences that gave up their pages.", lambda totals: totals.preemptions),
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda totals: totals.cache_queries),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda totals: totals.cache_hits),
@@ -165,8 +165,8 @@ _LOADED: Sequence[tuple[str, str, Callable[[ModelInfo], float]]] = (
 )
 
 
-def _used(pulse: Pulse) -> float:
-    return (pulse.pages_total - pulse.pages_free - pulse.pages_cached) / (pulse.pages_total or 1)
+def _used(beat: Heartbeat) -> float:
+    return (beat.pages_total - beat.pages_free - beat.pages_cached) / (beat.pages_total or 1)
 
 
 class _Live(Collector):
@@ -178,15 +178,15 @@ class _Live(Collector):
 
     def collect(self) -> Iterator[Metric]:
         loaded, totals = dict(self._models.loaded()), dict(self._models.totals())
-        pulses = {name: service.pulse for name, service in loaded.items()}
+        beats = {name: service.heartbeat for name, service in loaded.items()}
         waiting = "vllm:num_requests_waiting", "Requests that wait to run."
         # Who waits at the gate waits for no engine in particular.
         at_gate = {self._models.first_name: self._line.num_waiting}
-        in_engine = {name: pulse.waiting for name, pulse in pulses.items()}
+        in_engine = {name: beat.waiting for name, beat in beats.items()}
         both = {name: at_gate.get(name, 0) + in_engine.get(name, 0) for name in at_gate | in_engine}
         yield _family(GaugeMetricFamily, *waiting, both)
         for name, text, read in _GAUGES:
-            yield _family(GaugeMetricFamily, name, text, {model: read(pulse) for model, pulse in pulses.items()})
+            yield _family(GaugeMetricFamily, name, text, {model: read(beat) for model, beat in beats.items()})
         for name, text, count in _COUNTERS:
             yield _family(CounterMetricFamily, name, text, {model: count(each) for model, each in totals.items()})
         infos = {name: service.info for name, service in loaded.items()}

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from ostro.engine.counters import Counters
+from ostro.engine_process.engine_counters import ModelCounters
 from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.names import resolve
 from ostro.pool.pool import ModelPool, ModelView, PoolState
-from ostro.server.ledger import Ledger, Totals
 from ostro.server.service import ModelService
 
 ANY = "default"
@@ -52,7 +53,7 @@ class Models:
         self.pool = pool
         self.served_names = tuple(served_names)
         self._any_name = any_name
-        self.ledger = Ledger()
+        self.counters = ModelCounters()
         self._first = tuple(first)
         self._mentioned = tuple(mentioned)
         self._begun = False
@@ -72,7 +73,7 @@ class Models:
     async def use(self, name: str) -> AsyncIterator[Model]:
         """The model, loaded if need be, and kept until the block is left."""
         async with self.pool.use(await self._meant(name)) as (spec, service):
-            self.ledger.note(spec.base or spec.name, service.tally)
+            self.counters.note(spec.base or spec.name, service.counters)
             yield Model(self.shown(spec), service, spec.adapter)
 
     async def _meant(self, name: str) -> str:
@@ -111,13 +112,13 @@ class Models:
         """What has an engine, by its name in answers."""
         return [(self.shown(view.spec), view.service) for view in self.pool.touched() if view.service is not None]
 
-    def totals(self) -> list[tuple[str, Totals]]:
+    def totals(self) -> list[tuple[str, Counters]]:
         """What each model's engines have counted since the start, by its name in answers; also of what is unloaded."""
         touched = self.pool.touched()
         for view in touched:
             if view.service is not None:
-                self.ledger.note(view.name, view.service.tally)
-        return [(self.shown(view.spec), self.ledger.totals(view.name)) for view in touched]
+                self.counters.note(view.name, view.service.counters)
+        return [(self.shown(view.spec), self.counters.totals(view.name)) for view in touched]
 
     @property
     def first_name(self) -> str:

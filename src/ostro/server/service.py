@@ -13,9 +13,9 @@ from typing import TypeVar
 from ostro.config import EngineConfig
 from ostro.engine.door import Door
 from ostro.engine.request import Request
+from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.handle import EngineHandle, State, Stream
-from ostro.engine_process.messages import Located, ModelInfo, Pulse
-from ostro.engine_process.tally import Tally
+from ostro.engine_process.messages import Heartbeat, Located, ModelInfo
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
@@ -143,14 +143,14 @@ class ModelService:
         return self._handle.info
 
     @property
-    def pulse(self) -> Pulse:
+    def heartbeat(self) -> Heartbeat:
         """The engine's latest counters. They begin anew with a new engine process."""
-        return self._handle.pulse
+        return self._handle.heartbeat
 
     @property
-    def tally(self) -> Tally:
+    def counters(self) -> EngineCounters:
         """What its engine has counted in all its processes."""
-        return self._handle.tally
+        return self._handle.counters
 
     @property
     def restarts(self) -> int:

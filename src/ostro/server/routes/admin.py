@@ -71,7 +71,7 @@ def _told(api: Api, spec: ModelSpec) -> Response:
 
 def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
     name = api.models.shown(view.spec)
-    pulse = None if view.service is None else view.service.pulse
+    heartbeat = None if view.service is None else view.service.heartbeat
     used = api.gate.used.get(name, Usage())
     return ModelStats(
         id=name,
@@ -90,8 +90,8 @@ def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
         evictions=view.evictions,
         load_seconds=view.load_seconds,
         idle_seconds=view.last_used,
-        pages=None if pulse is None else pulse.pages_total,
-        pages_free=None if pulse is None else pulse.pages_free,
-        restarts=api.models.ledger.totals(view.spec.base or view.name).restarts,
+        pages=None if heartbeat is None else heartbeat.pages_total,
+        pages_free=None if heartbeat is None else heartbeat.pages_free,
+        restarts=api.models.counters.totals(view.spec.base or view.name).restarts,
         failure=view.failure,
     )

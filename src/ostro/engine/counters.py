@@ -1,0 +1,23 @@
+"""What an engine counts: one struct, from the scheduler to the metrics."""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+
+@dataclass(slots=True)
+class Counters:
+    steps: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    cache_queries: int = 0
+    """Prompt tokens looked up in the prefix cache, and how many of them were found."""
+    cache_hits: int = 0
+    outer_steps: int = 0
+    """Of a model that refines its states in steps: those it took, and those that halting early has saved."""
+    saved_steps: int = 0
+    restarts: int = 0
+    """How often the engine's process had to be followed by another; counted by whoever starts them."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

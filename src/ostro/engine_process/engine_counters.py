@@ -1,0 +1,44 @@
+"""Totals of what engines have counted, over all their processes. They never fall. Knows numbers; knows no processes."""
+
+from dataclasses import replace
+
+from ostro.engine.counters import Counters
+
+
+class EngineCounters:
+    """Of one engine. Each of its processes counts from zero; this does not, and stays when the engine is gone."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self._before = Counters()
+        self._last = Counters()
+
+    @property
+    def totals(self) -> Counters:
+        return replace(self._before + self._last, restarts=self.restarts)
+
+    def take(self, counters: Counters) -> None:
+        """The latest counters of the process that runs now."""
+        self._last = counters
+
+    def end_process(self) -> None:
+        self._before, self._last = self._before + self._last, Counters()
+
+
+class ModelCounters:
+    """By model, since the server started. A model has one engine at a time, and another after each load."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Counters] = {}
+        self._current: dict[str, EngineCounters] = {}
+
+    def note(self, model: str, engine: EngineCounters) -> None:
+        """The counters of the model's engine, whenever that may be a new one."""
+        if self._current.get(model) is not engine:
+            self._before[model] = self.totals(model)
+            self._current[model] = engine
+
+    def totals(self, model: str) -> Counters:
+        """Zero for a model that had no engine."""
+        before, current = self._before.get(model, Counters()), self._current.get(model)
+        return before if current is None else before + current.totals
