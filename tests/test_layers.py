@@ -243,7 +243,7 @@ LAYERS = {
     # Text in, text out, for many callers: joins the frontend and the engine's handle.
     "ostro.server.service": Layer(
         ours=(
-            "ostro.engine.door",
+            "ostro.engine.admission",
             "ostro.engine_process.handle",
             "ostro.engine_process.messages",
             "ostro.engine.request",

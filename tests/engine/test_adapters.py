@@ -16,8 +16,8 @@ from tiny_models import LLAMA, VOCAB, random_model
 
 from ostro import LLM, EngineConfig, SamplingParams
 from ostro.config import Quantization
+from ostro.engine.admission import AdmissionRules
 from ostro.engine.core import EngineCore
-from ostro.engine.door import Door
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine_process.handle import EngineHandle
@@ -287,14 +287,14 @@ def test_random_schedules_give_every_request_what_it_gets_alone(llama: Terms) ->
     assert all(seen.values()), seen
 
 
-def test_an_unknown_adapter_is_refused_at_the_door(llama: Terms) -> None:
+def test_an_unknown_adapter_is_refused_at_admission(llama: Terms) -> None:
     core = engine(random_model(), llama)
     with pytest.raises(BadRequest, match=r"no adapter 'pink' here; loaded: red, green, blue") as refusal:
         core.add(ask(0, [1, 2], "pink"))
     assert refusal.value.param == "adapter"
     assert not core.has_work
     with pytest.raises(BadRequest, match="loaded: none"):
-        Door(max_len=8, vocab_size=10).check(ask(0, [1], "red"))
+        AdmissionRules(max_len=8, vocab_size=10).check(ask(0, [1], "red"))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "a/b/c", "-x", "a\0", "a\n"])

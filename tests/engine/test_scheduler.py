@@ -16,7 +16,7 @@ from ostro.runner.fake import FakeRunner
 PREFIX = [i * i % 997 for i in range(1000)]
 
 
-# ---- the door
+# ---- admission
 
 
 def test_request_that_can_never_fit_is_refused_and_leaves_nothing_behind() -> None:

@@ -15,7 +15,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request at the engine's door. `seed` is resolved there: every request has one."""
+    """One request as the engine admits it. `seed` is resolved by then: every request has one."""
 
     id: int
     prompt_ids: tuple[int, ...]

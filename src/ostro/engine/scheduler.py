@@ -33,9 +33,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from ostro.engine.admission import AdmissionRules
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.counters import Counters
-from ostro.engine.door import Door
 from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
@@ -98,7 +98,7 @@ class Scheduler:
         self.counters = Counters()
         most_pages = min(spec.num_pages, pages_per_seq or spec.num_pages)
         self.max_len = min(spec.max_seq_len, most_pages * spec.page_size)
-        self._door = Door(
+        self._admission = AdmissionRules(
             max_len=self.max_len,
             vocab_size=spec.vocab_size,
             generates=spec.generates,
@@ -131,7 +131,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request. One that could never run is refused here, and nothing changes."""
         self.check(request)
-        max_len = self._door.longest(request)
+        max_len = self._admission.longest(request)
         assert request.id not in self._live, f"request {request.id} was added twice"
         seqs = [self._sequence(request, choice, max_len) for choice in range(request.params.n)]
         self._live[request.id] = list(seqs)
@@ -143,7 +143,7 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises BadRequest for a request that could never run."""
-        self._door.check(request)
+        self._admission.check(request)
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
         """Ends a request, or one choice of it, and frees its pages. Unknown ids are ignored: it may just have ended."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ostro.config import EngineConfig
-from ostro.engine.door import Door
+from ostro.engine.admission import AdmissionRules
 from ostro.engine.request import Request
 from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.handle import EngineHandle, State, Stream
@@ -122,7 +122,7 @@ class ModelService:
             config, path=path, name=name, stall_seconds=stall_seconds, load_stall_seconds=load_stall_seconds
         )
         self._frontend: Frontend | None = None
-        self._door: Door | None = None
+        self._admission: AdmissionRules | None = None
         self._loading: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
 
@@ -235,16 +235,16 @@ class ModelService:
         adapter: str | None = None,
     ) -> list[Request]:
         """The engine's requests for the prompts, all with the same params."""
-        frontend, door = self._ready()
+        frontend, admission = self._ready()
         sampling = await self._sampling(frontend, params)
 
         def make(prompt: Prompt) -> Request:
             if params.truncate_prompt_tokens is None:
-                _check_fits(prompt, frontend.tokenizer, door, "prompt")
-            _check_text(prompt, door, "prompt")
-            request = frontend.request(prompt, sampling, max_len=door.max_len, adapter=adapter)
+                _check_fits(prompt, frontend.tokenizer, admission, "prompt")
+            _check_text(prompt, admission, "prompt")
+            request = frontend.request(prompt, sampling, max_len=admission.max_len, adapter=adapter)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
-            door.check(request)
+            admission.check(request)
             return request
 
         return await self._make_all(make, prompts, len)
@@ -260,17 +260,17 @@ class ModelService:
         adapter: str | None = None,
     ) -> Request:
         """The engine's request for a conversation's next message, by the model's chat template."""
-        frontend, door = self._ready()
+        frontend, admission = self._ready()
         if params.truncate_prompt_tokens is None:
-            _check_fits(_last_words(messages), frontend.tokenizer, door, "messages")
+            _check_fits(_last_words(messages), frontend.tokenizer, admission, "messages")
         sampling = await self._sampling(frontend, params)
         chat = await self.render_chat(messages)
 
         def make(chat: ChatText) -> Request:
             ids = frontend.tokenizer.encode_rendered(chat)
-            request = frontend.request(ids, sampling, max_len=door.max_len, adapter=adapter)
+            request = frontend.request(ids, sampling, max_len=admission.max_len, adapter=adapter)
             request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
-            door.check(request, prompt="messages")
+            admission.check(request, prompt="messages")
             return request
 
         [request] = await self._make_all(make, [chat], lambda chat: len(chat.text))
@@ -288,25 +288,25 @@ class ModelService:
         """The engine's requests for the log-likelihoods of continuations, each after its prompt; `one_pass` as in
         `Request`.
         """
-        frontend, door = self._ready()
+        frontend, admission = self._ready()
 
         def make(pair: tuple[Prompt, Prompt]) -> Request:
             prompt, continuation = pair
-            _check_fits(continuation, frontend.tokenizer, door, "continuations")
+            _check_fits(continuation, frontend.tokenizer, admission, "continuations")
             if truncate_prompt_tokens is None:
-                _check_fits(prompt, frontend.tokenizer, door, "prompts")
-            _check_text(continuation, door, "continuations")
-            _check_text(prompt, door, "prompts")
+                _check_fits(prompt, frontend.tokenizer, admission, "prompts")
+            _check_text(continuation, admission, "continuations")
+            _check_text(prompt, admission, "prompts")
             request = frontend.scoring_request(
                 prompt,
                 continuation,
-                max_len=door.max_len,
+                max_len=admission.max_len,
                 one_pass=one_pass,
                 adapter=adapter,
                 truncate_prompt_tokens=truncate_prompt_tokens,
             )
             request = replace(request, cache_salt=cache_salt)
-            door.check(request, prompt="prompts")
+            admission.check(request, prompt="prompts")
             return request
 
         return await self._make_all(make, pairs, lambda pair: len(pair[0]) + len(pair[1]))
@@ -315,16 +315,16 @@ class ModelService:
         self, texts: Sequence[Prompt], *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
     ) -> list[Request]:
         """The engine's requests for the texts' vectors; raises Unsupported for a model that gives none."""
-        frontend, door = self._ready()
+        frontend, admission = self._ready()
 
         def make(text: Prompt) -> Request:
             if truncate_prompt_tokens is None:
-                _check_fits(text, frontend.tokenizer, door, "input")
-            _check_text(text, door, "input")
+                _check_fits(text, frontend.tokenizer, admission, "input")
+            _check_text(text, admission, "input")
             request = frontend.embedding_request(
-                text, max_len=door.max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
+                text, max_len=admission.max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
             )
-            door.check(request, prompt="input")
+            admission.check(request, prompt="input")
             return request
 
         return await self._make_all(make, texts, len)
@@ -333,12 +333,12 @@ class ModelService:
         """The engine's requests for a token at every position of each puzzle at once: pairs of its inputs and its id.
         Refused for models that are not made for it.
         """
-        frontend, door = self._ready()
+        frontend, admission = self._ready()
 
         def make(puzzle: tuple[Sequence[int], int]) -> Request:
             inputs, number = puzzle
-            request = frontend.solving_request(inputs, puzzle=number, max_len=door.max_len)
-            door.check(request, prompt="inputs")
+            request = frontend.solving_request(inputs, puzzle=number, max_len=admission.max_len)
+            admission.check(request, prompt="inputs")
             return request
 
         return await self._make_all(make, puzzles, lambda puzzle: len(puzzle[0]))
@@ -387,12 +387,12 @@ class ModelService:
             raise self._handle.unavailable()
         return self._frontend
 
-    def _ready(self) -> tuple[Frontend, Door]:
+    def _ready(self) -> tuple[Frontend, AdmissionRules]:
         frontend, info = self._loaded(), self.info
         if info is None or self._handle.state is not State.READY:
             raise self._handle.unavailable()
-        if self._door is None:
-            self._door = Door(
+        if self._admission is None:
+            self._admission = AdmissionRules(
                 max_len=info.max_len,
                 vocab_size=info.vocab_size,
                 generates=info.generates,
@@ -400,20 +400,20 @@ class ModelService:
                 num_puzzles=info.num_puzzles,
                 adapters=info.adapters,
             )
-        return frontend, self._door
+        return frontend, self._admission
 
     async def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> ChatText:
         """The conversation's text; raises BadRequest if the messages or the text are too long."""
-        frontend, door = self._ready()
-        _check_messages(messages, door)
+        frontend, admission = self._ready()
+        _check_messages(messages, admission)
         return await frontend.tokenizer.render_chat(
-            messages, add_generation_prompt=add_generation_prompt, max_characters=_most_characters(door)
+            messages, add_generation_prompt=add_generation_prompt, max_characters=_most_characters(admission)
         )
 
     def check_text(self, text: str, name: str) -> None:
         """Raises BadRequest for a text that is too long to be tokenised; `name` is the caller's name for it."""
-        _, door = self._ready()
-        _check_text(text, door, name)
+        _, admission = self._ready()
+        _check_text(text, admission, name)
 
     async def run_off_loop(self, work: Callable[[], _T]) -> _T:
         """Runs what takes long on texts in one of the model's threads, of which there are few: a model whose texts
@@ -472,22 +472,22 @@ def _name_of(reference: str | None) -> str:
     return "default" if reference is None else Path(reference.partition("@")[0]).name
 
 
-def _check_text(text: Prompt, door: Door, name: str) -> None:
+def _check_text(text: Prompt, admission: AdmissionRules, name: str) -> None:
     """Raises BadRequest for a text that is not worth tokenising, which takes 250 bytes of memory a character."""
-    most = _most_characters(door)
+    most = _most_characters(admission)
     if isinstance(text, str) and len(text) > most:
         raise BadRequest(
-            f"{name} holds a text of {len(text)} characters, and the context {door.max_len} tokens: a text of at most "
-            f"{most} characters is tokenised. Send less of it.",
+            f"{name} holds a text of {len(text)} characters, and the context {admission.max_len} tokens: a text of at "
+            f"most {most} characters is tokenised. Send less of it.",
             param=name,
         )
 
 
-def _check_messages(messages: Sequence[Message], door: Door) -> None:
+def _check_messages(messages: Sequence[Message], admission: AdmissionRules) -> None:
     """Raises BadRequest for messages with more characters than `_check_text` allows a text. Counts every string, names
     of fields included: the template may ignore it, but it is still sent to the render process.
     """
-    most, total = _most_characters(door), 0
+    most, total = _most_characters(admission), 0
     left: list[object] = [messages]
     while left:
         value = left.pop()
@@ -495,8 +495,8 @@ def _check_messages(messages: Sequence[Message], door: Door) -> None:
             total += len(value)
             if total > most:
                 raise BadRequest(
-                    f"messages has more than {most} characters in all, and the context {door.max_len} tokens. Send "
-                    "fewer or shorter messages.",
+                    f"messages has more than {most} characters in all, and the context {admission.max_len} tokens. "
+                    "Send fewer or shorter messages.",
                     param="messages",
                 )
         elif isinstance(value, Mapping):
@@ -506,14 +506,14 @@ def _check_messages(messages: Sequence[Message], door: Door) -> None:
             left += value
 
 
-def _most_characters(door: Door) -> int:
-    return max(_LONGEST_TEXT, _CHARACTERS_A_TOKEN * door.max_len)
+def _most_characters(admission: AdmissionRules) -> int:
+    return max(_LONGEST_TEXT, _CHARACTERS_A_TOKEN * admission.max_len)
 
 
-def _check_fits(text: Prompt, tokenizer: Tokenizer, door: Door, name: str) -> None:
+def _check_fits(text: Prompt, tokenizer: Tokenizer, admission: AdmissionRules, name: str) -> None:
     """Raises ContextLengthExceeded, with the fewest tokens it can have, for a text that cannot fit."""
-    if isinstance(text, str) and (fewest := tokenizer.fewest_tokens(text)) > door.max_len:
-        raise ContextLengthExceeded(limit=door.max_len, prompt=fewest, output=0, param=name)
+    if isinstance(text, str) and (fewest := tokenizer.fewest_tokens(text)) > admission.max_len:
+        raise ContextLengthExceeded(limit=admission.max_len, prompt=fewest, output=0, param=name)
 
 
 def _last_words(messages: Sequence[Message]) -> str:

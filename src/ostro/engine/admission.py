@@ -1,5 +1,5 @@
-"""What no request may pass with: the checks that the scheduler makes, and the API process before it. Knows a few
-facts of the model; changes nothing.
+"""Admission: whether a request could ever run. The scheduler checks, and the API process before it. Knows a few facts
+about the model; changes nothing.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class AdmissionRules:
     max_len: int
     """Longest sequence that can run, prompt and output together."""
     vocab_size: int

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ostro.engine.door import Door
+from ostro.engine.admission import AdmissionRules
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ContextLengthExceeded
 from ostro.sampling_params import SamplingParams
 
-DOOR = Door(max_len=8, vocab_size=10)
+ADMISSION = AdmissionRules(max_len=8, vocab_size=10)
 
 
 def request(
@@ -21,7 +21,7 @@ def request(
 def test_error_about_the_prompt_names_it_as_its_caller_does(param: str) -> None:
     for bad in (request((1,) * 8), request(()), request((1, 99))):
         with pytest.raises(BadRequest) as refusal:
-            DOOR.check(bad, prompt=param)
+            ADMISSION.check(bad, prompt=param)
         assert refusal.value.param == param
 
 
@@ -39,23 +39,23 @@ def test_error_about_the_prompt_names_it_as_its_caller_does(param: str) -> None:
 )
 def test_request_that_could_never_run_is_refused_by_the_name_of_its_field(bad: Request, param: str) -> None:
     with pytest.raises(BadRequest) as refusal:
-        DOOR.check(bad)
+        ADMISSION.check(bad)
     assert refusal.value.param == param
 
 
 def test_prompt_and_output_may_fill_the_context_and_not_exceed_it() -> None:
-    assert DOOR.longest(request(params=SamplingParams(max_tokens=6))) == 8
-    assert DOOR.longest(request(params=SamplingParams(max_tokens=None))) == 8
+    assert ADMISSION.longest(request(params=SamplingParams(max_tokens=6))) == 8
+    assert ADMISSION.longest(request(params=SamplingParams(max_tokens=None))) == 8
     with pytest.raises(ContextLengthExceeded):
-        DOOR.check(request(params=SamplingParams(max_tokens=7)))
+        ADMISSION.check(request(params=SamplingParams(max_tokens=7)))
     with pytest.raises(ContextLengthExceeded):
-        DOOR.check(request((1,) * 8, SamplingParams(max_tokens=None)))
+        ADMISSION.check(request((1,) * 8, SamplingParams(max_tokens=None)))
 
 
 def test_a_default_number_of_tokens_is_bounded_by_the_context_and_by_min_tokens() -> None:
     def longest(default: int, min_tokens: int = 0) -> int:
         params = SamplingParams(max_tokens=None, default_max_tokens=default, min_tokens=min_tokens)
-        return DOOR.longest(request(params=params))
+        return ADMISSION.longest(request(params=params))
 
     assert longest(4) == 6
     assert longest(1024) == 8
