@@ -19,7 +19,7 @@ from ostro.sources import locks
 from ostro.sources.address import parse_address
 from ostro.sources.cache import work_directory
 from ostro.sources.checksum import crc32c_of
-from ostro.sources.room import cache_limit
+from ostro.sources.disk_space import cache_limit
 from ostro.sources.store import FileRecord, Manifest, ModelStore
 
 

@@ -11,9 +11,9 @@ from typing import Generic, Protocol, TypeVar
 from ostro.engine_process.handle import State
 from ostro.engine_process.messages import ModelInfo
 from ostro.errors import OstroError
+from ostro.pool.budget import Footprint, Room
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
-from ostro.pool.room import Footprint, Room
 
 
 class Service(Protocol):

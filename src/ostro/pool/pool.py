@@ -1,4 +1,4 @@
-"""The loaded models: one load however many ask, room made before it, nobody cut off. Carries out what `plan` decides;
+"""The loaded models: one load however many ask, room made before it, nobody cut off. Carries out the `decisions`;
 knows services by their protocol; knows no HTTP, no tokens, no files.
 
     async with pool.use("org/model") as (spec, service): ...     # waits until it is ready; in use until left
@@ -25,12 +25,12 @@ from typing import Any, Generic
 
 from ostro.engine_process.handle import State
 from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel
+from ostro.pool.budget import Footprint, PoolLimits
 from ostro.pool.catalog import Catalog, ModelSpec
+from ostro.pool.decisions import decide, idle_for, too_large
 from ostro.pool.entry import Entry, PoolState, S, Service, Waiter
 from ostro.pool.files import Files, ModelFiles
 from ostro.pool.names import resolve
-from ostro.pool.plan import idle_for, make_plan, too_large
-from ostro.pool.room import Footprint, PoolLimits
 
 __all__ = [
     "Files",
@@ -191,7 +191,7 @@ class ModelPool(Generic[S]):
         """Whether it may be evicted from now on. Loads nothing."""
         _, entry = await self._find(name)
         entry.pinned = pinned
-        self._plan()
+        self._decide()
 
     def views(self) -> list[ModelView[S]]:
         """All models of the catalog in its order, then those that are loaded but no longer in it."""
@@ -274,7 +274,7 @@ class ModelPool(Generic[S]):
             entry.revive()
         waiter: Waiter[S] = Waiter(name, now, asyncio.get_running_loop().create_future())
         entry.waiters[waiter] = None
-        self._plan()
+        self._decide()
         try:
             await asyncio.wait([waiter.told], timeout=seconds)
         except asyncio.CancelledError:
@@ -293,12 +293,12 @@ class ModelPool(Generic[S]):
     def _leave(self, entry: Entry[S], name: str | None) -> None:
         entry.leave(name, self._clock())
         if not entry.in_use:
-            self._plan()
+            self._decide()
 
     def _withdraw(self, entry: Entry[S], waiter: Waiter[S]) -> None:
         if waiter in entry.waiters:
             del entry.waiters[waiter]
-            self._plan()
+            self._decide()
         elif not isinstance(waiter.told.result(), OstroError):
             # The lease came in the same moment as the end.
             self._leave(entry, waiter.name)
@@ -333,7 +333,7 @@ class ModelPool(Generic[S]):
             left = left - spent if spent < left else spent
         return min(max(1, math.ceil(left)), _LONGEST_RETRY_AFTER)
 
-    def _plan(self) -> None:
+    def _decide(self) -> None:
         """Does what can be done now, and sees to it that the rest is looked at in time. Never waits."""
         if self._stopped:
             return
@@ -347,35 +347,37 @@ class ModelPool(Generic[S]):
             if not entry.resident and (entry.state is PoolState.FAILED or entry.waiting_since(now) is None):
                 entry.let_files_go()
         needs_files = self._model_files is not None
-        plan = make_plan(self._entries.values(), self.limits, needs_files=needs_files, patience=self._patience, now=now)
-        for entry in (*plan.find, *plan.fetch):
+        decisions = decide(
+            self._entries.values(), self.limits, needs_files=needs_files, patience=self._patience, now=now
+        )
+        for entry in (*decisions.find, *decisions.fetch):
             self._bring(entry)
-        for entry in plan.abandon:
+        for entry in decisions.abandon:
             _log.info("%s is no longer fetched: nobody waits for it, and others do.", entry.name)
             assert entry.bringing is not None
             entry.bringing.cancel()
-        for entry in plan.expect:
+        for entry in decisions.expect:
             self._expect(entry)
-        for entry, error in plan.refuse:
+        for entry, error in decisions.refuse:
             if isinstance(error, ModelError):
                 self._fail(entry, error)
             else:
                 entry.refuse(error)
-        for entry in plan.evict:
+        for entry in decisions.evict:
             self._evict(entry)
-        for entry in plan.load:
+        for entry in decisions.load:
             self._load(entry)
-        self._drain(plan.drain)
-        self._plan_in(plan.again_at - now)
+        self._drain(decisions.drain)
+        self._decide_in(decisions.again_at - now)
 
-    def _plan_in(self, seconds: float) -> None:
+    def _decide_in(self, seconds: float) -> None:
         """Or sooner, if that is due already."""
         loop = asyncio.get_running_loop()
         when = loop.time() + max(_SOONEST, seconds)
         if when < (math.inf if self._timer is None else self._timer.when()):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(when, self._plan)
+            self._timer = loop.call_at(when, self._decide)
 
     def _drain(self, wanted: list[Entry[S]]) -> None:
         for entry in wanted:
@@ -383,7 +385,7 @@ class ModelPool(Generic[S]):
                 _log.info("%s takes no new requests: others wait for its room.", entry.name)
                 entry.state = PoolState.DRAINING
                 if not entry.in_use:
-                    self._plan_in(0)
+                    self._decide_in(0)
         for entry in self._entries.values():
             if entry.state is PoolState.DRAINING and not entry.leaving and entry not in wanted:
                 entry.state = PoolState.READY
@@ -416,7 +418,7 @@ class ModelPool(Generic[S]):
                 case other:
                     message = f"The files of {entry.name} cannot be had ({other!r}). See the server's messages."
                     self._fail(entry, ModelError(message))
-        self._plan()
+        self._decide()
 
     def _expect(self, entry: Entry[S]) -> None:
         if entry.expecting is None:
@@ -429,7 +431,7 @@ class ModelPool(Generic[S]):
             self._fail(entry, outcome)
             return
         entry.footprint, entry.expected = outcome, True
-        self._plan()
+        self._decide()
 
     async def _estimate(self, entry: Entry[S]) -> Footprint | ModelError | None:
         if self._expected is None:
@@ -484,7 +486,7 @@ class ModelPool(Generic[S]):
             entry.state = PoolState.READY
             self._look(entry)
             self._admit_if_ready(entry)
-        self._plan()
+        self._decide()
 
     def _look(self, entry: Entry[S]) -> None:
         """Notices a service that was ready and is not any more."""
@@ -514,13 +516,13 @@ class ModelPool(Generic[S]):
         entry.retry_at = self._clock() + pause
         self.counters.failures[type(error).__name__] += 1
         entry.refuse(error)
-        # Not at once: this may be part of a plan that is being carried out.
-        self._plan_in(0)
+        # Not at once: this may be part of decisions that are being carried out.
+        self._decide_in(0)
 
     def _ask_to_go(self, entry: Entry[S]) -> None:
         entry.asked_to_go = True
         entry.state = PoolState.DRAINING
-        self._plan()
+        self._decide()
 
     def _evict(self, entry: Entry[S]) -> asyncio.Task[None]:
         self.counters.evictions += 1
@@ -553,7 +555,7 @@ class ModelPool(Generic[S]):
         if entry.state is not PoolState.FAILED:
             entry.state = PoolState.AVAILABLE
         entry.gone.set()
-        self._plan()
+        self._decide()
 
     async def _load_first_models(self) -> None:
         """The pinned ones first: they must have their room. Those under roots are known only after a look; roots that
@@ -600,7 +602,7 @@ class ModelPool(Generic[S]):
                         _log.info("%s was not used for a while and is unloaded.", entry.name)
                         self._ask_to_go(entry)
                 # A place in line may have lapsed.
-                self._plan()
+                self._decide()
 
     def _unused(self, entry: Entry[S]) -> bool:
         longest = self.limits.idle_seconds

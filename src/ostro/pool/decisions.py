@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from ostro.errors import ModelError, OstroError, Unavailable
+from ostro.pool.budget import PoolLimits, Room, together
 from ostro.pool.entry import Entry, PoolState, S
-from ostro.pool.room import PoolLimits, Room, together
 
 # A gap between requests, as a share of the time that a swap would take.
 _GAP = 0.1
@@ -31,7 +31,7 @@ _RETRY_PINNED = 30
 
 
 @dataclass(slots=True)
-class Plan(Generic[S]):
+class Decisions(Generic[S]):
     find: list[Entry[S]] = field(default_factory=list)
     """Their files should be looked for."""
     fetch: list[Entry[S]] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Plan(Generic[S]):
     """When to ask again, if nothing happens before."""
 
 
-def make_plan(
+def decide(
     entries: Collection[Entry[S]], limits: PoolLimits, *, needs_files: bool = False, patience: float, now: float
-) -> Plan[S]:
+) -> Decisions[S]:
     """With `needs_files`, models are loaded from files, which are found or fetched first."""
-    plan: Plan[S] = Plan()
+    decisions: Decisions[S] = Decisions()
     line = _line(entries, now)
     if needs_files:
-        _bring(line, entries, limits, plan, now)
+        _bring(line, entries, limits, decisions, now)
         line = [place for place in line if place[0].files is not None]
     residents = [entry for entry in entries if entry.resident]
     staying = [entry for entry in residents if not entry.leaving]
@@ -66,10 +66,10 @@ def make_plan(
     guessing = any(entry.footprint is None for entry in residents)
     for entry, since in line:
         if limits.by_memory and entry.footprint is None and not entry.expected:
-            plan.expect.append(entry)
+            decisions.expect.append(entry)
             continue
         if (error := too_large(entry, limits) or _pinned_out(entry, pinned, limits)) is not None:
-            plan.refuse.append((entry, error))
+            decisions.refuse.append((entry, error))
             continue
         chosen = _choose(movable, promised + entry.room, limits, now)
         if chosen is None:
@@ -78,13 +78,13 @@ def make_plan(
         promised = promised + entry.room - together(other.room for other in chosen)
         movable = [other for other in movable if other not in chosen]
         if chosen:
-            _clear(chosen, plan, since=since, patience=patience, now=now)
+            _clear(chosen, decisions, since=since, patience=patience, now=now)
         elif (taken + entry.room).within(limits) and not (limits.by_memory and guessing and entry.footprint is None):
             # Of models whose size nobody knows, one is loaded at a time: the limit may be passed by one only.
-            plan.load.append(entry)
+            decisions.load.append(entry)
             taken = taken + entry.room
             guessing = guessing or entry.footprint is None
-    return plan
+    return decisions
 
 
 def too_large(entry: Entry[S], limits: PoolLimits) -> ModelError | None:
@@ -117,7 +117,11 @@ def _line(entries: Iterable[Entry[S]], now: float) -> list[tuple[Entry[S], float
 
 
 def _bring(
-    line: Sequence[tuple[Entry[S], float]], entries: Iterable[Entry[S]], limits: PoolLimits, plan: Plan[S], now: float
+    line: Sequence[tuple[Entry[S], float]],
+    entries: Iterable[Entry[S]],
+    limits: PoolLimits,
+    decisions: Decisions[S],
+    now: float,
 ) -> None:
     """Plans how the files of those in line get here. A fetch goes on when nobody waits for it, until others need its
     place.
@@ -130,14 +134,14 @@ def _bring(
         if entry.files is not None or entry.bringing is not None:
             continue
         if not entry.absent:
-            plan.find.append(entry)
+            decisions.find.append(entry)
         elif num_free > 0:
-            plan.fetch.append(entry)
+            decisions.fetch.append(entry)
             num_free -= 1
         elif num_freed > 0:
             num_freed -= 1
         elif unwanted:
-            plan.abandon.append(unwanted.pop(0))
+            decisions.abandon.append(unwanted.pop(0))
 
 
 def _pinned_out(entry: Entry[S], pinned: Room, limits: PoolLimits) -> Unavailable | None:
@@ -180,17 +184,17 @@ def _fewest(order: Iterable[Entry[S]], total: Room, limits: PoolLimits) -> list[
     return chosen if total.within(limits) else None
 
 
-def _clear(chosen: Sequence[Entry[S]], plan: Plan[S], *, since: float, patience: float, now: float) -> None:
+def _clear(chosen: Sequence[Entry[S]], decisions: Decisions[S], *, since: float, patience: float, now: float) -> None:
     """Plans the way out of those chosen to make room for a model that is waited for."""
     times = [_quiet_at(entry, patience) if entry.idle else max(since + patience, _ripe_at(entry)) for entry in chosen]
     if all(entry.idle for entry in chosen) and max(times) <= now:
-        plan.evict.extend(chosen)
+        decisions.evict.extend(chosen)
         return
     for entry, time in zip(chosen, times, strict=True):
         if entry.state is PoolState.DRAINING or (time <= now and not entry.idle):
-            plan.drain.append(entry)
+            decisions.drain.append(entry)
         elif time > now:
-            plan.again_at = min(plan.again_at, time)
+            decisions.again_at = min(decisions.again_at, time)
 
 
 def _ripe_at(entry: Entry[S]) -> float:
