@@ -157,7 +157,7 @@ def test_a_hub_that_cannot_be_reached_is_a_failed_download(tmp_path: Path) -> No
     assert output.startswith("DownloadFailed The Hub could not be reached")
 
 
-IMPATIENT = PROGRAM.replace("try:", "from ostro.weights import hub; hub._ANSWER_SECONDS = 0.5\ntry:", 1)
+IMPATIENT = PROGRAM.replace("try:", "from ostro.sources import hub; hub._ANSWER_SECONDS = 0.5\ntry:", 1)
 
 
 @pytest.mark.parametrize("ref", [REPO, f"{REPO}@v1"])

@@ -82,7 +82,8 @@ class HrmConfig:
     def embedding_scale(self) -> float:
         if self.dialect == "aios" and self.hidden_size < _AIOS_SCALED_FROM:
             return 1.0
-        return float(self.hidden_size) ** 0.5
+        scale: float = float(self.hidden_size) ** 0.5
+        return scale
 
     @staticmethod
     def read(
