@@ -32,7 +32,7 @@ from ostro.engine_process.messages import (
     decode_from_engine,
     frame,
 )
-from ostro.relay import Logged
+from ostro.processes.log_relay import Logged
 from ostro.sampling_params import SamplingParams
 
 

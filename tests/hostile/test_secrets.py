@@ -5,7 +5,7 @@ from pathlib import Path
 
 from live_server import live_server
 
-from ostro.child_environment import download_environment, engine_environment
+from ostro.processes.environment import download_environment, engine_environment
 
 OURS = {"OSTRO_API_KEY": "sk-ours", "OSTRO_ADMIN_KEY": "sk-boss", "OSTRO_PRIORITY_KEY": "sk-fast", "DB_PASSWORD": "x"}
 STORES = {"HF_TOKEN": "hf", "AWS_SECRET_ACCESS_KEY": "aws", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json"}

@@ -9,11 +9,8 @@ again after a crash or a hang. Knows token ids and states; knows no text, no HTT
 
 import asyncio
 import logging
-import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +18,6 @@ from enum import StrEnum
 from typing import Self
 
 from ostro import errors
-from ostro.child_environment import download_environment, engine_environment
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
@@ -48,7 +44,9 @@ from ostro.engine_process.messages import (
 )
 from ostro.engine_process.suspects import Suspects
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
-from ostro.relay import Logged
+from ostro.processes.environment import download_environment, engine_environment
+from ostro.processes.log_relay import Logged
+from ostro.processes.spawn import kill_group, spawn
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _MOST_DEATHS_LOADING = 3
@@ -340,7 +338,9 @@ class EngineHandle:
     async def _run_process(self) -> bool:
         """From a process's start to its end. Whether it was ever ready."""
         try:
-            process, sock = _spawn(may_fetch=self._boot.path is None)
+            # One whose model's files are still to be found may have to fetch them.
+            environment = engine_environment() if self._boot.path is not None else download_environment()
+            process, sock = spawn("ostro.engine_process.process", environment=environment)
         except OSError as error:
             _log.warning("The engine's process could not be started (%s).", error)
             return False
@@ -405,8 +405,7 @@ class EngineHandle:
                 return
             await asyncio.sleep(0.01)
         # What the engine started and did not end.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -498,31 +497,7 @@ class EngineHandle:
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def _spawn(*, may_fetch: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A new engine process and our end of the socket between us. One whose model's files are still to be found may have
-    to fetch them.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-m", "ostro.engine_process.process", str(theirs.fileno())]
-        try:
-            # A group of its own: Ctrl-C is for the API process, which decides what it means; and what the engine
-            # starts, such as a download, can be ended with it.
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-                env=download_environment() if may_fetch else engine_environment(),
-            )
-        except OSError:
-            ours.close()
-            raise
-    return process, ours
+            kill_group(self._process)
 
 
 def _submission(request: Request) -> bytes:

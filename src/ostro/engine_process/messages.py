@@ -12,7 +12,7 @@ from ostro.config import EngineConfig
 from ostro.engine.counters import Counters
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
-from ostro.relay import Logged
+from ostro.processes.log_relay import Logged
 
 # Longer than any real message: a damaged length must not make the reader wait for gigabytes.
 MAX_MESSAGE_BYTES = 1 << 30

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NoReturn
 
 import msgspec
 
@@ -49,7 +48,8 @@ from ostro.engine_process.messages import (
     frame,
 )
 from ostro.errors import BadRequest, ModelError, OstroError
-from ostro.relay import relay_logs
+from ostro.processes.log_relay import relay_logs
+from ostro.processes.spawn import leave
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
@@ -184,16 +184,6 @@ def told_of_loading(channel: Channel) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def leave() -> NoReturn:
-    """Ends this process and what it started: nobody is left to work for.
-
-    A step may be running, or stuck, so no orderly way out is sure to end.
-    """
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
 
 
 def heartbeat(core: EngineCore) -> Heartbeat:

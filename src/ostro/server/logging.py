@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ostro.errors import BadRequest
-from ostro.relay import log_warnings
+from ostro.processes.log_relay import log_warnings
 from ostro.sampling_params import SamplingParams
 from ostro.server.log_text import TextRenderer
 

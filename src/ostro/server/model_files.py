@@ -1,25 +1,23 @@
 """Models' files for the pool: looked for in a thread, downloaded by a process of its own, and held."""
 
 import asyncio
-import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
 from ostro import errors
-from ostro.child_environment import download_environment
 from ostro.config import EngineConfig
 from ostro.errors import DownloadFailed, ModelError, ModelNotFound, OstroError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
-from ostro.relay import Logged
+from ostro.processes.environment import download_environment
+from ostro.processes.log_relay import Logged
+from ostro.processes.spawn import kill_group, spawn
 from ostro.sources.download_worker import Failed, Fetched, Order, Word
 from ostro.sources.place import find_adapter, find_place
 from ostro.sources.store import ModelStore
@@ -114,22 +112,10 @@ def _let_go(found: asyncio.Future[Files | None]) -> None:
 def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A download worker, and our end of the socket between us."""
     order = msgspec.json.encode(Order(config.model, config.tokenizer, config.adapters)).decode()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-m", "ostro.sources.download_worker", str(theirs.fileno()), order]
-        try:
-            # A group of its own: what it starts, such as pip, is ended with it.
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-                env=download_environment(),
-            )
-        except OSError as error:
-            ours.close()
-            raise DownloadFailed(f"The process that fetches models could not be started ({error}).") from error
-    return process, ours
+    try:
+        return spawn("ostro.sources.download_worker", order, environment=download_environment())
+    except OSError as error:
+        raise DownloadFailed(f"The process that fetches models could not be started ({error}).") from error
 
 
 async def _outcome(reader: asyncio.StreamReader, name: str) -> Fetched:
@@ -156,7 +142,6 @@ def _error(kind: str, message: str) -> OstroError:
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process)
     while process.poll() is None:
         await asyncio.sleep(0.01)

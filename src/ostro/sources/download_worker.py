@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from ostro.errors import ModelNotFound, OstroError
-from ostro.relay import Logged, relay_logs
+from ostro.processes.log_relay import Logged, relay_logs
+from ostro.processes.spawn import leave
 from ostro.sources.fetch import fetch_model
 from ostro.sources.place import find_adapter
 from ostro.sources.references import parse_model
@@ -64,7 +64,7 @@ class _Report:
         try:
             self._sock.sendall(msgspec.json.encode(word) + b"\n")
         except OSError:
-            _leave()
+            leave()
 
 
 def main() -> int:
@@ -125,14 +125,7 @@ def _kept(fetch: Callable[[], Path], held: ExitStack) -> Path:
 def _watch(sock: socket.socket) -> None:
     """Nobody writes to the socket: what can be read is its end."""
     sock.recv(1)
-    _leave()
-
-
-def _leave() -> NoReturn:
-    """Ends this process and what it started, such as pip."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

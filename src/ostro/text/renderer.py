@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ostro.child_environment import template_environment
 from ostro.errors import BadRequest, OstroError, Unavailable, Unsupported
+from ostro.processes.environment import template_environment
+from ostro.processes.spawn import spawn
 from ostro.text.chat import ChatTemplate, Message
 from ostro.text.control_text import MAX_NESTING, ControlTexts
 from ostro.text.render_messages import LENGTH, Conversation, Refused, Rendered, Reply, Setup
@@ -206,24 +207,14 @@ class Renderer:
 class _Process:
     def __init__(self, setup: bytes) -> None:
         self._setup = setup
-        self.socket, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "ostro.text.render_process", str(theirs.fileno())]
-        with theirs:
-            try:
-                self.popen = subprocess.Popen(
-                    command,
-                    env={**template_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    # A group of its own: Ctrl-C is for us, who decide what it means.
-                    process_group=0,
-                )
-            except OSError as error:
-                self.socket.close()
-                raise Unavailable(
-                    f"The chat template cannot be rendered: no process could be started ({error.strerror}). "
-                    "Try again later."
-                ) from error
+        environment = {**template_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            self.popen, self.socket = spawn("ostro.text.render_process", environment=environment, options=["-P"])
+        except OSError as error:
+            raise Unavailable(
+                f"The chat template cannot be rendered: no process could be started ({error.strerror}). "
+                "Try again later."
+            ) from error
         self._finalizer = weakref.finalize(self, _end, self.popen, self.socket)
 
     def kill(self) -> None:
