@@ -32,6 +32,8 @@ LAYERS = {
     "ostro.config": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.platforms": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.machine": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.version": Layer(ours=(), never=("torch", "numpy")),
+    "ostro.env_file": Layer(ours=("ostro.errors",), never=("torch", "numpy")),
     "ostro.extras": Layer(ours=(), never=("torch", "numpy")),
     "ostro.processes": Layer(ours=("ostro.processes",), never=("torch", "numpy")),
     "ostro.formats": Layer(ours=("ostro.formats", "ostro.errors"), lazily=("torch",)),
@@ -289,11 +291,11 @@ LAYERS = {
         ours=("ostro.server.tracing.spans", "ostro.server.logging"), never=("torch", "numpy")
     ),
     "ostro.server.lifecycle": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.engine_process.messages", "ostro.__version__", *_VALUES),
+        ours=("ostro.server", "ostro.pool", "ostro.engine_process.messages", "ostro.version", *_VALUES),
         never=("torch",),
     ),
     "ostro.server.settings": Layer(
-        ours=("ostro.server", "ostro.pool", "ostro.machine", *_VALUES),
+        ours=("ostro.server", "ostro.pool", "ostro.machine", "ostro.env_file", *_VALUES),
         never=("torch", "numpy"),
     ),
     # Levanter's YAML, which the reader of its checkpoints knows how to load.
@@ -344,7 +346,7 @@ LAYERS = {
             "ostro.client.failures",
             "ostro.report",
             "ostro.errors",
-            "ostro.__version__",
+            "ostro.version",
         ),
         never=("torch", "numpy", "httpx"),
     ),
@@ -372,10 +374,10 @@ LAYERS = {
     "ostro.ray.router": Layer(ours=("ostro.ray",), never=("torch",)),
     "ostro.ray.data": Layer(ours=("ostro.llm", *_VALUES), never=("torch", "ray")),
     # The server's parts under an ASGI server of somebody else's.
-    "ostro.app": Layer(ours=("ostro.server", "ostro.cli.dotenv", "ostro.errors"), never=("torch", "numpy")),
+    "ostro.app": Layer(ours=("ostro.server", "ostro.env_file", "ostro.errors"), never=("torch", "numpy")),
     "ostro.cli": Layer(ours=("ostro",), lazily=("torch",)),
     "ostro.__main__": Layer(ours=("ostro.cli",), never=("torch", "numpy")),
-    "ostro": Layer(ours=("ostro.llm", "ostro.client", *_VALUES), never=("torch", "numpy")),
+    "ostro": Layer(ours=("ostro.llm", "ostro.client", "ostro.version", *_VALUES), never=("torch", "numpy")),
 }
 
 # Development dependencies: the parity tests use them, an installed Ostro must not.

@@ -7,13 +7,13 @@ from ostro.config import EngineConfig
 from ostro.errors import OstroError
 from ostro.outputs import Choice, Completion, Delta, Score, Solution
 from ostro.sampling_params import SamplingParams
+from ostro.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ostro.client.async_client import AsyncClient
     from ostro.client.client import Client
     from ostro.llm import LLM
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncClient",

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 from fastapi import FastAPI
 
-from ostro.cli.dotenv import read_cache_variables
+from ostro.env_file import read_cache_variables
 from ostro.errors import BadRequest
 from ostro.server.build_models import build_models
 from ostro.server.lifecycle import assemble, build_gate, keep_telling, start_logging

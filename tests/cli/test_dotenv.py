@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ostro.cli import main
-from ostro.cli.dotenv import read_cache_variables
+from ostro.env_file import read_cache_variables
 from ostro.sources.cache import cache_root
 
 

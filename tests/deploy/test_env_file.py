@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ostro.env_file import as_in_dotenv
 from ostro.errors import BadRequest
-from ostro.server.env_file import as_in_dotenv
 
 FILE = """\
 # A comment on a line of its own.

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from ostro import __version__
 from ostro.bench.crew import Crew, crew
 from ostro.bench.figures import Figures, Slo, figures
 from ostro.bench.jobs import Burden, Level, Progress
@@ -17,6 +16,7 @@ from ostro.bench.preflight import preflight
 from ostro.bench.self_test import SelfTest, self_test
 from ostro.bench.workload import Workload
 from ostro.report.wording import duration, percent, rate
+from ostro.version import __version__
 
 Watch = Callable[[Level], AbstractContextManager[Callable[[Progress], None]]]
 

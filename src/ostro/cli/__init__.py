@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ostro.cli.dotenv import read_cache_variables
 from ostro.cli.parser import CommandParser, describe
+from ostro.env_file import read_cache_variables
 from ostro.errors import OstroError
 from ostro.platforms import check_platform
 
@@ -69,7 +69,7 @@ def _translated(words: Sequence[str]) -> list[str]:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    from ostro import __version__
+    from ostro.version import __version__
 
     parser = CommandParser(prog="ostro", description="Serves language models.")
     describe(

@@ -23,7 +23,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
-from ostro import __version__
 from ostro.engine_process.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
@@ -45,6 +44,7 @@ from ostro.server.service import ModelService
 from ostro.server.settings import Merged, ServeSettings
 from ostro.server.stderr import stderr_logged
 from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
+from ostro.version import __version__
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048

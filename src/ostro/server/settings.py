@@ -38,6 +38,7 @@ from ostro.config import (
     read_dtype,
     read_size,
 )
+from ostro.env_file import as_in_dotenv
 from ostro.errors import BadRequest
 from ostro.machine import device_here, free_memory, gpu_memory, in_container
 from ostro.pool.pool import PoolLimits
@@ -46,7 +47,6 @@ from ostro.sampling_params import MAX_SEED
 from ostro.server.api import HttpOptions
 from ostro.server.auth import Keyring, read_key_file
 from ostro.server.body import BodyLimits
-from ostro.server.env_file import as_in_dotenv
 from ostro.server.hosts import HostRule, check_pattern
 from ostro.server.limits import GateLimits
 
