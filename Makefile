@@ -117,7 +117,7 @@ check: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py
+	$(BIN)/python -m pytest -q tests/test_import_layers.py
 
 clean:
 	rm -rf $(VENV) src/ostro/kernels/cpu/libostro_native.* build dist site .mypy_cache .pytest_cache .ruff_cache
