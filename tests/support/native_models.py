@@ -17,6 +17,7 @@ from ostro.runner.native.support import native_architecture
 from ostro.torch_models.base import Model
 from ostro.torch_models.loading import places_of
 from ostro.weights import Pooling
+from ostro.weights.arrays import WeightArray, array_of
 from ostro.weights.stored import Stored, TensorHeader
 
 needs_library = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
@@ -47,6 +48,9 @@ class ModelCheckpoint:
     def stored(self) -> Stored:
         headers = [TensorHeader(name, tuple(tensor.shape), "F32") for name, tensor in self.tensors()]
         return Stored(tensors=headers, file_bytes=0, largest_file=0)
+
+    def arrays(self) -> Iterator[tuple[str, WeightArray]]:
+        return ((name, array_of(tensor)) for name, tensor in self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in places_of(self.model).items():

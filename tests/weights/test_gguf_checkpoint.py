@@ -307,7 +307,9 @@ def test_the_raw_blocks_are_what_the_file_stores(tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     raw = np.random.default_rng(0).integers(0, 100, (96, 68), dtype=np.uint8)
     checkpoint = open_one(write_one_matrix(tmp_path / "one.gguf", kind, raw))
-    np.testing.assert_array_equal(checkpoint.raw(checkpoint.weights[0]), raw)
+    ((_, array),) = checkpoint.arrays()
+    assert (array.format, array.shape) == ("Q8_0", (96, 64))
+    np.testing.assert_array_equal(array.raw, raw)
 
 
 def test_a_type_that_cannot_be_unpacked_is_named_with_its_tensor(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from dense_context import dense_logits
@@ -186,11 +188,14 @@ def test_each_generation_gives_the_same_weights(
     assert checkpoint.config["torch_dtype"] == str(dtype).removeprefix("torch.")
 
 
+def whole(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array that this one is a part of."""
+    return whole(array.base) if isinstance(array.base, np.ndarray) else array
+
+
 def test_stacked_layers_are_read_a_chunk_at_a_time(tmp_path: Path, settings: Path) -> None:
     checkpoint = open_levanter(write_llama(tmp_path / "step-1", layers_per_chunk=2), settings)
-    sizes = [
-        tensor.untyped_storage().nbytes() / tensor.nbytes for name, tensor in checkpoint.tensors() if "up_" in name
-    ]
+    sizes = [whole(array.raw).nbytes / array.raw.nbytes for name, array in checkpoint.arrays() if "up_" in name]
     assert sizes == [2.0, 2.0, 1.0]
 
 

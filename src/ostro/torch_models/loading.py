@@ -1,18 +1,13 @@
 """Filling a model with a checkpoint's tensors, strictly. Knows names and shapes; knows no family and no file format."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ostro.errors import BadCheckpoint
+from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.torch_models.base import Model, Module
-
-# Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
-# weights, namely rope tables (Llama) and causal masks (GPT-2).
-REDUNDANT = re.compile(r"lm_head\.weight|(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +52,18 @@ def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, 
         if place is None:
             if REDUNDANT.fullmatch(given):
                 continue
-            raise BadCheckpoint(
-                f"The checkpoint holds a tensor {given!r} that its architecture has no place for; "
-                "its config may belong to another model."
-            )
+            raise no_place(given)
         if place.shape != tensor.shape:
-            raise BadCheckpoint(
-                f"Tensor {given!r} has shape {tuple(tensor.shape)}, but its config asks for {tuple(place.shape)}; "
-                "they may belong to different models."
-            )
+            raise misshapen(given, tensor.shape, place.shape)
         if not tensor.is_floating_point():
-            raise BadCheckpoint(
-                f"Tensor {given!r} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers: the "
-                "checkpoint is quantised in a way that its config does not tell. Fetch the unquantised model."
-            )
+            raise not_floats(given, str(tensor.dtype).removeprefix("torch."))
         # Few numbers, and each is in every token's way. Matrices are too many: a step's own numbers show them.
         if tensor.dim() < 2 and not bool(tensor.isfinite().all()):
             raise not_finite(given)
         place.fill(tensor)
         missing.discard(name)
     if missing:
-        some = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
-        raise BadCheckpoint(f"The checkpoint lacks {len(missing)} tensors ({some}); fetch the model again.")
-
-
-def not_finite(name: str) -> BadCheckpoint:
-    return BadCheckpoint(f"Tensor {name!r} holds NaN or infinity: the checkpoint is damaged. Download it again.")
+        raise lacking(missing)
 
 
 def places_of(model: nn.Module) -> dict[str, Place]:

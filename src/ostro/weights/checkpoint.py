@@ -27,6 +27,8 @@ from ostro.weights.stored import Stored
 if TYPE_CHECKING:
     import torch
 
+    from ostro.weights.arrays import WeightArray
+
 
 class Checkpoint(Protocol):
     """A model's files, understood. Tensors have the names and the orientation of its family's Hub checkpoints."""
@@ -58,8 +60,11 @@ class Checkpoint(Protocol):
     def stored(self) -> Stored:
         """What the files hold, by their headers."""
 
+    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+        """The weights, one at a time, mapped from the file where its format allows, without torch."""
+
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """The weights, one at a time, mapped from the file where its format allows. Treat them as read-only."""
+        """The same as torch's tensors, in which GGUF's blocks are unpacked. Treat them as read-only."""
 
 
 def open_checkpoint(

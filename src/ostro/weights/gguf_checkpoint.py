@@ -1,6 +1,6 @@
 """A model in one or several GGUF files, as a Checkpoint. Owns the reading and unpacking of its tensors.
 
-Whoever can compute on packed blocks takes `weights` and `raw`; everyone else takes `tensors`.
+Whoever can compute on packed blocks takes `arrays`; everyone else takes `tensors`.
 """
 
 import mmap
@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+
+    from ostro.weights.arrays import WeightArray
 
     _Named = tuple[str, torch.Tensor]
 
@@ -52,18 +54,19 @@ class GgufCheckpoint:
         tensors = [TensorHeader(w.name, w.info.shape, GGML_TYPES[w.info.ggml_type].name) for w in self.weights]
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
+    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+        """Matrices stay as they are stored, unless their numbers have to be changed to get the original back."""
+        maps = self._maps()
+        for weight in self.weights:
+            yield weight.name, _array(weight, maps[weight.path])
+
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Weights under canonical names. Floats stay as they are stored, mapped; packed types become float32."""
-        maps = {path: _map_file(path) for path in {weight.path for weight in self.weights}}
+        """Floats stay as they are stored, mapped; packed types become float32."""
+        maps = self._maps()
         return _ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
 
-    def tensor(self, weight: GgufWeight) -> "torch.Tensor":
-        """One of them."""
-        return _tensor(weight, _map_file(weight.path))
-
-    def raw(self, weight: GgufWeight) -> "npt.NDArray[np.uint8]":
-        """The stored bytes of one weight, mapped: a row of blocks for each row. `weight.undo` is not applied."""
-        return _raw(weight, _map_file(weight.path))
+    def _maps(self) -> dict[Path, mmap.mmap]:
+        return {path: _map_file(path) for path in {weight.path for weight in self.weights}}
 
 
 def open_gguf(path: Path, name: str | None = None) -> GgufCheckpoint:
@@ -124,20 +127,44 @@ def _named_tensor(weight: GgufWeight, data: mmap.mmap) -> "_Named":
 def _tensor(weight: GgufWeight, data: mmap.mmap) -> "torch.Tensor":
     import torch
 
-    floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    raw = torch.from_numpy(_raw(weight, data))
-    dtype = floats.get(GGML_TYPES[weight.info.ggml_type].name)
-    tensor = raw.view(dtype) if dtype is not None else torch.from_numpy(_dequantize(weight, data))
+    values = torch.from_numpy(_values(weight, data))
+    return values.view(torch.bfloat16) if values.dtype == torch.uint16 else values
+
+
+def _array(weight: GgufWeight, data: mmap.mmap) -> "WeightArray":
+    import numpy as np
+
+    from ostro.weights.arrays import WeightArray
+
+    info = weight.info
+    if len(info.shape) != 2 or weight.undo not in (Undo.NOTHING, Undo.ROTATE_HALVES):
+        return WeightArray.of(_values(weight, data))
+    order = _halves(np.arange(info.shape[0]), weight.heads) if weight.undo is Undo.ROTATE_HALVES else None
+    return WeightArray(GGML_TYPES[info.ggml_type].name, info.shape, _raw(weight, data), order)
+
+
+def _values(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[Any]":
+    """The original numbers: floats as they are stored, bfloat16 as its bits, and packed types in float32."""
+    import numpy as np
+
+    dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(GGML_TYPES[weight.info.ggml_type].name)
+    values: npt.NDArray[Any]
+    values = _dequantize(weight, data) if dtype is None else _raw(weight, data).view(dtype)
     match weight.undo:
         case Undo.NOTHING:
-            return tensor
+            return values
         case Undo.ROTATE_HALVES:
-            pairs = tensor.reshape(weight.heads, -1, 2, *tensor.shape[1:])
-            return pairs.transpose(1, 2).reshape(tensor.shape)
+            return _halves(values, weight.heads)
         case Undo.SUBTRACT_ONE:
-            return tensor - 1
+            floats = (values.astype(np.uint32) << 16).view(np.float32) if dtype is np.uint16 else values
+            return floats - floats.dtype.type(1)
         case Undo.TRANSPOSE:
-            return tensor.t().contiguous()
+            return np.ascontiguousarray(values.T)
+
+
+def _halves(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":
+    """Rows of each head that lie as 0, h/2, 1, h/2+1, …, in their own order."""
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]":

@@ -5,10 +5,10 @@ else is refused, and nothing in it runs.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import read_json_object
@@ -20,8 +20,11 @@ from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 if TYPE_CHECKING:
     import torch
 
+    from ostro.weights.arrays import WeightArray
+
 _TORCH_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FORMAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+T = TypeVar("T")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -40,15 +43,27 @@ class HfCheckpoint:
         sizes = [path.stat().st_size for path in self.files]
         return Stored(tensors=list(self._headers()), file_bytes=sum(sizes), largest_file=max(sizes))
 
+    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+        from ostro.weights import arrays
+
+        for path, names in self.files.items():
+            if path.suffix in PICKLE_SUFFIXES:
+                pickled = ((name, arrays.array_of(tensor)) for name, tensor in read_pickle(path, names))
+                yield from self._renamed(pickled)
+            else:
+                yield from self._renamed(arrays.read_safetensors(path, names))
+
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Weights under canonical names, one at a time, mapped where the file allows."""
-        rename = renamer(self.config)
-        for path, stored_names in self.files.items():
+        for path, names in self.files.items():
             read = read_pickle if path.suffix in PICKLE_SUFFIXES else read_safetensors
-            for stored_name, tensor in read(path, stored_names):
-                name = rename(stored_name)
-                if name is not None:
-                    yield name, tensor
+            yield from self._renamed(read(path, names))
+
+    def _renamed(self, stored: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
+        """The weights of the language model, under their canonical names."""
+        rename = renamer(self.config)
+        for stored_name, weight in stored:
+            if (name := rename(stored_name)) is not None:
+                yield name, weight
 
     def _headers(self) -> Iterator[TensorHeader]:
         rename = renamer(self.config)

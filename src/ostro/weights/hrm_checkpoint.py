@@ -40,6 +40,8 @@ from ostro.weights.stored import Stored
 if TYPE_CHECKING:
     import torch
 
+    from ostro.weights.arrays import WeightArray
+
 _STARTER, _STARTER_HEAD = "starter_brain.json", "q_head.pt"
 _STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
 _MIND = "mind"
@@ -91,6 +93,9 @@ class HrmCheckpoint:
             f"{self.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
             "sequences run. Load it to see."
         )
+
+    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+        raise Unsupported(f"{self.name} is an HRM, which torch runs: its weights are read as torch's tensors.")
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under the names that upstream's model gives them, mapped where the file allows."""

@@ -17,8 +17,8 @@ from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import tensorstore
-    import torch
 
 MANIFEST = "manifest.json"
 DATABASE = "manifest.ocdbt"
@@ -37,22 +37,19 @@ class StoredArray:
     dtype: str
     _store: "tensorstore.TensorStore"
 
-    def read(self) -> "torch.Tensor":
+    def read(self) -> "npt.NDArray[Any]":
+        """Its numbers; those of bfloat16 as 16-bit integers."""
         return self._read(self._store)
 
-    def read_rows(self) -> Iterator["torch.Tensor"]:
+    def read_rows(self) -> Iterator["npt.NDArray[Any]"]:
         """Its parts along the first axis, one after the other. No more than a row of chunks is in memory."""
         step = (self._store.chunk_layout.read_chunk.shape or (1,))[0] or 1
         for start in range(0, self.shape[0], step):
             yield from self._read(self._store[start : min(start + step, self.shape[0])])
 
-    def _read(self, part: "tensorstore.TensorStore") -> "torch.Tensor":
-        import torch
-
+    def _read(self, part: "tensorstore.TensorStore") -> "npt.NDArray[Any]":
         values = _result(part.read(order="C"), f"Cannot read the array {self.path!r}")
-        if self.dtype != "bfloat16":
-            return torch.from_numpy(values)
-        return torch.from_numpy(values.view("uint16")).view(torch.bfloat16)
+        return values.view("uint16") if self.dtype == "bfloat16" else values
 
 
 class LevanterArrays:

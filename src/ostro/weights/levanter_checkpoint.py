@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, OstroError
 from ostro.formats.json_file import read_json_object
@@ -26,7 +26,10 @@ from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored, TensorHeader
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
+
+    from ostro.weights.arrays import WeightArray
 
 METADATA = "metadata.json"
 _STEP = re.compile(r"step-\d+")
@@ -68,14 +71,26 @@ class LevanterCheckpoint:
         stacks = [prod(each.hub_shape) * len(each.names) * 4 for each in self.weights]
         return Stored(tensors=tensors, file_bytes=sum(stacks), largest_file=max(stacks))
 
+    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+        from ostro.weights.arrays import WeightArray
+
+        return ((name, WeightArray.of(values)) for name, values in self._values())
+
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        import torch
+
+        for name, values in self._values():
+            tensor = torch.from_numpy(values)
+            yield name, tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+    def _values(self) -> Iterator[tuple[str, "npt.NDArray[Any]"]]:
         """Weights under the Hub's names, as they are stored. Stacked layers are read a few at a time."""
         arrays = LevanterArrays(self.path)
         for weight in self.weights:
             array = arrays.open(weight.path)
             parts = array.read_rows() if weight.stacked else iter([array.read()])
             for name, part in zip(weight.names, parts, strict=True):
-                if part.numel() > prod(weight.hub_shape):
+                if part.size > prod(weight.hub_shape):
                     # Levanter rounds the vocabulary up to what its devices can share: rows that mean nothing.
                     part = part[: weight.hub_shape[0]]
                 yield name, part.reshape(weight.hub_shape)

@@ -1,0 +1,40 @@
+"""What a checkpoint may hold besides weights, and the errors for tensors that do not fit. Imports no torch."""
+
+import re
+from collections.abc import Collection, Sequence
+
+from ostro.errors import BadCheckpoint
+
+# Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
+# weights, namely rope tables (Llama) and causal masks (GPT-2).
+REDUNDANT = re.compile(r"lm_head\.weight|(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
+
+
+def no_place(name: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"The checkpoint holds a tensor {name!r} that its architecture has no place for, or holds it twice; "
+        "its config may belong to another model."
+    )
+
+
+def misshapen(name: str, shape: Sequence[int], asked: Sequence[int]) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"Tensor {name!r} has shape {tuple(shape)}, but its config asks for {tuple(asked)}; "
+        "they may belong to different models."
+    )
+
+
+def not_floats(name: str, dtype: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"Tensor {name!r} holds {dtype}, not floating-point numbers: the checkpoint is quantised in a way that its "
+        "config does not tell. Fetch the unquantised model."
+    )
+
+
+def not_finite(name: str) -> BadCheckpoint:
+    return BadCheckpoint(f"Tensor {name!r} holds NaN or infinity: the checkpoint is damaged. Download it again.")
+
+
+def lacking(names: Collection[str]) -> BadCheckpoint:
+    some = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    return BadCheckpoint(f"The checkpoint lacks {len(names)} tensors ({some}); fetch the model again.")

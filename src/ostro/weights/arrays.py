@@ -1,0 +1,136 @@
+"""A checkpoint's tensors as numpy arrays, in the number formats of their files. Imports no torch.
+
+numpy has no bfloat16: an array of 16-bit integers stands for its bits.
+"""
+
+import json
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ostro.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+_FORMATS = {np.float64: "F64", np.float32: "F32", np.float16: "F16", np.uint16: "BF16"}
+_INTEGERS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightArray:
+    """One weight as its file stores it: rows of numbers, or of GGUF's blocks."""
+
+    format: str
+    """As GGUF names it; formats that GGUF lacks, as safetensors does."""
+    shape: tuple[int, ...]
+    raw: Bytes
+    """[*shape[:-1], bytes of a row], mapped from the file where its format allows. Treat it as read-only."""
+    order: npt.NDArray[np.intp] | None = None
+    """Which row of `raw` each row of the weight is; None where the file has them in the weight's own order."""
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any]) -> Self:
+        """Numbers in memory. Those of 16-bit integers are bfloat16's bits."""
+        whole = np.ascontiguousarray(values)
+        name = _FORMATS.get(whole.dtype.type, f"{whole.dtype.kind.upper()}{8 * whole.itemsize}")
+        return cls(name, values.shape, _rows_of(whole.reshape(-1).view(np.uint8), values.shape))
+
+    @property
+    def is_float(self) -> bool:
+        return self.format in _DECODERS
+
+    @property
+    def format_name(self) -> str:
+        """The format as people call it: int8 for I8."""
+        return _INTEGERS.get(self.format, self.format)
+
+    def floats(self) -> Floats:
+        """The weight's numbers in float32. Only for formats of floating-point numbers."""
+        # What is no number, or too large for float32, is for whoever takes the numbers to notice.
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = _DECODERS[self.format](self.raw).reshape(self.shape)
+        return values if self.order is None else values[self.order]
+
+    def row_addresses(self) -> npt.NDArray[np.uint64]:
+        """Where each row of a matrix lies in memory, as long as `raw` does."""
+        order = np.arange(self.shape[0]) if self.order is None else self.order
+        return np.uint64(self.raw.ctypes.data) + order.astype(np.uint64) * np.uint64(self.raw.shape[1])
+
+
+def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterator[tuple[str, WeightArray]]:
+    """The tensors of these names, or all, in the order of the file, mapped from it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # The library bounds the header, and holds it against the file's size.
+        with safe_open(path, framework="np") as file:
+            in_order = [name for name in file.offset_keys() if names is None or name in names]
+        with path.open("rb") as opened:
+            # Copy on write, and nobody writes: torch wants memory that it may write to.
+            mapped = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+    size = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
+    header = json.loads(mapped[8:size].tobytes())
+    for name in in_order:
+        yield name, _mapped_array(header[name], mapped[size:])
+
+
+def array_of(tensor: "torch.Tensor") -> WeightArray:
+    """A tensor of torch's, for whoever has one."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return WeightArray.of(tensor.contiguous().view(torch.uint16).numpy())
+    is_narrow = tensor.is_floating_point() and tensor.itemsize == 1
+    return WeightArray.of((tensor.float() if is_narrow else tensor).numpy())
+
+
+def _mapped_array(entry: Mapping[str, Any], data: Bytes) -> WeightArray:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    return WeightArray(entry["dtype"], shape, _rows_of(_aligned(data[begin:end]), shape))
+
+
+def _rows_of(raw: Bytes, shape: tuple[int, ...]) -> Bytes:
+    # Not -1 for the last: an empty tensor would not tell it.
+    count = int(np.prod(shape[:-1], dtype=np.int64))
+    return raw.reshape(*shape[:-1], len(raw) // max(1, count))
+
+
+def _aligned(raw: Bytes) -> Bytes:
+    """Where vectors of numbers may be read: a header's odd length moves all that follows it."""
+    return raw if raw.ctypes.data % 8 == 0 else raw.copy()
+
+
+def _float8_e4m3(raw: Bytes) -> Floats:
+    codes = np.arange(256)
+    exponents, mantissas = codes >> 3 & 15, codes & 7
+    table = np.where(exponents, (8 + mantissas) * 2.0 ** (exponents - 10), mantissas * 2.0**-9)
+    table[codes & 127 == 127] = np.nan
+    return np.where(codes < 128, table, -table).astype(np.float32)[raw]
+
+
+def _bfloat16(raw: Bytes) -> Floats:
+    return (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+_DECODERS: Mapping[str, Callable[[Bytes], Floats]] = {
+    "F32": lambda raw: raw.view(np.float32),
+    "F16": lambda raw: raw.view(np.float16).astype(np.float32),
+    "BF16": _bfloat16,
+    "F64": lambda raw: raw.view(np.float64).astype(np.float32),
+    "F8_E4M3": _float8_e4m3,
+    "F8_E5M2": lambda raw: (raw.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32),
+}
