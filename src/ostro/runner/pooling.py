@@ -1,20 +1,25 @@
-"""From the hidden states of a prompt to its one vector, chunk by chunk."""
+"""From the hidden states of a prompt to its one vector, chunk by chunk. Imports no torch."""
 
-import torch
-from torch import Tensor
+from typing import NamedTuple
 
 from ostro.engine.batch import Chunk
 from ostro.weights import Pooling
 
 
-def pooled_share(pooling: Pooling | None, chunk: Chunk, hidden: Tensor) -> Tensor:
+class PooledRows(NamedTuple):
+    rows: slice
+    """The rows of a chunk whose sum counts; perhaps none."""
+    divisor: int
+    """What their sum is divided by."""
+
+
+def pooled_rows(pooling: Pooling | None, chunk: Chunk) -> PooledRows:
     """The chunk's share of the sequence's vector: the shares of all its chunks add up to it."""
     assert pooling is not None, "the model does not embed"
-    last = chunk.end == chunk.seq.num_tokens
     if pooling.mode == "mean":
-        return hidden.sum(0) / chunk.seq.num_tokens
+        return PooledRows(slice(None), chunk.seq.num_tokens)
     if pooling.mode == "cls" and chunk.start == 0:
-        return hidden[0]
-    if pooling.mode == "lasttoken" and last:
-        return hidden[-1]
-    return torch.zeros_like(hidden[0])
+        return PooledRows(slice(0, 1), 1)
+    if pooling.mode == "lasttoken" and chunk.end == chunk.seq.num_tokens:
+        return PooledRows(slice(-1, None), 1)
+    return PooledRows(slice(0, 0), 1)

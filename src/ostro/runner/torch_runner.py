@@ -15,7 +15,7 @@ from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.machine import free_memory
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.memory import page_bytes, second_layout_fits
-from ostro.runner.pooling import pooled_share
+from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
 from ostro.torch_models.base import Model
@@ -95,7 +95,8 @@ class TorchRunner:
                 output.prompt_logprobs[chunk.seq.id] = self._score(chunk, rows)
             if chunk.seq.request.task is Task.EMBED:
                 own = hidden[piece.offset : piece.offset + piece.length]
-                output.pooled[chunk.seq.id] = pooled_share(self.pooling, chunk, own).tolist()
+                pooled, divisor = pooled_rows(self.pooling, chunk)
+                output.pooled[chunk.seq.id] = (own[pooled].sum(0) / divisor).tolist()
         return output
 
     def _forward(self, batch: Batch, pieces: Seq[Piece]) -> Tensor:

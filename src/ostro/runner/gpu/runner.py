@@ -38,7 +38,7 @@ from ostro.runner.gpu.sampling import Sampler, SamplerKind, edited, edits, outco
 from ostro.runner.gpu.transfer import fetch, send
 from ostro.runner.logprobs import logprob_table, read_logprobs
 from ostro.runner.memory import gpu_num_pages
-from ostro.runner.pooling import pooled_share
+from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
@@ -324,7 +324,7 @@ class GpuRunner:
 
     def _pool(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
         waits = [
-            (chunk, fetch(pooled_share(self.pooling, chunk, hidden[end - chunk.length : end].float())))
+            (chunk, fetch(self._share(chunk, hidden[end - chunk.length : end].float())))
             for chunk, end in zip(chunks, ends, strict=True)
             if chunk.seq.request.task is Task.EMBED
         ]
@@ -334,6 +334,10 @@ class GpuRunner:
                 output.pooled[chunk.seq.id] = wait()[0].tolist()
 
         return add
+
+    def _share(self, chunk: Chunk, hidden: Tensor) -> Tensor:
+        rows, divisor = pooled_rows(self.pooling, chunk)
+        return hidden[rows].sum(0) / divisor
 
     # ---- both
 

@@ -1,13 +1,12 @@
 """Runs batches with the native core: Batch -> arrays -> one native call -> tokens. Knows no schedule and no text.
 
-Rows that ask for more than temperature, top-k, top-p and min-p are sampled by torch, from the same logits; so are
-log-probabilities made. Nothing else needs torch.
+Rows whose scores a request changes take a second call, which only draws. Imports no torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from ctypes import Array
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +14,19 @@ import numpy.typing as npt
 from ostro.config import EngineConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, SampledToken, StepOutput, TokenLogprob
-from ostro.engine.sequence import Sequence
+from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
 from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
-from ostro.kernels.cpu.packed_file import PackedFile
+from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
 from ostro.runner.memory import num_pages, page_bytes
+from ostro.runner.native.logprobs import token_logprob
+from ostro.runner.native.sampling import Row, draws_of, edit, is_edited
 from ostro.runner.outcome import outcome
+from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
-from ostro.runner.random_key import stream_key
 from ostro.weights import Pooling
 
-if TYPE_CHECKING:
-    import torch
-
-_WORD = 2**64 - 1
 # A multiplication of floats, as attention does them, takes as long as so many of codes.
 _FLOAT_PRICE = 4.5
 
@@ -83,6 +79,7 @@ class NativeRunner:
             threads=threads,
         )
         spec = self.program.spec
+        self._sample_step = next((at for at, step in enumerate(spec.steps) if step.op is Op.SAMPLE), len(spec.steps))
         self._spec = RunnerSpec(
             page_size=PAGE,
             num_pages=num_pages,
@@ -99,7 +96,13 @@ class NativeRunner:
 
     @classmethod
     def sized(
-        cls, packed: PackedFile, config: EngineConfig, *, isa: str, threads: int, pooling: Pooling | None = None
+        cls,
+        packed: PackedFile,
+        config: EngineConfig,
+        *,
+        isa: str,
+        threads: int,
+        pooling: Pooling | None = None,
     ) -> Self:
         """With as many pages as memory holds."""
         config = config.suited_to("cpu")
@@ -144,15 +147,16 @@ class NativeRunner:
         pieces = self._pieces(batch.chunks)
         asking = [(chunk, piece) for chunk, piece in zip(batch.chunks, pieces, strict=True) if chunk.samples]
         asked = np.array([piece.row + piece.length - 1 for _, piece in asking], np.int32)
-        seqs = [(row, seq) for row, (chunk, _) in enumerate(asking) for seq in chunk.samples]
-        plain = [(row, seq) for row, seq in seqs if is_plain(seq)]
-        draws = _draws(plain, self._spec.vocab_size)
+        rows = [(row, seq) for row, (chunk, _) in enumerate(asking) for seq in chunk.samples]
+        plain = [each for each in rows if not is_edited(each[1])]
+        draws = draws_of(plain, self._spec.vocab_size)
         last = None if asking else self.program.spec.head_step
         self.program.run(tokens, pieces, asked, draws, last=last)
         output = StepOutput()
-        for (_, seq), draw in zip(plain, draws, strict=True):
-            output.sampled[seq.id] = outcome(draw.token, draw.best, None)
-        self._sample_others([(row, seq) for row, seq in seqs if not is_plain(seq)], output)
+        self._take(plain, draws, output)
+        if len(plain) < len(rows):
+            changed = [each for each in rows if is_edited(each[1])]
+            self._sample_changed(tokens, pieces, asked, changed, output)
         for chunk, piece in zip(batch.chunks, pieces, strict=True):
             if chunk.scored:
                 output.prompt_logprobs[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
@@ -168,24 +172,34 @@ class NativeRunner:
             row += chunk.length
         return pieces
 
-    def _sample_others(self, rows: Seq[tuple[int, Sequence]], output: StepOutput) -> None:
-        if not rows:
-            return
-        from ostro.runner.sampler import sample
+    def _take(
+        self, rows: Seq[Row], draws: "Array[CDraw]", output: StepOutput, logits: Mapping[int, Floats] | None = None
+    ) -> None:
+        """Notes what was drawn. `logits` are the model's own where those in the buffer were changed, by their rows."""
+        for (row, seq), draw in zip(rows, draws, strict=True):
+            logprob = None
+            if (top := seq.request.params.logprobs) is not None:
+                logprob = token_logprob(logits[row] if logits else self._logits()[row], draw.token, top)
+            output.sampled[seq.id] = outcome(draw.token, draw.best, logprob)
 
-        sampled: list[SampledToken] = sample(self._logits([row for row, _ in rows]), [seq for _, seq in rows])
-        output.sampled.update(zip((seq.id for _, seq in rows), sampled, strict=True))
+    def _sample_changed(
+        self, tokens: Rows, pieces: Seq[Piece], asked: Rows, rows: Seq[Row], output: StepOutput
+    ) -> None:
+        """Draws from rows of logits after changing them where they lie."""
+        logits = self._logits()
+        own = {row: logits[row].copy() for row, seq in rows if seq.request.params.logprobs is not None}
+        edit(logits, rows)
+        draws = draws_of(rows, self._spec.vocab_size)
+        self.program.run(tokens, pieces, asked, draws, first=self._sample_step)
+        self._take(rows, draws, output, own)
 
-    def _logits(self, rows: Seq[int]) -> "torch.Tensor":
-        import torch
-
+    def _logits(self) -> Floats:
+        """What the last run has left: a row for each that was asked for."""
         number = self.program.spec.logits
         assert number is not None, "the model has no head"
-        return torch.from_numpy(self.program.buffer(number)[list(rows), : self._spec.vocab_size])
+        return self.program.buffer(number)[:, : self._spec.vocab_size]
 
     def _score(self, tokens: Rows, pieces: Seq[Piece], chunk: Chunk, piece: Piece) -> list[TokenLogprob]:
-        from ostro.runner.logprobs import position_logprobs
-
         top = chunk.seq.request.params.prompt_logprobs or 0
         first = piece.row - chunk.start
         found: list[TokenLogprob] = []
@@ -194,44 +208,15 @@ class NativeRunner:
             asked = np.arange(first + positions.start, first + positions.stop, dtype=np.int32)
             self.program.run(tokens, pieces, asked, first=self.program.spec.head_step)
             targets = chunk.seq.token_ids[positions.start + 1 : positions.stop + 1]
-            found += position_logprobs(self._logits(range(len(positions))), targets, top)
+            found += [token_logprob(row, target, top) for row, target in zip(self._logits(), targets, strict=False)]
         return found
 
     def _pool(self, tokens: Rows, pieces: Seq[Piece], chunk: Chunk, piece: Piece) -> list[float]:
-        import torch
-
-        from ostro.runner.pooling import pooled_share
-
         spec, blocks = self.program.spec, []
         for at in range(piece.row, piece.row + piece.length, self.program.max_asked):
             asked = np.arange(at, min(at + self.program.max_asked, piece.row + piece.length), dtype=np.int32)
             self.program.run(tokens, pieces, asked, first=spec.head_step, last=spec.logits_step)
             blocks.append(self.program.buffer(spec.hidden)[: len(asked), : spec.hidden_size].copy())
-        return pooled_share(self.pooling, chunk, torch.from_numpy(np.concatenate(blocks))).tolist()
-
-
-def is_plain(seq: Sequence) -> bool:
-    """Whether the native core samples it: nothing is added to its scores, and no log-probability is wanted."""
-    request, params = seq.request, seq.request.params
-    return not (
-        params.logit_bias
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-        or params.logprobs is not None
-        or request.bad_word_ids
-        or seq.stops_banned
-    )
-
-
-def _draws(rows: Seq[tuple[int, Sequence]], vocab: int) -> "Array[CDraw]":
-    draws = (CDraw * len(rows))()
-    for draw, (row, seq) in zip(draws, rows, strict=True):
-        params = seq.request.params
-        draw.row = row
-        if params.greedy:
-            continue
-        draw.temperature, draw.top_p, draw.min_p = params.temperature, params.top_p, params.min_p
-        draw.top_k = params.top_k if 0 < params.top_k < vocab else 0
-        draw.key = stream_key(seq.request.seed, seq.choice, seq.num_output) & _WORD
-    return draws
+        rows, divisor = pooled_rows(self.pooling, chunk)
+        pooled: list[float] = (np.concatenate(blocks)[rows].sum(0) / np.float32(divisor)).tolist()
+        return pooled

@@ -1,0 +1,111 @@
+"""What a request changes in its scores before a token is chosen: logit bias, penalties and bans. Imports no torch.
+
+Each touches a few tokens of a row, so each is a list of cells (row, token, amount), gathered for the whole batch:
+whoever holds the scores applies it in one indexed write.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ostro.engine import sequence
+
+
+class Change(Enum):
+    """What an amount does to a score."""
+
+    ADD = auto()
+    DISCOURAGE = auto()
+    """Divides a score above zero, and multiplies any other."""
+    SUBTRACT = auto()
+
+
+class Edits(NamedTuple):
+    change: Change
+    cells: npt.NDArray[np.float64]
+    """[3, cells]: rows, tokens and amounts; floats, so that they travel to a device as one array."""
+
+
+class _Edit(NamedTuple):
+    row: int
+    tokens: npt.NDArray[np.float64]
+    """A token may repeat only with one amount."""
+    amounts: npt.NDArray[np.float64]
+
+
+def all_edits(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
+    """Logit bias, repetition penalty, presence and frequency penalties, then bans, to be applied in that order.
+
+    A ban subtracts infinity instead of writing it: a NaN or an infinite score then stays visible to the check that
+    fails its row.
+    """
+    yield from _gathered(Change.ADD, _biases(seqs, vocab))
+    yield from _gathered(Change.DISCOURAGE, _repetitions(seqs))
+    yield from _gathered(Change.SUBTRACT, _occurrences(seqs))
+    yield from _gathered(Change.SUBTRACT, _bans(seqs, vocab))
+
+
+def edits_without_penalties(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
+    """Logit bias and bans only, for a sampler that knows penalties itself."""
+    yield from _gathered(Change.ADD, _biases(seqs, vocab))
+    yield from _gathered(Change.SUBTRACT, _bans(seqs, vocab))
+
+
+def _gathered(change: Change, edits: Iterable[_Edit]) -> Iterator[Edits]:
+    """All rows' edits of one kind as one, if there are any."""
+    if not (found := list(edits)):
+        return
+    lengths = [len(edit.tokens) for edit in found]
+    cells = np.empty((3, sum(lengths)))
+    cells[0] = np.repeat([edit.row for edit in found], lengths)
+    cells[1] = np.concatenate([edit.tokens for edit in found])
+    cells[2] = np.concatenate([edit.amounts for edit in found])
+    yield Edits(change, cells)
+
+
+# A bias or a ban may name an id that the model does not have: it cannot be generated, so there is nothing to change.
+
+
+def _biases(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[_Edit]:
+    for row, seq in enumerate(seqs):
+        if bias := {token: amount for token, amount in seq.request.params.logit_bias.items() if 0 <= token < vocab}:
+            yield _Edit(row, _array(bias), _array(bias.values()))
+
+
+def _repetitions(seqs: Sequence[sequence.Sequence]) -> Iterator[_Edit]:
+    for row, seq in enumerate(seqs):
+        if (penalty := seq.request.params.repetition_penalty) != 1.0:
+            yield _Edit(row, np.array(seq.token_ids, dtype=np.float64), np.full(seq.num_tokens, penalty))
+
+
+def _occurrences(seqs: Sequence[sequence.Sequence]) -> Iterator[_Edit]:
+    for row, seq in enumerate(seqs):
+        params = seq.request.params
+        if (params.presence_penalty or params.frequency_penalty) and seq.num_output:
+            tokens, counts = np.unique(np.array(seq.output_ids, dtype=np.float64), return_counts=True)
+            penalties = params.presence_penalty + params.frequency_penalty * counts
+            yield _Edit(row, tokens, penalties.astype(np.float64))
+
+
+def _bans(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[_Edit]:
+    for row, seq in enumerate(seqs):
+        banned = {word[-1] for word in seq.request.bad_word_ids if _completes(word, seq.token_ids)}
+        if seq.stops_banned:
+            banned |= seq.stop_ids
+        if banned := {token for token in banned if 0 <= token < vocab}:
+            yield _Edit(row, _array(banned), np.full(len(banned), np.inf))
+
+
+def _completes(word: tuple[int, ...], token_ids: list[int]) -> bool:
+    """Whether the word's last token would complete it. Its beginning may lie in the prompt."""
+    if len(word) < 2:
+        return len(word) == 1
+    # The last token alone settles it nearly always.
+    return token_ids[-1] == word[-2] and tuple(token_ids[1 - len(word) :]) == word[:-1]
+
+
+def _array(values: Collection[float]) -> npt.NDArray[np.float64]:
+    return np.fromiter(values, dtype=np.float64, count=len(values))
