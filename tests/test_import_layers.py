@@ -42,7 +42,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "engine_process": (
         *("config", "engine", "errors", "processes", "runner", "sampling_params", "sources", "weights"),
     ),
-    "planning": ("config", "errors", "formats", "kernels", "machine", "models", "runner", "sources", "weights"),
+    "planning": ("config", "errors", "kernels", "machine", "models", "runner", "sources", "weights"),
     "outputs": ("engine", "errors"),
     "frontend": (
         *("config", "engine", "errors", "outputs", "sampling_defaults", "sampling_params", "sources", "text"),

@@ -181,7 +181,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plan_agrees_with_what_an_engine_takes_natively(
     config: Mapping[str, object], dtype: torch.dtype, quantize: Quantization, tmp_path: Path, own_cache: Path
 ) -> None:
-    """Once the weights are packed, with all pages in use, and many rows of logits. The first start has torch too."""
+    """When the weights are packed, and once they are, with all pages in use and many rows of logits."""
     directory = write_checkpoint(tmp_path / "model", config, dtype)
     engine = replace(SERVED, quantize=quantize, threads=2)
     found = plan(directory, engine)

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kMostThreads = 1024;
 constexpr int kDimMultiple = 16;
-constexpr const char* kNames[kOps] = {"embed", "linear", "norm", "attend", "gather", "softcap", "sample"};
+constexpr const char* kNames[kOps] = {"embed", "linear", "norm", "attend", "gather", "softcap", "sample",
+                                         "adapt", "activate"};
 
 // Thrown and caught in this file alone: the checks below read as a list of what must hold.
 struct Broken {
@@ -88,6 +89,14 @@ class Steps {
         require(gathered_, "it comes before a gather");
         whole("in", step.in, 0, step.cols);
         break;
+      case Op::kAdapt: adapt(step); break;
+      case Op::kActivate:
+        width(step);
+        require_range("after", step.after, static_cast<int>(After::kSilu), static_cast<int>(After::kGelu));
+        whole("in", step.in, step.in_at, 2 * static_cast<int64_t>(step.width));
+        whole("out", step.out, step.out_at, step.width);
+        require(step.in != step.out, "it reads the buffer that it writes");
+        break;
     }
   }
 
@@ -120,6 +129,28 @@ class Steps {
     whole("in", step.in, step.in_at, step.cols);
     whole("out", step.out, step.out_at, gated ? rows / 2 : rows);
     require(step.in != step.out, "it reads the buffer that it writes");
+  }
+
+  void width(const Step& step) const {
+    require_range("width", step.width, 1, INT_MAX / 8);
+    require(step.width % kernels_.panel == 0, "it writes ", step.width, " columns, no multiple of ", kernels_.panel);
+  }
+
+  void adapt(const Step& step) const {
+    require(!gathered_, "it comes after a gather");
+    require_range("cols", step.cols, 1, INT_MAX / 8);
+    norm(step, step.cols);
+    width(step);
+    whole("in", step.in, step.in_at, step.cols);
+    whole("out", step.out, step.out_at, step.width);
+    require(step.in != step.out, "it reads the buffer that it writes");
+    require_range("the number of adapters", step.num_terms, 1, INT_MAX / 8);
+    require(step.terms != nullptr, "it has no adapters");
+    for (int i = 0; i < step.num_terms; ++i) {
+      const Term& term = step.terms[i];
+      require_range("a rank", term.rank, 0, 1 << 16);
+      require(term.rank == 0 || (term.a && term.b), "an adapter has no matrices");
+    }
   }
 
   void attend(const Step& step) const {
@@ -198,11 +229,13 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
       pages(shape.num_pages),
       vocab(INT_MAX),
       positions(INT_MAX),
+      adapters(INT_MAX),
       steps(static_cast<int>(steps.size())) {
   for (const Rotation& each : rotations) positions = std::min(positions, each.positions);
   for (const Step& step : steps) {
     if (static_cast<Op>(step.op) == Op::kEmbed) vocab = std::min(vocab, step.matrix->rows);
     if (static_cast<Op>(step.op) == Op::kGather) asked = buffers[step.out].rows;
+    if (static_cast<Op>(step.op) == Op::kAdapt) adapters = std::min(adapters, step.num_terms);
   }
 }
 
@@ -217,6 +250,8 @@ std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin,
     require_range("a draw's row", batch.draws[i].row, 0, batch.num_asked - 1);
     require_range("top_k", batch.draws[i].top_k, 0, INT_MAX);
   }
+  if (batch.adapters)
+    for (int i = 0; i < batch.num_rows; ++i) require_range("an adapter", batch.adapters[i], -1, limits.adapters - 1);
   int row = 0;
   for (int i = 0; i < batch.num_pieces; ++i) {
     const Piece& piece = batch.pieces[i];

@@ -15,7 +15,7 @@ std::string why_no_plan(const Kernels& kernels, const Shape& shape, const std::v
 
 // What batches of a plan may hold, read off the plan once.
 struct BatchLimits {
-  int rows, asked, pages, vocab, positions, steps;
+  int rows, asked, pages, vocab, positions, adapters, steps;
 
   BatchLimits(const Shape& shape, const std::vector<BufferShape>& buffers, const std::vector<Rotation>& rotations,
               const std::vector<Step>& steps);

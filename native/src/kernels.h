@@ -75,6 +75,11 @@ struct Kernels {
   void (*norm)(const float* x, int cols, const float* weight, float eps, bool adds, float* out);
   void (*rotate)(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines);
   void (*softcap)(float* x, int cols, float cap);
+  float (*dot)(const float* a, const float* b, int count);
+  // out += scale * x; whole panels
+  void (*add_scaled)(const float* x, float scale, int count, float* out);
+  // out = activated gates * ups; `count` numbers are written, whole panels, and x has a panel of each by turns
+  void (*activate)(const float* x, int count, After after, float* out);
   // out[i] = exp((x[i] - top) / temperature)
   void (*weigh)(const float* x, int count, float top, float temperature, float* out);
 };

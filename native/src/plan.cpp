@@ -88,8 +88,10 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     buffers_.push_back({each, zeros<float>(static_cast<size_t>(each.rows) * each.cols)});
     rows = std::max(rows, each.rows);
   }
-  int most_cols = 0, normed_cols = 0;
+  int most_cols = 0, normed_cols = 0, most_rank = 0;
   for (const Step& step : steps_) {
+    for (int i = 0; i < step.num_terms; ++i) most_rank = std::max(most_rank, step.terms[i].rank);
+    if (static_cast<Op>(step.op) == Op::kAdapt) most_cols = std::max(most_cols, step.cols);
     if (static_cast<Op>(step.op) != Op::kLinear) continue;
     most_cols = std::max(most_cols, step.cols);
     if (step.norm && !reads_codes(step)) normed_cols = std::max(normed_cols, step.cols);
@@ -100,6 +102,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
+    own.inner.resize(static_cast<size_t>(kTile) * most_rank);
     own.scratch.resize(scratch_bytes(kernels.panel, most_cols));
   }
   pages_ = large(static_cast<size_t>(page_bytes()) * shape.num_pages);
@@ -176,6 +179,13 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
         draw_token(kernels_, row(step.in, draw.row), step.cols, draw, own_[thread].draws);
       });
       break;
+    case Op::kAdapt: adapt(step, batch, rows, thread); break;
+    case Op::kActivate:
+      each_row([&](int i) {
+        kernels_.activate(row(step.in, i) + step.in_at, step.width, static_cast<After>(step.after),
+                          row(step.out, i) + step.out_at);
+      });
+      break;
     case Op::kLinear: break;
   }
 }
@@ -230,6 +240,42 @@ void Plan::linear(const Step& step, const Input& input, int rows, Own& own, std:
     kernels_.linear(*step.matrix, input.x, input.stride, rows, begin, end, static_cast<After>(step.after), step.bias,
                     row(step.out, 0) + step.out_at, buffers_[step.out].shape.cols, own.scratch.data());
   });
+}
+
+// Rows of one adapter go together, a tile at a time. Of few rows every thread has all, and its share of the columns.
+void Plan::adapt(const Step& step, const Batch& batch, int rows, int thread) {
+  if (!batch.adapters) return;
+  const bool few = rows <= kFewRows;
+  const int panel = kernels_.panel;
+  Share columns = few ? Share(step.width / panel, thread, pool_.size()) : Share(step.width / panel, 0, 1);
+  columns.begin *= panel, columns.end *= panel;
+  const Share mine = few ? Share(rows, 0, 1) : Share(rows, thread, pool_.size());
+  for (int begin = mine.begin, end; begin < mine.end; begin = end) {
+    const int adapter = batch.adapters[begin];
+    for (end = begin + 1; end < mine.end && end < begin + kTile && batch.adapters[end] == adapter;) ++end;
+    if (adapter >= 0 && step.terms[adapter].rank > 0)
+      add_term(step, step.terms[adapter], begin, end, columns, own_[thread]);
+  }
+}
+
+void Plan::add_term(const Step& step, const Term& term, int begin, int end, Share columns, Own& own) {
+  const float* x = row(step.in, begin) + step.in_at;
+  long stride = buffers_[step.in].shape.cols;
+  if (step.norm) {
+    for (int i = 0; i < end - begin; ++i)
+      kernels_.norm(x + i * stride, step.cols, step.norm, step.eps, false,
+                    own.normed.data() + static_cast<long>(i) * step.cols);
+    x = own.normed.data(), stride = step.cols;
+  }
+  // Rows within ranks: a row of A, and then of B, is read once for the whole tile.
+  float* inner = own.inner.data();
+  for (int r = 0; r < term.rank; ++r)
+    for (int i = 0; i < end - begin; ++i)
+      inner[r * kTile + i] = kernels_.dot(term.a + static_cast<long>(r) * step.cols, x + i * stride, step.cols);
+  for (int r = 0; r < term.rank; ++r)
+    for (int i = begin; i < end; ++i)
+      kernels_.add_scaled(term.b + static_cast<long>(r) * step.width + columns.begin, inner[r * kTile + i - begin],
+                          columns.end - columns.begin, row(step.out, i) + step.out_at + columns.begin);
 }
 
 // Norms and rotates heads where they lie, and puts keys and values into their pages.

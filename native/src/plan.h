@@ -19,15 +19,25 @@
 namespace ostro {
 
 enum class Op : int32_t {
-  kEmbed = 0,    // out = row of the matrix * scale
-  kLinear = 1,   // out = matrix (normed) in, then `after`
-  kNorm = 2,     // out = normed in, or out += it where `after` adds
-  kAttend = 3,   // keys and values of `in` into pages; out = attention of its queries
-  kGather = 4,   // out = the rows that are asked for
-  kSoftcap = 5,  // out = cap * tanh(out / cap)
-  kSample = 6,   // tokens from the logits in `in`
+  kEmbed = 0,     // out = row of the matrix * scale
+  kLinear = 1,    // out = matrix (normed) in, then `after`
+  kNorm = 2,      // out = normed in, or out += it where `after` adds
+  kAttend = 3,    // keys and values of `in` into pages; out = attention of its queries
+  kGather = 4,    // out = the rows that are asked for
+  kSoftcap = 5,   // out = cap * tanh(out / cap)
+  kSample = 6,    // tokens from the logits in `in`
+  kAdapt = 7,     // out += what each row's adapter adds to a product of (normed) in
+  kActivate = 8,  // out = activated gates * ups, of which a panel each alternate in `in`
 };
-constexpr int kOps = 7;
+constexpr int kOps = 9;
+
+// What one adapter adds to a product: B A x, with A as [rank][columns read] and B as [rank][columns written].
+struct Term {
+  int32_t rank;  // 0 adds nothing
+  int32_t reserved;
+  const float* a;
+  const float* b;
+};
 
 // All fields mean the same to every operation that reads them.
 struct Step {
@@ -43,10 +53,13 @@ struct Step {
   float cap;       // 0 is none
   float eps;
   int32_t norm_size, bias_size;  // numbers in them
-  int32_t reserved;
+  int32_t width;                 // columns that kAdapt and kActivate write
   const float* norm;  // null is none; of kAttend for each head of queries and keys
   const float* bias;
   const Matrix* matrix;
+  const Term* terms;  // of kAdapt, one for each adapter
+  int32_t num_terms;
+  int32_t reserved;
 };
 
 struct Shape {
@@ -83,6 +96,7 @@ struct Batch {
   const Piece* pieces;
   const int32_t* asked;  // rows whose logits are wanted
   Draw* draws;
+  const int32_t* adapters;  // of each row, -1 for none; null where no row has one
 };
 
 // Does not look at what it is given: see check.h.
@@ -117,6 +131,7 @@ class Plan {
   struct Own {
     std::vector<uint8_t> codes;    // of rows that are so few that each thread makes its own
     std::vector<float> normed;     // a tile of rows, or those few
+    std::vector<float> inner;      // a tile of rows times an adapter's A
     std::vector<uint8_t> scratch;  // for products
     DrawScratch draws;
   };
@@ -138,6 +153,8 @@ class Plan {
   void linear(const Step& step, const Input& input, int rows, Own& own, std::atomic<int>& taken);
   void keep(const Step& step, const Batch& batch, int thread);
   void attend(const Step& step, const Batch& batch, std::atomic<int>& taken);
+  void adapt(const Step& step, const Batch& batch, int rows, int thread);
+  void add_term(const Step& step, const Term& term, int begin, int end, Share columns, Own& own);
   void embed(const Step& step, const Batch& batch, int row);
   float* row(int buffer, int index) const {
     return buffers_[buffer].data.get() + static_cast<long>(index) * buffers_[buffer].shape.cols;

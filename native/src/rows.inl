@@ -45,6 +45,29 @@ static void softcap(float* x, int cols, float cap) {
   for (int at = 0; at < cols; at += kPanel) store(x + at, softcapped(load(x + at), cap));
 }
 
+// Names of its own: products of codes have a `dot` too.
+static float float_dot(const float* a, const float* b, int count) {
+  Floats sums[4] = {zeros(), zeros(), zeros(), zeros()};
+  int at = 0;
+  for (; at + 4 * kPanel <= count; at += 4 * kPanel)
+    for (int i = 0; i < 4; ++i) sums[i] = madd(sums[i], load(a + at + i * kPanel), load(b + at + i * kPanel));
+  for (; at + kPanel <= count; at += kPanel) sums[0] = madd(sums[0], load(a + at), load(b + at));
+  float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; at < count; ++at) sum = std::fma(a[at], b[at], sum);
+  return sum;
+}
+
+static void add_scaled(const float* x, float scale, int count, float* out) {
+  for (int at = 0; at < count; at += kPanel) store(out + at, madd(load(out + at), load(x + at), scale));
+}
+
+static void activate(const float* x, int count, ostro::After after, float* out) {
+  for (int at = 0; at < count; at += kPanel) {
+    const Floats gate = load(x + 2 * at);
+    store(out + at, (after == ostro::After::kSilu ? silu(gate) : gelu(gate)) * load(x + 2 * at + kPanel));
+  }
+}
+
 static void weigh(const float* x, int count, float top, float temperature, float* out) {
   const float factor = 1.0f / temperature;
   int at = 0;

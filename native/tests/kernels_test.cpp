@@ -586,6 +586,40 @@ void check_softcap_and_weigh() {
   }
 }
 
+void check_dot_and_add_scaled(int count) {
+  const Values a = numbers(count, -2, 2), b = numbers(count, -2, 2);
+  const float sum = table->dot(a.data(), b.data(), count);
+  remember({sum});
+  double want = 0;
+  for (int i = 0; i < count; ++i) want += double(a[i]) * b[i];
+  expect_near(sum, want, 1e-5 * std::sqrt(count), "dot of " + std::to_string(count));
+  const int whole = count / table->panel * table->panel;
+  const Values before = numbers(count + 1, -1, 1);
+  Values out = before;
+  table->add_scaled(a.data(), 0.3f, whole, out.data());
+  remember(out);
+  for (int i = 0; i < whole; ++i) expect_near(out[i], before[i] + 0.3f * double(a[i]), 1e-6, "add_scaled");
+  for (int i = whole; i <= count; ++i) expect(out[i] == before[i], "add_scaled wrote beyond its row");
+}
+
+// Gates and ups, a panel of each by turns.
+void check_activate() {
+  const int panel = table->panel, count = 6 * panel;
+  const Values x = numbers(2 * count, -9, 9);
+  for (const After after : {After::kSilu, After::kGelu}) {
+    Values out(count + 1, kUntouched);
+    table->activate(x.data(), count, after, out.data());
+    remember(out);
+    for (int i = 0; i < count; ++i) {
+      const double gate = x[i / panel * 2 * panel + i % panel], up = x[(i / panel * 2 + 1) * panel + i % panel];
+      const double inner = 0.7978845608 * (gate + 0.044715 * gate * gate * gate);
+      const double activated = after == After::kSilu ? gate / (1 + std::exp(-gate)) : gate / (1 + std::exp(-2 * inner));
+      expect_near(out[i], activated * up, 2e-5 * (1 + std::fabs(activated * up)), "activate");
+    }
+    expect(out[count] == kUntouched, "activate wrote beyond its row");
+  }
+}
+
 // ---- All of it
 
 Values check(const Kernels* kernels) {
@@ -609,6 +643,8 @@ Values check(const Kernels* kernels) {
   for (int dim : {16, 64, 80, 96, 128})
     for (int rotated : {dim, dim / 2}) check_rotate(dim, rotated);
   check_softcap_and_weigh();
+  for (int count : {4, 16, 48, 70, 96, 576, 577}) check_dot_and_add_scaled(count);
+  check_activate();
   return results;
 }
 

@@ -77,7 +77,7 @@ def merged(config: Mapping[str, object], terms: Mapping[str, LowRank] | None) ->
     model = random_model(config)
     places = places_of(model)
     for name, term in (terms or {}).items():
-        places[f"{name}.weight"].memory.add_(term.b @ term.a, alpha=term.scale)
+        places[f"{name}.weight"].memory.add_(torch.from_numpy(term.b @ term.a), alpha=term.scale)
     return model
 
 

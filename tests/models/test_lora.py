@@ -50,7 +50,7 @@ def merge(model: Model, directory: Path) -> None:
     """W + scale · B A, written into the model's own weights."""
     places = places_of(model)
     for name, term in read_adapter(directory).items():
-        delta = term.scale * (term.b @ term.a)
+        delta = torch.from_numpy(term.scale * (term.b @ term.a))
         memory = places[f"{name}.weight"].memory
         # GPT-2 stores its matrices the other way round.
         memory += delta.T if ".c_" in name else delta

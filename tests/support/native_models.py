@@ -11,6 +11,7 @@ from tiny_models import random_model
 from ostro.kernels.cpu.library import Cells, instruction_sets, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.models.registry import describe
+from ostro.runner.native.lora import NativeAdapters
 from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.native.support import native_architecture
@@ -80,6 +81,7 @@ def native(
     cells: Cells = Cells.FLOAT32,
     threads: int = 2,
     pooling: Pooling | None = None,
+    adapters: NativeAdapters | None = None,
 ) -> NativeRunner:
     return NativeRunner(
         weights,
@@ -90,4 +92,5 @@ def native(
         cells=cells,
         threads=threads,
         pooling=pooling,
+        adapters=adapters,
     )

@@ -7,7 +7,6 @@ from functools import partial
 
 from ostro.config import EngineConfig
 from ostro.errors import ModelError
-from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import (
     BITS,
     CELLS,
@@ -18,8 +17,10 @@ from ostro.kernels.cpu.library import (
     why_missing,
 )
 from ostro.models.architecture import Architecture, Description
+from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import num_pages, page_bytes
+from ostro.runner.native.formats import kind_of
 from ostro.runner.native.lowering import Lowering, Sizes
 from ostro.runner.native.support import NotNative, native_architecture
 from ostro.runner.precision import in_words
@@ -28,10 +29,9 @@ from ostro.weights.gguf_model import Undo
 from ostro.weights.stored import Stored
 
 _MIB = 1 << 20
-# Measured, less the model and a step's buffers: Python and numpy; and torch, which packs, and makes log-probabilities.
-_PROCESS, _TORCH = 37 * _MIB, 205 * _MIB
+# Measured, less the model and a step's buffers: Python and numpy.
+_PROCESS = 37 * _MIB
 
-_TYPES = {each.name: number for number, each in GGML_TYPES.items()}
 # Of the header: a matrix with the step that reads it, and a layer's attention.
 _ENTRY_BYTES = 400
 # Of a row's group of inputs once it is quantised.
@@ -46,8 +46,6 @@ def on_native(
     """The plan's parts, or why the model does not run natively."""
     if (missing := why_missing()) is not None:
         return missing.rstrip(".")
-    if config.adapters:
-        return "adapters have no native kernels"
     if config.page_size not in (None, PAGE):
         return f"page_size is {config.page_size}, and native kernels take {PAGE}"
     reason = ""
@@ -77,6 +75,7 @@ def _parts(
     largest = max(matrix.nbytes for matrix in layout.matrices)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
+    kept += 4 * adapter_values(config, stored.tensors)
     try:
         pages = num_pages(
             shape,
@@ -103,8 +102,8 @@ def _parts(
         page=page,
         pages=pages,
         other=other,
-        # Packing reads all files, a matrix at a time; torch stays where it was needed once.
-        peak=_TORCH + max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
+        # Packing reads all files, a matrix at a time.
+        peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
     )
 
 
@@ -118,9 +117,9 @@ def _check_stored(checkpoint: Checkpoint) -> None:
 def _kind(formats: Mapping[str, str], name: str) -> int:
     """What a tensor is stored in, as GGUF numbers it. A pickle does not tell names: all it holds is in one format."""
     found = formats.get(name) or next(iter(formats.values()))
-    if found not in _TYPES:
+    if (kind := kind_of(found)) is None:
         raise NotNative(f"its weights are of type {found}, for which there is no kernel")
-    return _TYPES[found]
+    return kind
 
 
 def _step_bytes(config: EngineConfig, architecture: Architecture, panel: int) -> int:
@@ -131,7 +130,8 @@ def _step_bytes(config: EngineConfig, architecture: Architecture, panel: int) ->
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
     longest = max(widest, shape.hidden_size)
-    row = 4 * (2 * shape.hidden_size + qkv + attended + widest)
+    # With adapters, gates and ups are kept before they are activated.
+    row = 4 * (2 * shape.hidden_size + qkv + attended + widest * (3 if config.adapters else 1))
     read = 4 * longest + longest // GROUP * _GROUP_BYTES
     asked = 4 * (shape.hidden_size + shape.vocab_size)
     own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest

@@ -1,20 +1,18 @@
 """What a model takes that torch runs, on a CPU or a GPU: follows `runner.torch_load`."""
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ostro.config import EngineConfig
 from ostro.errors import ModelError, Unsupported
 from ostro.models.architecture import Description, ModelShape
+from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import in_words
-from ostro.sources.files import ADAPTER_WEIGHTS
-from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
+from ostro.weights.stored import Stored, TensorHeader
 
 _MIB = 1 << 20
 # Measured, less the model: Python and torch, loaded; then with what BLAS keeps once tokens were computed; and what
@@ -34,9 +32,6 @@ _GROUP, _SCALE = 32, 4
 
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _FLOATS = ("F32", "F16", "BF16")
-_LORA_B = re.compile(r"base_model\.model\.(?P<parent>.+)\.(?P<part>\w+)\.lora_B(?:\.default)?\.weight")
-# Projections that models compute as one, wherever files hold them apart.
-_FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))
 
 
 def on_cpu(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
@@ -139,7 +134,7 @@ class _Weights:
 def _count(stored: Stored, config: EngineConfig, itemsize: int) -> _Weights:
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
-    adapters = sum(_adapter_values(Path(path).expanduser() / ADAPTER_WEIGHTS, tensors) for _, path in config.adapters)
+    adapters = adapter_values(config, tensors)
     plain = [tensor.values * itemsize for tensor in tensors]
     # A matrix at a time; with adapters the whole model, which they look at first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
@@ -178,20 +173,3 @@ def _formats(tensors: Sequence[TensorHeader], quantize: str, dtype: str) -> list
         if len(tensor.shape) > 1:
             counts[_kept_in(tensor, quantize) or dtype] += tensor.values
     return [name for name, _ in counts.most_common()]
-
-
-def _adapter_values(path: Path, base: Sequence[TensorHeader]) -> int:
-    """Numbers of an adapter as they are kept: where projections are one matrix, each B is as tall as that."""
-    rows = {tensor.name.removesuffix(".weight"): tensor.shape[0] for tensor in base}
-    values = 0
-    for tensor in safetensors_headers(path):
-        match = _LORA_B.fullmatch(tensor.name)
-        if match is None:
-            values += tensor.values
-            continue
-        parts = next((fused for fused in _FUSED if match["part"] in fused), {match["part"]})
-        # An adapter of the layers alone leaves out what they are in.
-        places = ({f"{prefix}{match['parent']}.{part}" for part in parts} for prefix in ("", "model."))
-        height = max(sum(rows.get(name, 0) for name in names) for names in places)
-        values += max(height, tensor.shape[0]) * tensor.shape[1]
-    return values

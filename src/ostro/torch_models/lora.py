@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostro.errors import BadCheckpoint
+from ostro.models.adapter_places import placed
 from ostro.torch_models.base import Model
 from ostro.torch_models.layers import Linear, Projection
 
@@ -36,15 +38,17 @@ class LowRank(Protocol):
     """What an adapter adds to one matrix: scale · B A."""
 
     @property
-    def a(self) -> Tensor:
+    def a(self) -> npt.NDArray[np.float32]:
         """[rank, in]"""
 
     @property
-    def b(self) -> Tensor:
+    def b(self) -> npt.NDArray[np.float32]:
         """[out, rank]"""
 
     @property
     def scale(self) -> float: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
 
 
 class Adapters:
@@ -197,29 +201,19 @@ def _by_module(
 ) -> dict[str, list[_Part]]:
     """An adapter's terms by the modules that they go to. A term without a place, or misshapen, is an error."""
     found: dict[str, list[_Part]] = {}
-    for name, term in terms.items():
-        place = places.get(name) or places.get(f"{model.backbone_name}.{name}")
-        if place is None:
-            raise BadCheckpoint(
-                f"Adapter {adapter!r} changes {name!r}, which this model does not have; it may be made for another."
-            )
-        shape = (term.b.shape[0], term.a.shape[1])
-        if shape != place.shape:
-            raise BadCheckpoint(
-                f"Adapter {adapter!r} changes {name!r} as a matrix of shape {shape}, but this model's has shape "
-                f"{place.shape}; it may be made for another."
-            )
-        found.setdefault(place.path, []).append((place.rows, term))
+    shapes = {name: place.shape for name, place in places.items()}
+    for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name).items():
+        found.setdefault(places[name].path, []).append((places[name].rows, term))
     return {path: sorted(parts, key=lambda part: part[0].start) for path, parts in found.items()}
 
 
 def _stacked(adapters: Sequence[Sequence[_Part]], out_features: int, like: Tensor) -> _Stack:
     """Of adapters of one shape."""
-    a = torch.stack([torch.cat([term.a.T for _, term in parts], 1) for parts in adapters]).to(like)
+    a = torch.stack([torch.from_numpy(np.concatenate([term.a for _, term in parts]).T) for parts in adapters]).to(like)
     b = torch.zeros(len(adapters), a.shape[2], out_features).to(like)
     for own, parts in zip(b, adapters, strict=True):
         first = 0
         for rows, term in parts:
-            own[first : first + len(term.a), rows] = term.b.T.float() * term.scale
+            own[first : first + len(term.a), rows] = torch.from_numpy(term.b.T) * term.scale
             first += len(term.a)
     return _Stack(a.contiguous(), b)

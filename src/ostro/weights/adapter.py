@@ -1,5 +1,5 @@
 """LoRA adapters as PEFT saves them: a directory with adapter_config.json and adapter_model.safetensors. Knows what the
-files hold and what of it can be served; knows no model. Imports torch only when the numbers are read.
+files hold and what of it can be served; knows no model. Imports numpy only when the numbers are read, and no torch.
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, in]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [out, rank]
@@ -20,7 +20,7 @@ from ostro.formats.json_file import parse_json_object, read_json_object
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
-    import torch
+    from ostro.weights.arrays import Floats, WeightArray
 
 PICKLE = "adapter_model.bin"
 
@@ -71,11 +71,16 @@ _MERGE = "Merge the adapter into its base model and serve that."
 class LowRank:
     """What an adapter adds to one projection's matrix: scale · B A."""
 
-    a: "torch.Tensor"
-    """[rank, in], as stored: mapped from the file."""
-    b: "torch.Tensor"
+    a: "Floats"
+    """[rank, in]"""
+    b: "Floats"
     """[out, rank]"""
     scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The projection's own: [out, in]."""
+        return self.b.shape[0], self.a.shape[1]
 
 
 def read_adapter(directory: str | Path) -> dict[str, LowRank]:
@@ -95,10 +100,10 @@ def read_adapter(directory: str | Path) -> dict[str, LowRank]:
                 f"Convert it to {ADAPTER_WEIGHTS}."
             )
         raise ModelNotFound(f"{path} holds no {ADAPTER_WEIGHTS}. Download the adapter's weights into it.")
-    halves: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in _tensors(path / ADAPTER_WEIGHTS):
+    halves: dict[str, dict[str, WeightArray]] = {}
+    for name, array in _arrays(path / ADAPTER_WEIGHTS):
         target, half = _target(path / ADAPTER_WEIGHTS, name)
-        halves.setdefault(target, {})[half] = tensor
+        halves.setdefault(target, {})[half] = array
     if not halves:
         raise BadCheckpoint(
             f"{path / ADAPTER_WEIGHTS} holds no tensors: the adapter changes nothing. Download it again."
@@ -183,17 +188,10 @@ def _number(path: Path, key: str, value: object) -> float:
     return float(value)
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
-    from safetensors import SafetensorError, safe_open
+def _arrays(path: Path) -> Iterator[tuple[str, "WeightArray"]]:
+    from ostro.weights.arrays import read_safetensors
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.offset_keys():
-                yield name, file.get_tensor(name)
-    except SafetensorError as error:
-        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
-    except OSError as error:
-        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+    yield from read_safetensors(path)
 
 
 def _target(path: Path, name: str) -> tuple[str, str]:
@@ -209,17 +207,19 @@ def _target(path: Path, name: str) -> tuple[str, str]:
     return target, match["half"]
 
 
-def _low_rank(path: Path, target: str, halves: Mapping[str, "torch.Tensor"], scaling: _Scaling) -> LowRank:
+def _low_rank(path: Path, target: str, halves: Mapping[str, "WeightArray"], scaling: _Scaling) -> LowRank:
+    import numpy as np
+
     if halves.keys() != {"A", "B"}:
         raise BadCheckpoint(f"{path} holds only lora_{min(halves)} of {target!r}. Download it again.")
     a, b = halves["A"], halves["B"]
-    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or a.shape[0] not in scaling.ranks:
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or a.shape[0] not in scaling.ranks:
         raise BadCheckpoint(
-            f"{path}: lora_A and lora_B of {target!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}, which do not "
+            f"{path}: lora_A and lora_B of {target!r} have shapes {a.shape} and {b.shape}, which do not "
             f"join at a rank that {ADAPTER_CONFIG} names. Download both files again."
         )
     for half in (a, b):
         # Better said once, now, than by the failure of every request.
-        if not half.is_floating_point() or not bool(half.isfinite().all()):
+        if not half.is_float or not np.isfinite(half.floats()).all():
             raise BadCheckpoint(f"{path}: {target!r} holds something other than finite floating-point numbers.")
-    return LowRank(a, b, scaling.scale(target, a.shape[0]))
+    return LowRank(a.floats(), b.floats(), scaling.scale(target, a.shape[0]))

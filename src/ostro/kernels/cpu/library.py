@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # As native/src/api.cpp has it.
-_VERSION = 4
+_VERSION = 5
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -43,6 +43,8 @@ class Op(IntEnum):
     GATHER = 4
     SOFTCAP = 5
     SAMPLE = 6
+    ADAPT = 7
+    ACTIVATE = 8
 
 
 class After(IntEnum):
@@ -87,6 +89,10 @@ class CMatrix(Structure):
     )
 
 
+class CTerm(Structure):
+    _fields_ = (("rank", c_int32), ("reserved", c_int32), ("a", c_void_p), ("b", c_void_p))
+
+
 class CStep(Structure):
     _fields_ = (
         ("op", c_int32),
@@ -104,10 +110,13 @@ class CStep(Structure):
         ("eps", c_float),
         ("norm_size", c_int32),
         ("bias_size", c_int32),
-        ("reserved", c_int32),
+        ("width", c_int32),
         ("norm", c_void_p),
         ("bias", c_void_p),
         ("matrix", c_void_p),
+        ("terms", c_void_p),
+        ("num_terms", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -165,6 +174,7 @@ class CBatch(Structure):
         ("pieces", c_void_p),
         ("asked", c_void_p),
         ("draws", c_void_p),
+        ("adapters", c_void_p),
     )
 
 

@@ -4,7 +4,7 @@ program = Program(packed, num_pages=…, max_tokens=…, max_asked=…, cells=Ce
 program.run(tokens, pieces, asked, draws)     one native call, in which other Python threads run
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import Array, addressof, byref, c_double, c_float, create_string_buffer
 from dataclasses import fields
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from ostro.kernels.cpu.library import (
     CRotation,
     CShape,
     CStep,
+    CTerm,
     Op,
     library,
 )
@@ -42,6 +43,23 @@ class Piece(NamedTuple):
     pages: npt.NDArray[np.int32]
 
 
+class Term(NamedTuple):
+    """What one adapter adds to a product of x: x aᵀ b."""
+
+    a: Floats
+    """[rank, columns read]"""
+    b: Floats
+    """[rank, columns written], its scale included."""
+
+
+class Adapted(NamedTuple):
+    """A program with steps at which adapters add to products."""
+
+    spec: ProgramSpec
+    terms: Mapping[int, Sequence[Term | None]]
+    """By those steps' numbers: what each adapter adds there."""
+
+
 class Program:
     def __init__(
         self,
@@ -53,9 +71,13 @@ class Program:
         max_asked: int,
         cells: Cells = Cells.FLOAT32,
         threads: int = 1,
+        adapted: Adapted | None = None,
     ) -> None:
-        """Raises BadCheckpoint for a program whose steps do not fit its buffers, pages and weights."""
-        self.spec = spec = ProgramSpec.from_json(packed.program)
+        """Raises BadCheckpoint for a program whose steps do not fit its buffers, pages and weights.
+
+        `adapted` runs in place of the packed file's own program.
+        """
+        self.spec = spec = ProgramSpec.from_json(packed.program) if adapted is None else adapted.spec
         _check(spec)
         self.max_asked = max_asked
         # What the plan points to.
@@ -83,6 +105,10 @@ class Program:
             *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1], len(cos)) for cos, sin in self._tables)
         )
         steps = (CStep * len(spec.steps))(*map(self._step, spec.steps))
+        self._terms = {at: _native_terms(terms) for at, terms in adapted.terms.items()} if adapted else {}
+        self._adapted = adapted
+        for at, terms in self._terms.items():
+            steps[at].terms, steps[at].num_terms = addressof(terms), len(terms)
         why = create_string_buffer(_MOST_REASON)
         self._plan: int | None = self._lib.ostro_plan(
             isa.encode(),
@@ -116,10 +142,14 @@ class Program:
         asked: npt.NDArray[np.int32],
         draws: "Array[CDraw] | None" = None,
         *,
+        adapters: npt.NDArray[np.int32] | None = None,
         first: int = 0,
         last: int | None = None,
     ) -> None:
-        """Runs the steps from `first` up to `last`. What is drawn stands in `draws` afterwards."""
+        """Runs the steps from `first` up to `last`. What is drawn stands in `draws` afterwards.
+
+        `adapters` are the rows' own, by their numbers; -1 is none.
+        """
         native = (CPiece * len(pieces))(
             *(CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data) for p in pieces)
         )
@@ -132,6 +162,7 @@ class Program:
             pieces=addressof(native),
             asked=asked.ctypes.data,
             draws=None if draws is None else addressof(draws),
+            adapters=None if adapters is None else adapters.ctypes.data,
         )
         end = len(self.spec.steps) if last is None else last
         refusal = self._lib.ostro_run(self._plan, byref(batch), first, end)
@@ -176,6 +207,12 @@ class Program:
         return self._packed.vector(number)
 
 
+def _native_terms(terms: Sequence[Term | None]) -> "Array[CTerm]":
+    return (CTerm * len(terms))(
+        *(CTerm() if each is None else CTerm(len(each.a), 0, each.a.ctypes.data, each.b.ctypes.data) for each in terms)
+    )
+
+
 def _check(spec: ProgramSpec) -> None:
     """What the native core is not told, and that no number is cut to its 32 bits in silence. It looks at the rest."""
     parts: list[ProgramSpec | BufferSpec | RotationSpec | StepSpec]
@@ -198,4 +235,4 @@ def _rotation_tables(frequencies: Floats, factor: float, positions: int) -> tupl
     return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-__all__ = ["PAGE", "Piece", "Program", "ProgramSpec"]
+__all__ = ["PAGE", "Adapted", "Piece", "Program", "ProgramSpec", "Term"]

@@ -1,6 +1,6 @@
 """A model's step as data: its operations, and the buffers that they work on. Imports no arrays."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +21,7 @@ class StepSpec:
     in_at: int = 0
     out_at: int = 0
     cols: int = 0
+    width: int = 0
     after: After = After.STORE
     layer: int = 0
     rotation: int = -1
@@ -69,6 +70,8 @@ class ProgramSpec:
     head_step: int
     """Where the steps begin that only rows asked for take, and after them those that make logits."""
     logits_step: int
+    tensors: list[list[str]] = field(default_factory=list)
+    """Which of the checkpoint's tensors each matrix holds, end to end."""
     precision: str = ""
     """In words: what the weights are kept in."""
 

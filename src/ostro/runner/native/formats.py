@@ -1,6 +1,6 @@
 """In which of GGUF's types a stored matrix is packed. Imports no torch and no arrays."""
 
-from ostro.weights.gguf_header import GGML_TYPES
+from ostro.formats.gguf_header import GGML_TYPES
 
 _FLOATS = ("F32", "F16", "BF16")
 KINDS = {each.name: kind for kind, each in GGML_TYPES.items() if each.block_size > 1 or each.name in _FLOATS}

@@ -1,4 +1,4 @@
-"""From a checkpoint to a native runner: finds the model's packed weights, or has them made. Imports torch only then."""
+"""From a checkpoint to a native runner: finds the model's packed weights, or has them made. Imports no torch."""
 
 import logging
 import os
@@ -10,13 +10,17 @@ from ostro.config import EngineConfig
 from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.machine import cpu_limit
+from ostro.models.architecture import Architecture
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.native.identity import packed_key
+from ostro.runner.native.lora import NativeAdapters
 from ostro.runner.native.packed_cache import with_packed_weights
+from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.native.support import NotNative, WrongPanel, native_architecture
 from ostro.weights import Checkpoint
+from ostro.weights.adapter import read_adapter
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +31,9 @@ def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner 
         return reason
     config.check_causal()
     threads = config.threads or min(cpu_limit() or 1024, _cores())
+    adapters = _adapters(checkpoint, config)
     for isa in instruction_sets():
-        found = _runner(checkpoint, config, isa, threads)
+        found = _runner(checkpoint, config, isa, threads, adapters)
         if isinstance(found, NativeRunner):
             return found
         reason = found.reason
@@ -43,11 +48,17 @@ def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
         return missing.rstrip(".")
     if is_hrm(checkpoint.config):
         return "an HRM has no native kernels"
-    if config.adapters:
-        return "adapters have no native kernels"
     if config.page_size not in (None, PAGE):
         return f"page_size is {config.page_size}, and native kernels take {PAGE}"
     return None
+
+
+def _adapters(checkpoint: Checkpoint, config: EngineConfig) -> NativeAdapters | None:
+    """Read before the weights are packed: adapters that do not fit are an error at once."""
+    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
+    if not config.adapters or not isinstance(described, Architecture):
+        return None
+    return NativeAdapters(described, {name: read_adapter(path) for name, path in config.adapters})
 
 
 class _NotPacked(Exception):
@@ -58,18 +69,22 @@ class _NotPacked(Exception):
         self.reason, self.another_may = reason, another_may
 
 
-def _runner(checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int) -> NativeRunner | _NotPacked:
+def _runner(
+    checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int, adapters: NativeAdapters | None
+) -> NativeRunner | _NotPacked:
     panel = panel_of(isa)
     key = packed_key(checkpoint, config, panel)
 
-    def pack(file: BinaryIO, make_room: Callable[[int], None]) -> None:
+    def write(file: BinaryIO, make_room: Callable[[int], None]) -> None:
         _pack(checkpoint, config, PackedWriter(file, panel, key=key.digest, threads=threads), make_room)
 
     def use(packed: PackedFile) -> NativeRunner:
-        return NativeRunner.sized(packed, config, isa=isa, threads=threads, pooling=checkpoint.pooling)
+        return NativeRunner.sized(
+            packed, config, isa=isa, threads=threads, pooling=checkpoint.pooling, adapters=adapters
+        )
 
     try:
-        return with_packed_weights(key, pack, use)
+        return with_packed_weights(key, write, use)
     except _NotPacked as error:
         return error
     except OSError as error:
@@ -77,8 +92,6 @@ def _runner(checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int
 
 
 def _pack(checkpoint: Checkpoint, config: EngineConfig, writer: PackedWriter, make_room: Callable[[int], None]) -> None:
-    from ostro.runner.native.packing import pack
-
     try:
         described = native_architecture(describe(checkpoint.config, max_seq_len=config.max_seq_len), writer.panel)
         started = time.monotonic()

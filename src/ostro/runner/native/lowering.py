@@ -83,6 +83,7 @@ class Lowering:
         self._steps: list[StepSpec] = []
         self._norms: dict[Norm, int] = {}
         self._precisions: Counter[str] = Counter()
+        self._tensors: list[list[str]] = []
 
     def program(self) -> ProgramSpec:
         model, shape = self._model, self._model.shape
@@ -120,6 +121,7 @@ class Lowering:
             logits=self._LOGITS if model.head else None,
             head_step=head_step,
             logits_step=logits_step,
+            tensors=self._tensors,
             precision=", ".join(name for name, _ in self._precisions.most_common()),
         )
 
@@ -240,6 +242,7 @@ class Lowering:
         quantized = kind in FLOATS and bits and cols % GROUP == 0
         self._precisions[f"int{bits}" if quantized else GGML_TYPES[kind].name] += rows * cols
         names = [f"{part.name}.weight" for part in parts]
+        self._tensors.append(names)
         return self._sink.matrix(names, rows, cols, bits=bits, by_turns=by_turns)
 
     def _biases(self, parts: Sequence[Part], *, by_turns: bool = False) -> int:

@@ -21,6 +21,7 @@ from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.native.logprobs import token_logprob
+from ostro.runner.native.lora import NativeAdapters
 from ostro.runner.native.sampling import Row, draws_of, edit, is_edited
 from ostro.runner.outcome import outcome
 from ostro.runner.pooling import pooled_rows
@@ -66,8 +67,10 @@ class NativeRunner:
         cells: Cells = Cells.FLOAT32,
         threads: int = 1,
         pooling: Pooling | None = None,
+        adapters: NativeAdapters | None = None,
     ) -> None:
         self.pooling = pooling
+        self._adapters = adapters
         self.isa = isa
         self.program = Program(
             packed,
@@ -77,6 +80,7 @@ class NativeRunner:
             max_asked=max_batch_seqs,
             cells=cells,
             threads=threads,
+            adapted=adapters.adapted(ProgramSpec.from_json(packed.program), packed.panel) if adapters else None,
         )
         spec = self.program.spec
         self._sample_step = next((at for at, step in enumerate(spec.steps) if step.op is Op.SAMPLE), len(spec.steps))
@@ -103,6 +107,7 @@ class NativeRunner:
         isa: str,
         threads: int,
         pooling: Pooling | None = None,
+        adapters: NativeAdapters | None = None,
     ) -> Self:
         """With as many pages as memory holds."""
         config = config.suited_to("cpu")
@@ -130,6 +135,7 @@ class NativeRunner:
             cells=cells,
             threads=threads,
             pooling=pooling,
+            adapters=adapters,
         )
 
     @property
@@ -151,7 +157,7 @@ class NativeRunner:
         plain = [each for each in rows if not is_edited(each[1])]
         draws = draws_of(plain, self._spec.vocab_size)
         last = None if asking else self.program.spec.head_step
-        self.program.run(tokens, pieces, asked, draws, last=last)
+        self.program.run(tokens, pieces, asked, draws, adapters=self._adapters_of(batch.chunks), last=last)
         output = StepOutput()
         self._take(plain, draws, output)
         if len(plain) < len(rows):
@@ -171,6 +177,13 @@ class NativeRunner:
             pieces.append(Piece(row, chunk.start, chunk.length, np.array(chunk.seq.pages, np.int32)))
             row += chunk.length
         return pieces
+
+    def _adapters_of(self, chunks: Seq[Chunk]) -> Rows | None:
+        """Each row's own, where any has one."""
+        if self._adapters is None or all(chunk.seq.request.adapter is None for chunk in chunks):
+            return None
+        numbers = [self._adapters.number(chunk.seq.request.adapter) for chunk in chunks]
+        return np.repeat(np.array(numbers, np.int32), [chunk.length for chunk in chunks])
 
     def _take(
         self, rows: Seq[Row], draws: "Array[CDraw]", output: StepOutput, logits: Mapping[int, Floats] | None = None
