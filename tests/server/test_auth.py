@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.errors import BadRequest
 from ostro.server.auth import Authentication, Keyring, read_key_file
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 
 
 async def who(scope: Scope, receive: Receive, send: Send) -> None:

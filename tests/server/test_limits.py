@@ -10,7 +10,7 @@ from ostro.errors import BadRequest, NotAllowed, QueueFull, RequestTimeout, Unav
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_params import SamplingParams
 from ostro.server.limits import FairClock, Gate, GateLimits, Usage
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from ostro.errors import BadRequest
-from ostro.server.logging import RequestLog, RequestRecord, configure_logging
+from ostro.server.logging import RequestLog, configure_logging
+from ostro.server.record import RequestRecord
 
 Lines = list[dict[str, object]]
 

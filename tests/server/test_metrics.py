@@ -13,8 +13,8 @@ from ostro.server.app import build_app
 from ostro.server.auth import Keyring
 from ostro.server.build_models import build_models
 from ostro.server.lifecycle import middlewares
-from ostro.server.logging import RequestRecord
 from ostro.server.metrics import Metrics
+from ostro.server.record import RequestRecord
 from ostro.server.settings import Given, read_settings
 
 

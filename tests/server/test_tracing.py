@@ -25,7 +25,7 @@ from sse_events import events_of
 
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 from ostro.server.settings import Given, read_settings
 from ostro.server.tracing.spans import attributes_of, is_failure, name_of, phases_of
 from ostro.server.tracing.start import start_tracing, traces_url

@@ -12,8 +12,8 @@ from ostro.sampling_params import SamplingParams
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, Message, WireModel
 from ostro.server.body import BodyLimits, Schema, read_request
 from ostro.server.limits import Gate
-from ostro.server.logging import RequestRecord
 from ostro.server.models import Models
+from ostro.server.record import RequestRecord
 from ostro.server.service import ModelService
 
 # Fewer are converted sooner than a thread is woken.

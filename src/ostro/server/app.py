@@ -13,8 +13,9 @@ from ostro.server.api_docs import pages
 from ostro.server.body import BodyBudget, BodyLeases
 from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
-from ostro.server.logging import RequestLog, RequestRecord
+from ostro.server.logging import RequestLog
 from ostro.server.models import Models
+from ostro.server.record import RequestRecord
 from ostro.server.routes import admin, chat, completions, embeddings, health, hrm, models, native, root, tokenizer
 
 

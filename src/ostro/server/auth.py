@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ostro.errors import BadRequest, NotAllowed, NotAuthorized, OstroError, TooManyAttempts
 from ostro.server.error_handlers import refuse
 from ostro.server.hosts import HostRule
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 from ostro.server.throttle import Throttle, network_of
 
 ANONYMOUS = "anonymous"

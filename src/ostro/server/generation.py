@@ -26,8 +26,8 @@ from ostro.server.api import Api, json_response, record_of
 from ostro.server.chunks import Chunks
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.limits import Ticket
-from ostro.server.logging import RequestRecord
 from ostro.server.models import Model
+from ostro.server.record import RequestRecord
 from ostro.server.service import Generation
 from ostro.server.sse import EventStream
 

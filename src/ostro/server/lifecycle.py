@@ -32,7 +32,7 @@ from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
 from ostro.server.build_models import build_models, fixed_specs
 from ostro.server.connections import Acceptor, Connections, most_connections, raise_file_limit
 from ostro.server.limits import Gate, GateLimits
-from ostro.server.logging import LogFormat, PatientHandler, RequestLog, RequestRecord, configure_logging
+from ostro.server.logging import LogFormat, PatientHandler, RequestLog, configure_logging
 from ostro.server.metrics import Metrics, MetricsEndpoint
 from ostro.server.model_files import sweep_cache
 from ostro.server.models import Models
@@ -40,6 +40,7 @@ from ostro.server.opening import Address, Opening
 from ostro.server.orphans import reap_orphans
 from ostro.server.playground.endpoint import PlaygroundEndpoint, read_assets
 from ostro.server.protocol import BoundedHttp
+from ostro.server.record import RequestRecord
 from ostro.server.service import ModelService
 from ostro.server.settings import Merged, ServeSettings
 from ostro.server.stderr import stderr_logged

@@ -40,7 +40,7 @@ from typing import Protocol, TypeVar
 from ostro.engine.request import Request, Task
 from ostro.errors import BadRequest, NotAllowed, QueueFull, RequestTimeout, Unavailable
 from ostro.outputs import Completion, Delta
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 from ostro.server.shares import Shares
 
 _T = TypeVar("_T")

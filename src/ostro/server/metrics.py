@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ostro.engine.counters import Counters
 from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.server.auth import METRICS_PATH
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

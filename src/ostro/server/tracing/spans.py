@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 
 Value = str | bool | int | float | list[str]
 Attributes = dict[str, Value]

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest
 from ostro.extras import needs
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 
 _TRACES_PATH = "/v1/traces"
 _PROTOCOL = "http/protobuf"

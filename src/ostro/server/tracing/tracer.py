@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ostro.server.logging import RequestRecord
+from ostro.server.record import RequestRecord
 from ostro.server.tracing.spans import attributes_of, error_type, is_failure, name_of, phases_of
 
 # How long the end of the server waits for the last spans to be taken, and how often it is told that none are.
