@@ -61,7 +61,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
         *("planning", "pool", "processes", "sampling_defaults", "sampling_params", "schemas", "sources", "text"),
         *("version", "weights"),
     ),
-    "client": ("errors", "schemas"),
+    "client": ("errors", "sampling_params", "schemas"),
     "report": (),
     "bench": ("client", "errors", "report", "version"),
     "compare": (

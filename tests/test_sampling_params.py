@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import math
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from ostro.sampling_params import (
     MAX_SEED,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    PARAMETERS,
+    SamplingOptions,
     SamplingParams,
 )
 
@@ -22,6 +25,31 @@ from ostro.sampling_params import (
 def params(**fields: object) -> SamplingParams:
     """As the edge builds them: from values of any type."""
     return SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+def test_every_field_is_described_and_a_client_takes_each_by_its_name_in_requests() -> None:
+    assert [*PARAMETERS, "unset"] == [each.name for each in dataclasses.fields(SamplingParams)]
+    own = {"default_max_tokens", "logprobs"}
+    names = {each.wire_name or name for name, each in PARAMETERS.items() if name not in own}
+    assert SamplingOptions.__annotations__.keys() == names
+    hints = get_type_hints(SamplingOptions)
+    scalars = [each for each in dataclasses.fields(SamplingParams) if each.type in (int, int | None, float, bool)]
+    assert {each.name: hints[each.name] for each in scalars if each.name in hints} == {
+        each.name: each.type for each in scalars if each.name in hints
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "description"),
+    [
+        ("temperature", "0 to 2; 0 is greedy. None is the model's own default, else 1"),
+        ("n", "1 to 128; how many choices to generate; the prompt is computed once for all of them"),
+        ("ignore_eos", "Go on past the end-of-sequence token"),
+        ("seed", "The same seed gives the same tokens, whatever else runs; none draws a fresh one"),
+    ],
+)
+def test_a_description_has_the_range_the_meaning_and_what_holds_otherwise(name: str, description: str) -> None:
+    assert PARAMETERS[name].description == description
 
 
 def test_defaults_are_valid_and_do_not_truncate() -> None:

@@ -1,12 +1,15 @@
 """How one request wants its tokens chosen. Frozen, and validated once, at the edge.
 
-The ranges are OpenAI's where OpenAI has the field, else those of the servers its users come from.
+This is the one definition of a sampling parameter: its default, its range and what it means. The fields of requests,
+the options of commands, what a client takes and the tables in the docs are made from it. The ranges are OpenAI's where
+OpenAI has the field, else those of the servers its users come from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from math import inf, nextafter
+from typing import Any, Self, TypedDict
 
 from ostro.errors import BadRequest
 
@@ -20,61 +23,154 @@ MAX_STOP_CHARACTERS = 1 << 16
 """Over all stop strings."""
 MAX_BAD_WORD_CHARACTERS = 1 << 14
 """Over all bad words, which are tokenised."""
+MAX_WORD_CHARACTERS = 1024
+"""Of one stop string or bad word in a request over HTTP."""
 MAX_SEED = 2**63 - 1
-
-NEUTRAL: Mapping[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""Fields for which a model may bring its own default, and their values where it brings none."""
 
 # What a caller leaves out, or sets to None. It is never seen in an instance, whose fields are always numbers.
 _OPEN: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """What there is to know of a field of SamplingParams beside its type and its default."""
+
+    meaning: str
+    """In words that go on after a range, and stand by themselves in `--help`."""
+    low: float | None = None
+    high: float | None = None
+    not_low: str | None = None
+    """Where `low` itself is out of range: what to do instead."""
+    neutral: float | None = None
+    """The value of a field that was left out, where the model brings no default of its own. None: no model may."""
+    is_option: bool = False
+    """Whether commands take it as an option."""
+    wire_name: str | None = None
+    """What it is called in requests, where that differs."""
+
+    @property
+    def description(self) -> str:
+        """Its range, what it means, and what holds where it is left out."""
+        words = self.meaning
+        # A seed's range is that of its type, which is nothing to tell.
+        if self.low is not None and self.high is not None and self.high < MAX_SEED:
+            least = f"{self.low:g} to" if self.not_low is None else f"above {self.low:g}, up to"
+            words = f"{least} {self.high:g}; {words}"
+        otherwise = "" if self.neutral is None else f". None is the model's own default, else {self.neutral:g}"
+        return words[0].upper() + words[1:] + otherwise
+
+
+def _parameter(default: Any, meaning: str, **rest: Any) -> Any:
+    """A field of SamplingParams."""
+    metadata = {"parameter": Parameter(meaning=meaning, **rest)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, hash=False, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """One request's sampling settings. A field outside its range raises BadRequest that names it."""
 
-    n: int = 1
-    """How many choices to generate; the prompt is computed once for all of them."""
-    max_tokens: int | None = 16
-    """Most tokens to generate; 0 generates none (scoring). None sets no limit: the output may grow to
-    `default_max_tokens`, or fill the context, and one that runs in a loop ends, unless `ignore_eos`."""
-    default_max_tokens: int | None = None
-    """Most tokens where max_tokens is None, and fewer if the context has less room. None is the model's own default."""
-    min_tokens: int = 0
-    """No end-of-sequence or stop before this many tokens."""
-    temperature: float = _OPEN
-    """0 is greedy. Left out, this and the next four are the model's own defaults, else `NEUTRAL`."""
-    top_p: float = _OPEN
-    top_k: int = _OPEN
-    """0 or -1 keeps all tokens."""
-    min_p: float = _OPEN
-    repetition_penalty: float = _OPEN
-    """Over prompt and output, as in the CTRL paper; 1 is off."""
-    presence_penalty: float = 0.0
-    """Over the output only, once for each token that occurred; likewise frequency_penalty, by its count."""
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    bad_words: tuple[str, ...] = ()
-    """Words whose usual tokens, with and without a space before them, must not follow one another in the output."""
-    seed: int | None = None
-    """Same seed, same tokens, whatever else runs. None draws a fresh seed."""
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    """Log-probabilities of each generated token and of this many most likely alternatives."""
-    prompt_logprobs: int | None = None
-    """The same for the prompt's tokens; the first has none."""
-    truncate_prompt_tokens: int | None = None
-    """Keep so many of the prompt's last tokens; -1 keeps what the context leaves beside the output."""
-    skip_special_tokens: bool = True
-    include_stop_in_output: bool = False
+    n: int = _parameter(
+        1,
+        "how many choices to generate; the prompt is computed once for all of them",
+        low=1,
+        high=MAX_CHOICES,
+        is_option=True,
+    )
+    max_tokens: int | None = _parameter(
+        16, "most tokens to generate; 0 generates none, for scores of the prompt", low=0, is_option=True
+    )
+    """None sets no limit: the output may grow to `default_max_tokens`, or fill the context, and one that runs in a loop
+    ends, unless `ignore_eos`."""
+    default_max_tokens: int | None = _parameter(
+        None, "most tokens where max_tokens is None, and fewer if the context has less room", low=1
+    )
+    """None is the model's own default."""
+    min_tokens: int = _parameter(0, "no end-of-sequence or stop before this many tokens", low=0, is_option=True)
+    temperature: float = _parameter(_OPEN, "0 is greedy", low=0, high=2, neutral=1.0, is_option=True)
+    top_p: float = _parameter(
+        _OPEN,
+        "keep the likeliest tokens that hold this share",
+        low=0,
+        high=1,
+        not_low="for greedy decoding set temperature to 0",
+        neutral=1.0,
+        is_option=True,
+    )
+    top_k: int = _parameter(
+        _OPEN, "keep this many of the likeliest tokens; 0 and -1 keep all", low=0, neutral=0, is_option=True
+    )
+    min_p: float = _parameter(
+        _OPEN,
+        "keep tokens at least this likely, relative to the likeliest",
+        low=0,
+        high=1,
+        neutral=0.0,
+        is_option=True,
+    )
+    repetition_penalty: float = _parameter(
+        _OPEN,
+        "over prompt and output, as in the CTRL paper; 1 is off",
+        low=0,
+        high=10,
+        not_low="1 turns it off",
+        neutral=1.0,
+        is_option=True,
+    )
+    presence_penalty: float = _parameter(
+        0.0, "over the output, once for each token that occurred", low=-2, high=2, is_option=True
+    )
+    frequency_penalty: float = _parameter(
+        0.0, "over the output, by how often a token occurred", low=-2, high=2, is_option=True
+    )
+    logit_bias: Mapping[int, float] = _parameter({}, f"by token id, -100 to 100; at most {MAX_LOGIT_BIAS} of them")
+    bad_words: tuple[str, ...] = _parameter(
+        (),
+        "words whose usual tokens, with and without a space before them, must not follow one another in the output; at "
+        f"most {MAX_BAD_WORDS} of them, each of at most {MAX_WORD_CHARACTERS} characters in a request, and "
+        f"{MAX_BAD_WORD_CHARACTERS} over all",
+    )
+    seed: int | None = _parameter(
+        None,
+        "the same seed gives the same tokens, whatever else runs; none draws a fresh one",
+        low=-MAX_SEED - 1,
+        high=MAX_SEED,
+        is_option=True,
+    )
+    stop: tuple[str, ...] = _parameter(
+        (),
+        f"end before any of these texts; at most {MAX_STOPS} of them, each of at most {MAX_WORD_CHARACTERS} characters "
+        "in a request",
+        is_option=True,
+    )
+    stop_token_ids: tuple[int, ...] = _parameter(
+        (), f"end after any of these tokens; at most {MAX_STOP_TOKEN_IDS} of them"
+    )
+    ignore_eos: bool = _parameter(False, "go on past the end-of-sequence token", is_option=True)
+    logprobs: int | None = _parameter(
+        None,
+        "log-probabilities of each generated token and of this many most likely alternatives",
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+    prompt_logprobs: int | None = _parameter(
+        None,
+        "log-probabilities of each of the prompt's tokens but the first, likewise; not in a stream",
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+    truncate_prompt_tokens: int | None = _parameter(
+        None,
+        "keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output",
+        low=-1,
+        is_option=True,
+    )
+    skip_special_tokens: bool = _parameter(True, "leave special tokens out of the text")
+    include_stop_in_output: bool = _parameter(
+        False, "let the text end with what stopped it", wire_name="include_stop_str_in_output"
+    )
     unset: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     """Fields that were left out and hold their neutral values: a model's defaults may replace these."""
 
@@ -109,43 +205,31 @@ class SamplingParams:
             object.__setattr__(bare, name, ())
         return bare
 
-    def _check_integers(self) -> None:
-        _integer("n", self.n, 1, MAX_CHOICES)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 0, None)
-        if self.default_max_tokens is not None:
-            _integer("default_max_tokens", self.default_max_tokens, 1, None)
-        _integer("min_tokens", self.min_tokens, 0, None)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _bad("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
-        _integer("top_k", self.top_k, 0, None)
-        if self.seed is not None:
-            _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-        if self.truncate_prompt_tokens is not None:
-            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, None)
-            if self.truncate_prompt_tokens == 0:
-                raise _bad("truncate_prompt_tokens", "must be -1 or at least 1: a prompt has at least one token")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _integer(name, value, 0, MAX_LOGPROBS)
-
     def _check_flags(self) -> None:
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_in_output"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, f"must be true or false, got {getattr(self, name)!r}")
 
+    def _check_integers(self) -> None:
+        for name, is_optional, low, high in _INTEGERS:
+            value = getattr(self, name)
+            if value is None and is_optional:
+                continue
+            # Nearly all are: the call costs more than the check.
+            if type(value) is not int or value < low or (high is not None and value > high):
+                _integer(name, value, low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _bad("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        if self.truncate_prompt_tokens == 0:
+            raise _bad("truncate_prompt_tokens", "must be -1 or at least 1: a prompt has at least one token")
+
     def _check_numbers(self) -> None:
-        _number("temperature", self.temperature, 0.0, 2.0)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise _bad("top_p", "must be greater than 0; for greedy decoding set temperature to 0")
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
-        if self.repetition_penalty == 0.0:
-            raise _bad("repetition_penalty", "must be greater than 0; 1 turns it off")
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, below, low, high, not_low in _NUMBERS:
+            value = getattr(self, name)
+            if type(value) is not float or not below < value <= high:
+                _number(name, value, low, high)
+                if not_low is not None and value == low:
+                    raise _bad(name, f"must be greater than {low:g}; {not_low}")
 
     def _check_collections(self) -> None:
         for name, most, most_characters in (
@@ -169,6 +253,58 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, None)
             _number("logit_bias", bias, -100.0, 100.0)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The same as keyword arguments of a client, by their names and forms in requests. A test holds the two equal."""
+
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_words: str | Sequence[str]
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    prompt_logprobs: int | None
+    truncate_prompt_tokens: int | None
+    skip_special_tokens: bool
+    include_stop_str_in_output: bool
+
+
+def _above(number: Parameter) -> float:
+    low = number.low or 0.0
+    return nextafter(low, -inf) if number.not_low is None else low
+
+
+PARAMETERS: Mapping[str, Parameter] = {
+    each.name: each.metadata["parameter"] for each in fields(SamplingParams) if "parameter" in each.metadata
+}
+NEUTRAL: Mapping[str, float] = {name: each.neutral for name, each in PARAMETERS.items() if each.neutral is not None}
+"""Fields for which a model may bring its own default, and their values where it brings none."""
+
+_KINDS = {each.name: each.type for each in fields(SamplingParams)}
+_FLAGS = tuple(name for name, kind in _KINDS.items() if kind is bool)
+# Name, whether it may be None, lowest and highest.
+_INTEGERS = tuple(
+    (name, _KINDS[name] is not int, int(each.low or 0), None if each.high is None else int(each.high))
+    for name, each in PARAMETERS.items()
+    if _KINDS[name] in (int, int | None)
+)
+# Name, what it must be above, lowest and highest, and what to do instead of the lowest.
+_NUMBERS = tuple(
+    (name, _above(each), each.low or 0.0, each.high or 0.0, each.not_low)
+    for name, each in PARAMETERS.items()
+    if _KINDS[name] is float
+)
 
 
 def _bad(name: str, what: str) -> BadRequest:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, cast, get_type_hints
 
 from openai.types import completion_create_params, embedding_create_params
@@ -11,6 +12,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from docs_reference.attributes import notes
 from docs_reference.markup import code, codes, table
 from ostro import schemas
+from ostro.sampling_params import PARAMETERS, SamplingParams
 from ostro.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -83,7 +85,18 @@ def parts() -> dict[str, str]:
     made["answer-error"] = answer_fields(schemas.ErrorBody)
     made["answer-models"] = answer_fields(schemas.ModelList)
     made["refused-fields"] = refused_fields()
+    made["sampling-params"] = sampling_params()
     return made
+
+
+def sampling_params() -> str:
+    """Every field of SamplingParams: what Python's callers write."""
+    rows = []
+    for each in fields(SamplingParams):
+        if each.name in PARAMETERS:
+            default = "none" if each.default in (MISSING, None, ()) else code(each.default)
+            rows.append((code(each.name), default, PARAMETERS[each.name].description))
+    return table(("parameter", "default", ""), rows)
 
 
 def openai_fields(request: type[RequestModel]) -> frozenset[str]:

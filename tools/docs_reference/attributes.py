@@ -4,12 +4,15 @@ import ast
 import inspect
 import textwrap
 
+from pydantic import BaseModel
+
 
 def notes(kind: type) -> dict[str, str]:
-    """By field, in one line; a subclass's word counts before its parents'."""
-    found: dict[str, str] = {}
+    """By field, in one line; a subclass's word counts before its parents'. A field that was made describes itself."""
+    made = kind.model_fields if issubclass(kind, BaseModel) else {}
+    found = {name: field.description for name, field in made.items() if field.description is not None}
     for each in reversed(kind.__mro__):
-        if each.__module__.startswith("ostro."):
+        if each.__module__.startswith("ostro.") and each.__name__ != "_SamplingFields":
             found |= _own_notes(each)
     return found
 

@@ -1,8 +1,7 @@
 """Options that several commands share: the engine's settings and how tokens are chosen."""
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import get_args
 
 from ostro.config import (
@@ -17,7 +16,7 @@ from ostro.config import (
     meaning_of,
     read_size,
 )
-from ostro.sampling_params import SamplingParams
+from ostro.sampling_params import PARAMETERS, SamplingParams
 
 
 def memory_size(text: str) -> int:
@@ -120,32 +119,25 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-# Command-line name -> type and help. Where none is given, the command's or the model's own default holds.
-_SAMPLING: dict[str, tuple[Callable[[str], object], str]] = {
-    "max-tokens": (int, "most tokens to generate"),
-    "min-tokens": (int, "no end before this many tokens"),
-    "temperature": (float, "0 is greedy"),
-    "top-p": (float, "keep the likeliest tokens that hold this share"),
-    "top-k": (int, "keep this many of the likeliest tokens; 0 keeps all"),
-    "min-p": (float, "keep tokens at least this likely, relative to the likeliest"),
-    "repetition-penalty": (float, "over prompt and output; 1 is off"),
-    "presence-penalty": (float, "over the output"),
-    "frequency-penalty": (float, "over the output"),
-    "seed": (int, "same seed, same tokens"),
-    "truncate-prompt-tokens": (int, "keep so many of the prompt's last tokens; -1 keeps what fits"),
-    "n": (int, "how many choices"),
-}
+# By name, what the commands take. Where none is given, the command's or the model's own default holds.
+_SAMPLING = {each.name: each.type for each in fields(SamplingParams) if each.name in PARAMETERS}
+_SAMPLING = {name: kind for name, kind in _SAMPLING.items() if PARAMETERS[name].is_option}
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    for name, (convert, text) in _SAMPLING.items():
-        group.add_argument(f"--{name}", type=convert, metavar="N" if convert is int else "X", help=text)
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
+    for name, kind in _SAMPLING.items():
+        flag, text = f"--{name.replace('_', '-')}", PARAMETERS[name].meaning.replace("%", "%%")
+        if kind is bool:
+            group.add_argument(flag, action="store_true", help=text)
+        elif kind == tuple[str, ...]:
+            group.add_argument(flag, action="append", default=[], metavar="TEXT", help=f"{text}; repeatable")
+        elif kind is float:
+            group.add_argument(flag, type=float, metavar="X", help=text)
+        else:
+            group.add_argument(flag, type=int, metavar="N", help=text)
 
 
 def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    given = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in _SAMPLING}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return defaults.with_changes(**chosen, stop=tuple(args.stop), ignore_eos=args.ignore_eos)
+    given = {name: getattr(args, name) for name in _SAMPLING}
+    return defaults.with_changes(**{name: value for name, value in given.items() if value is not None})

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+from ostro.sampling_params import SamplingOptions
+
 Message = Mapping[str, object]
 Messages = str | Sequence[Message]
 """A conversation; a lone text is what a user says."""
@@ -11,28 +13,8 @@ Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Words = str | Sequence[str]
 
 
-class _Sampling(TypedDict, total=False):
+class _Sampling(SamplingOptions, total=False):
     model: str
-    max_tokens: int | None
-    n: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    stop: Words
-    stop_token_ids: Sequence[int]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: Mapping[int, float]
-    bad_words: Words
-    min_tokens: int
-    ignore_eos: bool
-    skip_special_tokens: bool
-    include_stop_str_in_output: bool
-    prompt_logprobs: int | None
-    truncate_prompt_tokens: int | None
     cache_salt: str
     priority: int
 

@@ -1,17 +1,18 @@
 """What completions and chat completions have in common: how tokens are chosen, and how the answer is sent.
 
-The types are checked here. The ranges are SamplingParams' own: there is one place that knows them.
+The fields are made from SamplingParams. Types are checked here, ranges there: there is one place that knows them.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from ostro.sampling_params import MAX_LOGIT_BIAS, NEUTRAL, SamplingParams
+from ostro.sampling_params import MAX_LOGIT_BIAS, MAX_WORD_CHARACTERS, NEUTRAL, PARAMETERS, SamplingParams
 from ostro.schemas.wire import RequestModel, WireModel, refusal, shape
 
-MAX_WORD_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
 
@@ -58,8 +59,51 @@ def left_open(request: RequestModel) -> dict[str, Any]:
     return {name: getattr(request, name, None) for name in NEUTRAL}
 
 
-class GenerationRequest(RequestModel):
-    """Every field of OpenAI's that the engine has; below them, those that other servers' users know."""
+# Those whose names or forms each endpoint has of its own.
+_APART = frozenset({"max_tokens", "default_max_tokens", "logprobs"})
+_WIRE_NAMES = {name: each.wire_name or name for name, each in PARAMETERS.items() if name not in _APART}
+
+# How the forms that Python keeps are written in JSON, and what stands for nothing.
+_FORMS: dict[object, tuple[object, type]] = {
+    tuple[str, ...]: (Words, list),
+    tuple[int, ...]: (Annotated[list[int], Field(fail_fast=True)], list),
+    Mapping[int, float]: (TokenBiases, dict),
+}
+
+
+def _sampling_fields() -> dict[str, Any]:
+    """For each sampling parameter a field of requests: its form and its default."""
+    made: dict[str, Any] = {}
+    for each in fields(SamplingParams):
+        if each.name not in _WIRE_NAMES:
+            continue
+        described = PARAMETERS[each.name]
+        form, empty = _FORMS.get(each.type, (each.type, None))
+        if described.neutral is not None:
+            form = form | None  # type: ignore[operator]
+        default = {"default": each.default} if empty is None else {"default_factory": empty}
+        made[_WIRE_NAMES[each.name]] = (form, Field(**default, description=described.description))
+    return made
+
+
+if TYPE_CHECKING:
+
+    class _SamplingFields(RequestModel):
+        """Those that are read by name."""
+
+        n: int
+        bad_words: list[str]
+        logit_bias: dict[int, float]
+        prompt_logprobs: int | None
+        truncate_prompt_tokens: int | None
+        skip_special_tokens: bool
+
+else:
+    _SamplingFields = create_model("_SamplingFields", __base__=RequestModel, __module__=__name__, **_sampling_fields())
+
+
+class GenerationRequest(_SamplingFields):
+    """Every sampling parameter, and how the answer is sent."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
@@ -78,46 +122,9 @@ class GenerationRequest(RequestModel):
 
     model: str = "default"
     """A name from /v1/models; default is the first one."""
-    n: int = 1
-    """1 to 128; the prompt is computed once for all of them."""
-    temperature: float | None = None
-    """0 to 2; 0 is greedy. None is the model's own default, else 1."""
-    top_p: float | None = None
-    """Above 0, up to 1. None is the model's own default, else 1."""
-    presence_penalty: float = 0.0
-    """-2 to 2, over the output."""
-    frequency_penalty: float = 0.0
-    """-2 to 2, over the output."""
-    logit_bias: TokenBiases = Field(default_factory=dict)
-    """By token id, -100 to 100; at most 1024 of them."""
-    seed: int | None = None
-    """The same seed gives the same tokens, whatever else runs; none draws a fresh one."""
-    stop: Words = Field(default_factory=list)
-    """At most 64 of them, each of at most 1024 characters."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     """Only with stream; its include_usage adds a last event with the usage, continuous_usage_stats has it in all."""
-
-    top_k: int | None = None
-    """0 and -1 keep all tokens. None is the model's own default, else 0."""
-    min_p: float | None = None
-    """0 to 1, relative to the likeliest token. None is the model's own default, else 0."""
-    repetition_penalty: float | None = None
-    """Above 0, up to 10; over prompt and output. 1 is off. None is the model's own default, else 1."""
-    min_tokens: int = 0
-    """No end before this many tokens."""
-    bad_words: Words = Field(default_factory=list)
-    """At most 1024 of them, each of at most 1024 characters, and 16384 characters over all of them."""
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(default_factory=list)
-    """At most 1024 of them."""
-    ignore_eos: bool = False
-    """Go on past the end-of-sequence token."""
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    prompt_logprobs: int | None = None
-    """0 to 20 alternatives for each token of the prompt; not in a stream."""
-    truncate_prompt_tokens: int | None = None
-    """Keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output."""
     cache_salt: CacheSalt = ""
     """Prefixes are shared only between requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -138,26 +145,9 @@ class GenerationRequest(RequestModel):
         prompt_logprobs: int | None,
     ) -> SamplingParams:
         """Raises BadRequest that names a field out of its range."""
-        return SamplingParams(
-            n=self.n,
-            max_tokens=max_tokens,
-            default_max_tokens=default_max_tokens,
-            min_tokens=self.min_tokens,
-            **left_open(self),
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            bad_words=tuple(self.bad_words),
-            seed=self.seed,
-            stop=tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            skip_special_tokens=self.skip_special_tokens,
-            include_stop_in_output=self.include_stop_str_in_output,
-        )
+        given: dict[str, Any] = {name: getattr(self, wire_name) for name, wire_name in _WIRE_NAMES.items()}
+        own = {"max_tokens": max_tokens, "default_max_tokens": default_max_tokens, "logprobs": logprobs}
+        return SamplingParams(**(given | own | {"prompt_logprobs": prompt_logprobs}))
 
 
 FinishReason = Literal["stop", "length", "repetition"]
