@@ -5,9 +5,9 @@ reader of it: the torch modules, the native core's lowering, the GPU's fused ker
 
     x = embedding(ids)
     for layer in layers:
-        x += attention_post_norm(attention(attention_norm(x)))      a norm that is None is left out
-        x += mlp_post_norm(mlp(mlp_norm(x)))
-    logits = head(norm(x))
+        x += residual_scale * attention_post_norm(attention(attention_norm(x)))      a norm that is None is left out
+        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))
+    logits = softcap(scale * head(norm(x)))
 
 Tensors have the names that Hugging Face checkpoints give them, in full.
 """
@@ -28,6 +28,8 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     offset: float = 0.0
     """Added when it is loaded."""
+    transposed: bool = False
+    """Whether it is the transpose of the matrix that rows are multiplied by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Projection:
     def tensors(self) -> Iterator[StoredTensor]:
         for name, rows in self.parts:
             shape = (self.columns, rows) if self.transposed else (rows, self.columns)
-            yield StoredTensor(f"{name}.weight", shape)
+            yield StoredTensor(f"{name}.weight", shape, transposed=self.transposed)
             if self.bias:
                 yield StoredTensor(f"{name}.bias", (rows,))
 
@@ -143,6 +145,8 @@ class Layer:
     attention_post_norm: Norm | None = None
     mlp_norm: Norm | None = None
     mlp_post_norm: Norm | None = None
+    residual_scale: float = 1.0
+    """What attention and the MLP give is multiplied by it before it is added to the stream."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -173,6 +177,8 @@ class Embedding:
 class Head:
     name: str | None
     """None where the head is the embedding's matrix."""
+    scale: float = 1.0
+    """Of the logits."""
     softcap: float | None = None
 
     @property

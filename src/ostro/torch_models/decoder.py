@@ -30,14 +30,16 @@ class DecoderLayer(Module):
         self.mlp_norm = _norm(described.mlp_norm)
         self.mlp = GatedMLP(described.mlp) if described.mlp.gated else PlainMLP(described.mlp)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
+        self.residual_scale = described.residual_scale
 
     def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
         read = x if self.attention_norm is None else self.attention_norm(x)
         added = self.self_attn(read, rotation, ctx)
-        x += added if self.attention_post_norm is None else self.attention_post_norm(added)
+        x.add_(
+            added if self.attention_post_norm is None else self.attention_post_norm(added), alpha=self.residual_scale
+        )
         added = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
-        x += added if self.mlp_post_norm is None else self.mlp_post_norm(added)
-        return x
+        return x.add_(added if self.mlp_post_norm is None else self.mlp_post_norm(added), alpha=self.residual_scale)
 
 
 def _norm(described: arch.Norm | None) -> RMSNorm | LayerNorm | None:
@@ -83,6 +85,7 @@ class CausalLM(Model):
     ) -> None:
         super().__init__()
         self.shape, self.backbone_name = shape, backbone_name
+        self.logit_scale = 1.0 if head is None else head.scale
         self.logit_softcap = None if head is None else head.softcap
         self.add_module(backbone_name, backbone)
         self.lm_head: Embedding | Linear | None = _head(head, shape, embedding)
@@ -97,6 +100,8 @@ class CausalLM(Model):
         if self.lm_head is None:
             raise Unsupported("This model was saved without a language-model head: it can embed text, not write it.")
         logits = self.lm_head.product(hidden)
+        if self.logit_scale != 1.0:
+            logits = logits.mul_(self.logit_scale)
         if self.logit_softcap is None:
             return logits
         return (logits.float() / self.logit_softcap).tanh_().mul_(self.logit_softcap)

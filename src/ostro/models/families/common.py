@@ -203,6 +203,7 @@ def decoder(
     norm_offset: float = 0.0,
     embedding_scale: float = 1.0,
     tied: bool = False,
+    logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> Architecture:
     """The usual frame around a family's layers. `tied` is what `tie_word_embeddings` is where config.json lacks it."""
@@ -212,6 +213,6 @@ def decoder(
         embedding=Embedding(name="model.embed_tokens", scale=embedding_scale),
         layers=tuple(layers),
         norm=Norm("model.norm", shape.hidden_size, config.within("rms_norm_eps", EPS), offset=norm_offset),
-        head=Head(name=None if tied else "lm_head", softcap=logit_softcap),
+        head=Head(name=None if tied else "lm_head", scale=logit_scale, softcap=logit_softcap),
         ropes=tuple(checked_rope(rope, shape.head_dim) for rope in ropes or [rope_settings(config)]),
     )

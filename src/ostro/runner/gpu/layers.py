@@ -10,8 +10,12 @@ from ostro.torch_models.layers import Attention, GatedMLP, RMSNorm
 
 
 def fusible(model: Model) -> TypeGuard[Decoder]:
-    """Whether all layers are of the kind that the kernels know."""
-    return isinstance(model, Decoder) and all(map(_is_fusible, model.described.layers))
+    """Whether the head and all layers are of the kind that the kernels know."""
+    return (
+        isinstance(model, Decoder)
+        and (model.described.head is None or model.described.head.scale == 1.0)
+        and all(map(_is_fusible, model.described.layers))
+    )
 
 
 def _is_fusible(layer: arch.Layer) -> bool:
@@ -22,6 +26,7 @@ def _is_fusible(layer: arch.Layer) -> bool:
         and attention.rope is not None
         and (attention.qk_norm is None or attention.qk_norm.over == "head")
         and mlp.gated
+        and layer.residual_scale == 1.0
     )
 
 
