@@ -21,7 +21,7 @@ using namespace ostro;
 namespace {
 
 // Changes with any change of a struct, of a format or of what a function means: a library of another version is refused.
-constexpr int kVersion = 5;
+constexpr int kVersion = 6;
 
 // A plan that was looked at, and what its batches are held to.
 struct Checked {

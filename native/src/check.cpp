@@ -10,7 +10,7 @@ namespace {
 constexpr int kMostThreads = 1024;
 constexpr int kDimMultiple = 16;
 constexpr const char* kNames[kOps] = {"embed", "linear", "norm", "attend", "gather", "softcap", "sample",
-                                         "adapt", "activate"};
+                                         "adapt", "activate", "scale", "apply", "position"};
 
 // Thrown and caught in this file alone: the checks below read as a list of what must hold.
 struct Broken {
@@ -66,7 +66,9 @@ class Steps {
       case Op::kNorm:
         norm(step, step.cols);
         require(step.norm != nullptr, "it has no weights");
-        require_range("after", step.after, 0, static_cast<int>(After::kAdd));
+        require(!step.bias || step.bias_size >= step.cols, "its bias has ", step.bias_size, " numbers for ", step.cols,
+                " columns");
+        require_range("after", step.after, 0, static_cast<int>(step.bias ? After::kStore : After::kAdd));
         whole("in", step.in, step.in_at, step.cols);
         whole("out", step.out, step.out_at, step.cols);
         break;
@@ -82,7 +84,7 @@ class Steps {
         break;
       case Op::kSoftcap:
         require(std::isfinite(step.cap) && step.cap > 0, "its cap is not a number above zero");
-        require(step.cols % kernels_.panel == 0, "it has ", step.cols, " columns, no multiple of ", kernels_.panel);
+        panels(step.cols);
         whole("out", step.out, 0, step.cols);
         break;
       case Op::kSample:
@@ -97,6 +99,23 @@ class Steps {
         whole("out", step.out, step.out_at, step.width);
         require(step.in != step.out, "it reads the buffer that it writes");
         break;
+      case Op::kScale:
+        require(std::isfinite(step.scale), "its scale is not finite");
+        require_range("after", step.after, 0, static_cast<int>(After::kAdd));
+        panels(step.cols);
+        whole("in", step.in, step.in_at, step.cols);
+        whole("out", step.out, step.out_at, step.cols);
+        break;
+      case Op::kApply:
+        require_range("after", step.after, static_cast<int>(After::kSilu), static_cast<int>(After::kRelu));
+        panels(step.cols);
+        whole("out", step.out, 0, step.cols);
+        break;
+      case Op::kPosition:
+        require_matrix(kernels_, step);
+        require(!gathered_, "it comes after a gather");
+        whole("out", step.out, 0, step.cols);
+        break;
     }
   }
 
@@ -108,6 +127,10 @@ class Steps {
     require(cols > 0 && at >= 0 && at + cols <= shape.cols, "columns ", at, " to ", at + cols, " of buffer ", buffer,
             " do not exist: it has ", shape.cols);
     require(shape.rows >= rows_, "buffer ", buffer, " has ", shape.rows, " rows, and the step ", rows_);
+  }
+
+  void panels(int cols) const {
+    require(cols % kernels_.panel == 0, "it has ", cols, " columns, no multiple of ", kernels_.panel);
   }
 
   void norm(const Step& step, int64_t cols) const {
@@ -234,6 +257,7 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
   for (const Rotation& each : rotations) positions = std::min(positions, each.positions);
   for (const Step& step : steps) {
     if (static_cast<Op>(step.op) == Op::kEmbed) vocab = std::min(vocab, step.matrix->rows);
+    if (static_cast<Op>(step.op) == Op::kPosition) positions = std::min(positions, step.matrix->rows);
     if (static_cast<Op>(step.op) == Op::kGather) asked = buffers[step.out].rows;
     if (static_cast<Op>(step.op) == Op::kAdapt) adapters = std::min(adapters, step.num_terms);
   }

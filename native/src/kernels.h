@@ -14,9 +14,11 @@ constexpr long kScratchBytes = 192 << 10;
 
 enum class After : int32_t {
   kStore = 0,
-  kAdd = 1,   // to what is there
-  kSilu = 2,  // silu(even panel) * odd panel: gates and ups alternate
-  kGelu = 3,  // the same with tanh's approximation of gelu
+  kAdd = 1,        // to what is there
+  kSilu = 2,       // of a product silu(even panel) * odd panel: gates and ups alternate
+  kGelu = 3,       // the same with tanh's approximation of gelu
+  kExactGelu = 4,  // products know neither this nor the next
+  kRelu = 5,
 };
 
 enum class Cells : int32_t { kFloat = 0, kHalf = 1, kInt8 = 2 };
@@ -73,8 +75,12 @@ struct Kernels {
   void (*keep)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, const float* key,
                const float* value);
   void (*norm)(const float* x, int cols, const float* weight, float eps, bool adds, float* out);
+  void (*layer_norm)(const float* x, int cols, const float* weight, const float* bias, float eps, float* out);
   void (*rotate)(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines);
   void (*softcap)(float* x, int cols, float cap);
+  void (*scale)(const float* x, int cols, float scale, float* out);
+  // x = what an activation makes of it
+  void (*apply)(float* x, int cols, After activation);
   float (*dot)(const float* a, const float* b, int count);
   // out += scale * x; whole panels
   void (*add_scaled)(const float* x, float scale, int count, float* out);

@@ -27,6 +27,19 @@ inline Floats gelu(Floats x) {
   return x / (all(1.0f) + exponential(inner * all(-2.0f)));
 }
 
+// x times the normal distribution's integral up to it, whose tail beyond |x| is a polynomial in t times e^(-x^2 / 2)
+// (Abramowitz and Stegun, 7.1.26): to 2e-7.
+inline Floats exact_gelu(Floats x) {
+  const Floats size = abs(x);
+  const Floats t = all(1.0f) / madd(all(1.0f), size, 0.3275911f * 0.70710678f);
+  Floats sum = madd(all(-1.453152027f), t, 1.061405429f);
+  sum = madd(all(1.421413741f), sum, t);
+  sum = madd(all(-0.284496736f), sum, t);
+  sum = madd(all(0.254829592f), sum, t);
+  const Floats tail = sum * t * exponential(x * x * all(-0.5f)) * 0.5f;
+  return max(x, zeros()) - size * tail;
+}
+
 // cap * tanh(x / cap)
 inline Floats softcapped(Floats x, float cap) {
   const Floats e = exponential(x * (2.0f / cap));

@@ -47,6 +47,8 @@ bool same_input(const Step& step, const Step* before) {
          reads_codes(*before) == reads_codes(step);
 }
 
+bool adds(const Step& step) { return static_cast<After>(step.after) == After::kAdd; }
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -157,9 +159,23 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
     case Op::kEmbed: each_row([&](int i) { embed(step, batch, i); }); break;
     case Op::kNorm:
       each_row([&](int i) {
-        kernels_.norm(row(step.in, i) + step.in_at, step.cols, step.norm, step.eps,
-                      static_cast<After>(step.after) == After::kAdd, row(step.out, i) + step.out_at);
+        const float* from = row(step.in, i) + step.in_at;
+        float* to = row(step.out, i) + step.out_at;
+        if (step.bias) kernels_.layer_norm(from, step.cols, step.norm, step.bias, step.eps, to);
+        else kernels_.norm(from, step.cols, step.norm, step.eps, adds(step), to);
       });
+      break;
+    case Op::kScale:
+      each_row([&](int i) {
+        const float* from = row(step.in, i) + step.in_at;
+        float* to = row(step.out, i) + step.out_at;
+        if (adds(step)) kernels_.add_scaled(from, step.scale, step.cols, to);
+        else kernels_.scale(from, step.cols, step.scale, to);
+      });
+      break;
+    case Op::kApply: apply(step, rows, thread); break;
+    case Op::kPosition:
+      each_row([&](int i) { unpack_row(*step.matrix, kernels_.panel, position(batch, i), row(step.out, i)); });
       break;
     case Op::kAttend:
       keep(step, batch, thread);
@@ -195,6 +211,19 @@ void Plan::embed(const Step& step, const Batch& batch, int index) {
   unpack_row(*step.matrix, kernels_.panel, batch.tokens[index], to);
   if (step.scale != 1.0f)
     for (int col = 0; col < step.cols; ++col) to[col] *= step.scale;
+}
+
+// By columns: a step of one row has work for all threads.
+void Plan::apply(const Step& step, int rows, int thread) {
+  const Share mine(step.cols / kernels_.panel, thread, pool_.size());
+  for (int i = 0; i < rows; ++i)
+    kernels_.apply(row(step.out, i) + mine.begin * kernels_.panel, (mine.end - mine.begin) * kernels_.panel,
+                   static_cast<After>(step.after));
+}
+
+int Plan::position(const Batch& batch, int index) const {
+  const Piece& piece = batch.pieces[piece_of_row_[index]];
+  return piece.start + index - piece.row;
 }
 
 // Rows of a product's input as its kernel reads them.

@@ -21,15 +21,18 @@ namespace ostro {
 enum class Op : int32_t {
   kEmbed = 0,     // out = row of the matrix * scale
   kLinear = 1,    // out = matrix (normed) in, then `after`
-  kNorm = 2,      // out = normed in, or out += it where `after` adds
+  kNorm = 2,      // out = normed in, or out += it where `after` adds; with a bias it is a layer norm
   kAttend = 3,    // keys and values of `in` into pages; out = attention of its queries
   kGather = 4,    // out = the rows that are asked for
   kSoftcap = 5,   // out = cap * tanh(out / cap)
   kSample = 6,    // tokens from the logits in `in`
   kAdapt = 7,     // out += what each row's adapter adds to a product of (normed) in
   kActivate = 8,  // out = activated gates * ups, of which a panel each alternate in `in`
+  kScale = 9,     // out = in * scale, or out += it where `after` adds
+  kApply = 10,    // out = what `after`, an activation, makes of it
+  kPosition = 11,  // out = row of the matrix that has the number of the token's position
 };
-constexpr int kOps = 9;
+constexpr int kOps = 12;
 
 // What one adapter adds to a product: B A x, with A as [rank][columns read] and B as [rank][columns written].
 struct Term {
@@ -49,7 +52,7 @@ struct Step {
   int32_t layer;
   int32_t rotation;
   int32_t window;  // 0 is none
-  float scale;     // of embeddings, of scores
+  float scale;     // of embeddings, of scores, of what is added
   float cap;       // 0 is none
   float eps;
   int32_t norm_size, bias_size;  // numbers in them
@@ -155,7 +158,9 @@ class Plan {
   void attend(const Step& step, const Batch& batch, std::atomic<int>& taken);
   void adapt(const Step& step, const Batch& batch, int rows, int thread);
   void add_term(const Step& step, const Term& term, int begin, int end, Share columns, Own& own);
+  void apply(const Step& step, int rows, int thread);
   void embed(const Step& step, const Batch& batch, int row);
+  int position(const Batch& batch, int row) const;
   float* row(int buffer, int index) const {
     return buffers_[buffer].data.get() + static_cast<long>(index) * buffers_[buffer].shape.cols;
   }

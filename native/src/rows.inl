@@ -23,6 +23,39 @@ static void norm(const float* x, int cols, const float* weight, float eps, bool 
   }
 }
 
+// (x - mean) * weight / sqrt(variance + eps) + bias
+static void layer_norm(const float* x, int cols, const float* weight, const float* bias, float eps, float* out) {
+  const float count = static_cast<float>(cols);
+  Floats sums = zeros(), squares = zeros();
+  for (int at = 0; at < cols; at += kPanel) sums = sums + load(x + at);
+  const Floats mean = all(total(sums) / count);
+  for (int at = 0; at < cols; at += kPanel) {
+    const Floats centred = load(x + at) - mean;
+    squares = madd(squares, centred, centred);
+  }
+  const float scale = 1.0f / std::sqrt(total(squares) / count + eps);
+  for (int at = 0; at < cols; at += kPanel)
+    store(out + at, (load(x + at) - mean) * scale * load(weight + at) + load(bias + at));
+}
+
+static void scale(const float* x, int cols, float scale, float* out) {
+  for (int at = 0; at < cols; at += kPanel) store(out + at, load(x + at) * scale);
+}
+
+static void apply(float* x, int cols, After activation) {
+  auto each = [&](auto function) {
+    for (int at = 0; at < cols; at += kPanel) store(x + at, function(load(x + at)));
+  };
+  switch (activation) {
+    case After::kSilu: each([](Floats value) { return silu(value); }); break;
+    case After::kGelu: each([](Floats value) { return gelu(value); }); break;
+    case After::kExactGelu: each([](Floats value) { return exact_gelu(value); }); break;
+    case After::kRelu: each([](Floats value) { return max(value, zeros()); }); break;
+    case After::kStore:
+    case After::kAdd: break;
+  }
+}
+
 // The first half of each head's rotated part against its second half.
 static void rotate(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines) {
   const int half = rotated / 2;

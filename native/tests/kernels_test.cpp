@@ -620,6 +620,43 @@ void check_activate() {
   }
 }
 
+void check_layer_norm(int cols) {
+  const Values x = numbers(cols, -3, 5), weight = numbers(cols, 0, 2), bias = numbers(cols, -1, 1);
+  Values out(cols + 1, kUntouched);
+  table->layer_norm(x.data(), cols, weight.data(), bias.data(), 1e-5f, out.data());
+  remember(out);
+  double mean = 0, variance = 0;
+  for (int i = 0; i < cols; ++i) mean += x[i] / double(cols);
+  for (int i = 0; i < cols; ++i) variance += (x[i] - mean) * (x[i] - mean) / cols;
+  for (int i = 0; i < cols; ++i)
+    expect_near(out[i], (x[i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + bias[i], 1e-5, "layer_norm");
+  expect(out[cols] == kUntouched, "layer_norm wrote beyond its row");
+}
+
+void check_scale_and_apply() {
+  const int count = 40 * table->panel;
+  const Values x = numbers(count, -9, 9);
+  Values out(count + 1, kUntouched);
+  table->scale(x.data(), count, 0.3f, out.data());
+  remember(out);
+  for (int i = 0; i < count; ++i) expect(out[i] == 0.3f * x[i], "scale");
+  expect(out[count] == kUntouched, "scale wrote beyond its row");
+  for (const After after : {After::kSilu, After::kGelu, After::kExactGelu, After::kRelu}) {
+    out = x, out.push_back(kUntouched);
+    table->apply(out.data(), count, after);
+    remember(out);
+    for (int i = 0; i < count; ++i) {
+      const double value = x[i], inner = 0.7978845608 * (value + 0.044715 * value * value * value);
+      const double want = after == After::kSilu   ? value / (1 + std::exp(-value))
+                          : after == After::kGelu ? value / (1 + std::exp(-2 * inner))
+                          : after == After::kRelu ? std::max(value, 0.0)
+                                                  : value * std::erfc(-value / std::sqrt(2.0)) / 2;
+      expect_near(out[i], want, 2e-6 * (1 + std::fabs(want)), "apply");
+    }
+    expect(out[count] == kUntouched, "apply wrote beyond its row");
+  }
+}
+
 // ---- All of it
 
 Values check(const Kernels* kernels) {
@@ -645,6 +682,8 @@ Values check(const Kernels* kernels) {
   check_softcap_and_weigh();
   for (int count : {4, 16, 48, 70, 96, 576, 577}) check_dot_and_add_scaled(count);
   check_activate();
+  for (int cols : {16, 48, 96, 576}) check_layer_norm(cols);
+  check_scale_and_apply();
   return results;
 }
 

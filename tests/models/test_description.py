@@ -39,7 +39,7 @@ def config_of(family: str, **changes: object) -> Config:
 @pytest.mark.parametrize("family", [each.model_type for each in FAMILIES if each.model_type != "hrm_text"])
 def test_the_described_tensors_are_those_that_the_model_has_places_for(family: str, changes: Config) -> None:
     config = config_of(family, **changes)
-    described = {name: (shape, offset) for name, shape, offset in architecture_of(config).tensors()}
+    described = {each.name: (each.shape, each.offset) for each in architecture_of(config).tensors()}
     places = places_of(build_model(config, dtype=torch.float32, device=torch.device("meta")))
     assert described == {name: (tuple(place.shape), place.offset) for name, place in places.items()}
 

@@ -25,6 +25,14 @@ pytestmark = needs_library
 
 Config = Mapping[str, object]
 WIDE: Config = {**LLAMA, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+GPT2: Config = {
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+}
 CONFIGS: Mapping[str, Config] = {
     "llama": WIDE,
     "llama-biases": {**WIDE, "attention_bias": True, "mlp_bias": True},
@@ -50,6 +58,10 @@ CONFIGS: Mapping[str, Config] = {
     },
     "smollm3": {**WIDE, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
     "phi3": {**WIDE, "architectures": ["Phi3ForCausalLM"]},
+    "olmo2": {**WIDE, "architectures": ["Olmo2ForCausalLM"]},
+    "gpt2": {**GPT2, "tie_word_embeddings": True},
+    "gpt2-odd": {**GPT2, "n_inner": 70, "activation_function": "relu"},
+    "gpt2-exact-gelu": {**GPT2, "activation_function": "gelu"},
     # Nothing that divides by a panel, but for what must.
     "odd": {**WIDE, "intermediate_size": 70, "mlp_bias": True, "tie_word_embeddings": True},
     "odd-rotation": {**WIDE, "architectures": ["Phi3ForCausalLM"], "head_dim": 48, "partial_rotary_factor": 0.75},
@@ -141,7 +153,7 @@ def test_every_instruction_set_gives_torchs_tokens(isa: str, weights: _Weights) 
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "olmo2"])
 def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
     runner = native(weights(name, bits=BITS[bits]))
     asked = [ask(id, length, SCORED) for id, length in enumerate((1, 9, 33, 16, 2, 50, 7))]

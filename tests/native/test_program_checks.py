@@ -11,13 +11,22 @@ from native_models import needs_library, packed, savable_model
 from tiny_models import GEMMA2, LLAMA
 
 from ostro.errors import BadCheckpoint
-from ostro.kernels.cpu.library import instruction_sets
+from ostro.kernels.cpu.library import Op, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program
 
 pytestmark = needs_library
 
 _CONFIG = {**LLAMA, "hidden_size": 64, "architectures": ["Qwen3ForCausalLM"]}
+# Layer norms, learned positions, and an MLP without gates.
+_GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 64,
+    "n_embd": 64,
+    "n_layer": 1,
+    "n_head": 4,
+    "n_positions": 128,
+}
 _WRONG = (-(2**31), -1, 1, 3, 17, 64, 65, 1000, 2**31 - 1, 2**40)
 _NUM_PAGES, _MAX_TOKENS = 8, 16
 
@@ -27,12 +36,18 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> PackedFile:
     return packed(_CONFIG, savable_model(_CONFIG), tmp_path_factory.mktemp("packed") / "model.ostro")
 
 
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> PackedFile:
+    return packed(_GPT2, savable_model(_GPT2), tmp_path_factory.mktemp("packed") / "gpt2.ostro")
+
+
 @pytest.fixture(autouse=True)
-def restored(weights: PackedFile) -> Iterator[None]:
-    program = deepcopy(weights.program)
+def restored(weights: PackedFile, gpt2: PackedFile) -> Iterator[None]:
+    programs = [(each.program, deepcopy(each.program)) for each in (weights, gpt2)]
     yield
-    weights.program.clear()
-    weights.program.update(program)
+    for program, right in programs:
+        program.clear()
+        program.update(right)
 
 
 def made(weights: PackedFile) -> Program:
@@ -66,8 +81,10 @@ def places(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
                 yield part, name
 
 
-def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(weights: PackedFile) -> None:
+@pytest.mark.parametrize("model", ["weights", "gpt2"])
+def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, request: pytest.FixtureRequest) -> None:
     """Each is set to each wrong value: the program is refused, or what it computes stays within its memory."""
+    weights: PackedFile = request.getfixturevalue(model)
     refused = ran = 0
     for part, name in list(places(weights.program)):
         right = part[name]
@@ -95,7 +112,8 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(weights: Packed
         (1, "in_at", 1, "columns 1 to 65 of buffer 0 do not exist: it has 64"),
         (1, "out_at", -8, "columns -8 to "),
         (1, "norm", -1, "reads vector -1"),
-        (1, "after", 4, r"Invalid enum value 4 - at `\$\.steps\[\d+\]\.after`"),
+        (1, "after", 4, "after is 4, not from 0 to 3"),
+        (1, "after", 6, r"Invalid enum value 6 - at `\$\.steps\[\d+\]\.after`"),
         (1, "out", 7, "out is 7, not from 0 to 6"),
         (1, "eps", 0.0, "its eps is not a number above zero"),
         (2, "cols", 128, "for 128 columns"),
@@ -113,6 +131,52 @@ def test_a_step_is_refused_by_its_number_its_operation_and_what_is_wrong(
     step[field] = value
     with pytest.raises(BadCheckpoint, match=rf"cannot run: .*{why}"):
         made(weights)
+
+
+@pytest.mark.parametrize(
+    ("op", "field", "value", "why"),
+    [
+        (Op.NORM, "bias", 99, "reads vector 99"),
+        (Op.NORM, "after", 1, "after is 1, not from 0 to 0"),
+        (Op.NORM, "norm", None, "it has no weights"),
+        (Op.SCALE, "cols", 65, "it has 65 columns, no multiple of"),
+        (Op.SCALE, "cols", 128, "columns 0 to 128 of buffer 1 do not exist"),
+        (Op.SCALE, "after", 2, "after is 2, not from 0 to 1"),
+        (Op.SCALE, "input", 7, "in is 7, not from 0 to 6"),
+        (Op.APPLY, "after", 1, "after is 1, not from 2 to 5"),
+        (Op.APPLY, "cols", -16, "do not exist"),
+        (Op.APPLY, "cols", 1024, "columns 0 to 1024 of buffer 4 do not exist"),
+        (Op.POSITION, "cols", 32, "its matrix has 64 columns, and the step 32"),
+        (Op.POSITION, "matrix", None, "it has no matrix"),
+        (Op.POSITION, "out", -1, "out is -1"),
+    ],
+)
+def test_a_step_of_a_model_with_layer_norms_is_refused_likewise(
+    gpt2: PackedFile, op: int, field: str, value: int | None, why: str
+) -> None:
+    step = next(each for each in gpt2.program["steps"] if each["op"] == op)
+    step[field] = value
+    with pytest.raises(BadCheckpoint, match=rf"cannot run: .*{why}"):
+        made(gpt2)
+
+
+def test_a_layer_norm_without_enough_biases_is_refused(gpt2: PackedFile) -> None:
+    step = next(each for each in gpt2.program["steps"] if each["op"] == Op.NORM)
+    short = min(range(gpt2.num_vectors), key=lambda number: len(gpt2.vector(number)))
+    step["cols"] = step["cols"] * 2
+    gpt2.program["buffers"][step["input"]]["cols"] = gpt2.program["buffers"][step["out"]]["cols"] = step["cols"]
+    step["norm"] = max(range(gpt2.num_vectors), key=lambda number: len(gpt2.vector(number)))
+    step["bias"] = short
+    with pytest.raises(BadCheckpoint, match="its bias has 64 numbers for 128 columns"):
+        made(gpt2)
+
+
+def test_a_position_beyond_the_learned_ones_is_refused(gpt2: PackedFile) -> None:
+    gpt2.program["max_seq_len"] = 4096
+    program = Program(gpt2, isa=instruction_sets()[0], num_pages=16, max_tokens=16, max_asked=4, threads=2)
+    run(program, start=125, pages=range(8))
+    with pytest.raises(AssertionError, match="a sequence's first position is 126, not from 0 to 125"):
+        run(program, start=126, pages=range(9))
 
 
 @pytest.mark.parametrize(

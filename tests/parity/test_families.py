@@ -2,16 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from dense_context import DenseContext, dense_logits
+from native_models import native, needs_library, packed
 from transformers.core_model_loading import revert_weight_conversion
 
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
+from ostro.engine.scheduler import Limits
 from ostro.models.config import ConfigReader
 from ostro.models.registry import FAMILIES
 from ostro.models.rope_settings import rope_settings
+from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights
@@ -151,6 +157,12 @@ CASES: Mapping[str, Config] = {
 }
 
 
+def _is_native(values: Config) -> bool:
+    """All but HRM-Text; and longrope's factors above are for narrower heads."""
+    scaling = values.get("rope_scaling")
+    return values["model_type"] != "hrm_text" and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
+
+
 def reference_model(values: Config, *, headless: bool = False) -> transformers.PreTrainedModel:
     """Transformers' model of a config, with weights of a size at which every one of them matters."""
     settings = {key: value for key, value in values.items() if key != "model_type"}
@@ -200,6 +212,35 @@ def test_logits_equal_those_of_transformers_in_either_spelling_of_the_config(nam
     assert expected.std() > 0.3, "the test would not see a difference"
     for values in (CASES[name], reference.config.to_dict()):
         torch.testing.assert_close(dense_logits(our_model(values, reference), ids), expected, atol=TOLERANCE, rtol=0)
+
+
+def widened(values: Config) -> Config:
+    """The same with heads as wide as native kernels want them."""
+    return {**values, "n_embd": 64} if "n_embd" in values else {**values, "hidden_size": 64, "head_dim": 16}
+
+
+@needs_library
+@pytest.mark.parametrize("name", [name for name, values in CASES.items() if _is_native(values)])
+def test_native_scores_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Of every token of a prompt that is run in pieces; and what follows is the token that transformers ranks first."""
+    values = widened(CASES[name])
+    reference = reference_model(values)
+    ids = random_ids(SHORT)
+    expected = reference_logits(reference, ids).log_softmax(-1)
+    assert expected.std() > 0.3, "the test would not see a difference"
+    weights = packed(values, our_model(values, reference), tmp_path / "packed")
+    core = EngineCore(native(weights), Limits(max_batch_tokens=7, max_batch_seqs=1))
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    core.add(Request(id=0, prompt_ids=tuple(ids), params=params, seed=0, prompt_logprobs_from=1))
+    tokens, scored = [], []
+    while core.has_work:
+        for gain in core.step():
+            tokens += gain.token_ids
+            scored += gain.prompt_logprobs
+    assert tokens == [expected[-1].argmax().item()]
+    assert [each.token_id for each in scored] == ids[1:]
+    theirs = expected[torch.arange(SHORT - 1), ids[1:]]
+    torch.testing.assert_close(torch.tensor([each.logprob for each in scored]), theirs, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt2", "hrm_text", "olmo2", "phi3-longrope", "qwen3"])

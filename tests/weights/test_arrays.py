@@ -85,6 +85,13 @@ def test_rows_in_another_order_are_found_at_their_addresses() -> None:
     np.testing.assert_array_equal(moved.row_addresses(), stored.row_addresses()[[2, 0, 3, 1]])
 
 
+def test_a_matrix_whose_columns_are_stored_gives_its_numbers_and_where_its_columns_lie() -> None:
+    stored = WeightArray.of(np.arange(6, dtype=np.float32).reshape(3, 2))
+    array = WeightArray("F32", (2, 3), stored.raw, transposed=True)
+    assert array.floats().tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert array.row_addresses().tolist() == stored.row_addresses().tolist()
+
+
 def test_pickles_give_the_same_arrays_as_safetensors(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", WIDE, torch.bfloat16)
     expected = {name: array.floats() for name, array in open_checkpoint(directory).arrays()}

@@ -58,7 +58,7 @@ def plan(
     shape = described.shape
     if device == "cpu":
         memory = free_memory() if memory is None else memory
-        return put_together(model.name, "cpu", config, shape, memory, _on_cpu(model, stored, config, described, memory))
+        return put_together(model.name, "cpu", config, shape, memory, _on_cpu(stored, config, described, memory))
     total_and_free = gpu_memory() if memory is None else (memory, memory)
     if total_and_free is None:
         raise BadRequest("device is 'cuda', but there is no GPU here. Say how much memory it has: --memory 80G.")
@@ -66,11 +66,11 @@ def plan(
     return put_together(model.name, "cuda", config, shape, total_and_free[1], parts)
 
 
-def _on_cpu(checkpoint: Checkpoint, stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
+def _on_cpu(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
     """As `runner.load` decides."""
     reason = "cpu_backend is torch"
     if config.cpu_backend != "torch":
-        found = on_native(checkpoint, stored, config, described, memory)
+        found = on_native(stored, config, described, memory)
         if not isinstance(found, str):
             return found
         reason = found

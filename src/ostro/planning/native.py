@@ -24,8 +24,6 @@ from ostro.runner.native.formats import kind_of
 from ostro.runner.native.lowering import Lowering, Sizes
 from ostro.runner.native.support import NotNative, native_architecture
 from ostro.runner.precision import in_words
-from ostro.weights import Checkpoint, GgufCheckpoint
-from ostro.weights.gguf_model import Undo
 from ostro.weights.stored import Stored
 
 _MIB = 1 << 20
@@ -40,9 +38,7 @@ _GROUP_BYTES = GROUP + 12
 _OWN_ROWS, _OWN_PANELS = 8, 4
 
 
-def on_native(
-    checkpoint: Checkpoint, stored: Stored, config: EngineConfig, described: Description, memory: int
-) -> Parts | str:
+def on_native(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts | str:
     """The plan's parts, or why the model does not run natively."""
     if (missing := why_missing()) is not None:
         return missing.rstrip(".")
@@ -52,7 +48,6 @@ def on_native(
     for isa in instruction_sets():
         try:
             architecture = native_architecture(described, panel_of(isa))
-            _check_stored(checkpoint)
             return _parts(isa, architecture, stored, config, memory)
         except NotNative as error:
             reason = str(error)
@@ -105,13 +100,6 @@ def _parts(
         # Packing reads all files, a matrix at a time.
         peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
     )
-
-
-def _check_stored(checkpoint: Checkpoint) -> None:
-    if isinstance(checkpoint, GgufCheckpoint):
-        for weight in checkpoint.weights:
-            if len(weight.info.shape) == 2 and weight.undo not in (Undo.NOTHING, Undo.ROTATE_HALVES):
-                raise NotNative(f"{weight.name} is stored in a form that cannot be packed")
 
 
 def _kind(formats: Mapping[str, str], name: str) -> int:

@@ -36,6 +36,8 @@ class WeightArray:
     """[*shape[:-1], bytes of a row], mapped from the file where its format allows. Treat it as read-only."""
     order: npt.NDArray[np.intp] | None = None
     """Which row of `raw` each row of the weight is; None where the file has them in the weight's own order."""
+    transposed: bool = False
+    """Whether the rows of `raw` are the weight's columns."""
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> Self:
@@ -57,12 +59,13 @@ class WeightArray:
         """The weight's numbers in float32. Only for formats of floating-point numbers."""
         # What is no number, or too large for float32, is for whoever takes the numbers to notice.
         with np.errstate(invalid="ignore", over="ignore"):
-            values = _DECODERS[self.format](self.raw).reshape(self.shape)
+            values = _DECODERS[self.format](self.raw)
+        values = values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
         return values if self.order is None else values[self.order]
 
     def row_addresses(self) -> npt.NDArray[np.uint64]:
-        """Where each row of a matrix lies in memory, as long as `raw` does."""
-        order = np.arange(self.shape[0]) if self.order is None else self.order
+        """Where each row of a matrix, or each column of a transposed one, lies in memory, as long as `raw` does."""
+        order = np.arange(len(self.raw)) if self.order is None else self.order
         return np.uint64(self.raw.ctypes.data) + order.astype(np.uint64) * np.uint64(self.raw.shape[1])
 
 

@@ -137,10 +137,13 @@ def _array(weight: GgufWeight, data: mmap.mmap) -> "WeightArray":
     from ostro.weights.arrays import WeightArray
 
     info = weight.info
-    if len(info.shape) != 2 or weight.undo not in (Undo.NOTHING, Undo.ROTATE_HALVES):
+    if len(info.shape) != 2 or weight.undo is Undo.SUBTRACT_ONE:
         return WeightArray.of(_values(weight, data))
+    name, raw = GGML_TYPES[info.ggml_type].name, _raw(weight, data)
+    if weight.undo is Undo.TRANSPOSE:
+        return WeightArray(name, info.shape[::-1], raw, transposed=True)
     order = _halves(np.arange(info.shape[0]), weight.heads) if weight.undo is Undo.ROTATE_HALVES else None
-    return WeightArray(GGML_TYPES[info.ggml_type].name, info.shape, _raw(weight, data), order)
+    return WeightArray(name, info.shape, raw, order)
 
 
 def _values(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[Any]":

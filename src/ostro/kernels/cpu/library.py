@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # As native/src/api.cpp has it.
-_VERSION = 5
+_VERSION = 6
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -45,6 +45,9 @@ class Op(IntEnum):
     SAMPLE = 6
     ADAPT = 7
     ACTIVATE = 8
+    SCALE = 9
+    APPLY = 10
+    POSITION = 11
 
 
 class After(IntEnum):
@@ -52,6 +55,8 @@ class After(IntEnum):
     ADD = 1
     SILU = 2
     GELU = 3
+    EXACT_GELU = 4
+    RELU = 5
 
 
 class Cells(IntEnum):

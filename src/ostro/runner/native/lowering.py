@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import c_float
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import GROUP, After, Op
@@ -18,7 +18,7 @@ from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec
 from ostro.models.architecture import MLP, Architecture, Attention, Layer, ModelShape, Norm, Part, Projection, QKNorm
 from ostro.models.rope_settings import RopeSettings
-from ostro.runner.native.support import ACTIVATIONS, NotNative, WrongPanel
+from ostro.runner.native.support import ACTIVATIONS, GATED, NotNative, WrongPanel
 
 FLOATS = frozenset({0, 1, 30})
 """GGUF's numbers of float32, float16 and bfloat16."""
@@ -42,7 +42,7 @@ class Sink(Protocol):
         """Tensors end to end as one matrix; `by_turns` a panel of the first half's rows, then one of the second's."""
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
-        """Vectors end to end, each as often as said."""
+        """Vectors end to end, each as often as said, then zeros up to the size."""
 
     def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec: ...
 
@@ -69,6 +69,14 @@ class Sizes:
         return RotationSpec(frequencies=self.layout.vector(rope.rotary_dim(shape.head_dim) // 2))
 
 
+class _Read(NamedTuple):
+    """What a product reads: a buffer, and the RMS norm that is part of the product."""
+
+    input: int
+    norm: int | None = None
+    eps: float = 0.0
+
+
 class Lowering:
     """Buffers, by their numbers: the stream, a product beside it, queries with keys and values, what attention gives,
     the inner states, the rows asked for, their logits.
@@ -80,8 +88,10 @@ class Lowering:
         """Floats of layers are packed in so many bits; 0 leaves everything at its own precision."""
         self._model, self._sink = described, sink
         self._panel, self._bits = sink.panel, bits
+        # Embedding and head tell one token from the next: they keep eight bits where layers have four.
+        self._token_bits = 8 if bits else 0
         self._steps: list[StepSpec] = []
-        self._norms: dict[Norm, int] = {}
+        self._vectors: dict[str, int] = {}
         self._precisions: Counter[str] = Counter()
         self._tensors: list[list[str]] = []
 
@@ -127,50 +137,56 @@ class Lowering:
 
     def _embed(self) -> int:
         embedding, shape = self._model.embedding, self._model.shape
-        matrix = self._pack([Part(embedding.name, shape.vocab_size)], shape.hidden_size, head=True)
+        matrix = self._pack([Part(embedding.name, shape.vocab_size)], shape.hidden_size, bits=self._token_bits)
         # Rounded to what the embedding is computed in.
         scale = c_float(embedding.scale).value
         self._add(op=Op.EMBED, out=self._STREAM, matrix=matrix, cols=shape.hidden_size, scale=scale)
+        if embedding.positions is not None:
+            positions = self._pack([embedding.positions], shape.hidden_size, bits=0)
+            self._add(op=Op.POSITION, out=self._BESIDE, matrix=positions, cols=shape.hidden_size)
+            self._add_beside(1.0)
         return matrix
 
     def _layer(self, layer: Layer, number: int) -> int:
         """Its steps; returns the width of its inner states."""
-        assert layer.attention_norm is not None
-        assert layer.mlp_norm is not None
+        scale = layer.residual_scale
         self._attention(layer.attention, layer.attention_norm, number)
-        self._add_to_stream(layer.attention.output, self._ATTENDED, layer.attention_post_norm)
-        inner = self._gate_and_up(layer.mlp, layer.mlp_norm)
-        self._add_to_stream(layer.mlp.down, self._INNER, layer.mlp_post_norm)
+        self._add_to_stream(layer.attention.output, self._ATTENDED, layer.attention_post_norm, scale)
+        inner = self._up(layer.mlp, layer.mlp_norm)
+        self._add_to_stream(layer.mlp.down, self._INNER, layer.mlp_post_norm, scale)
         return inner
 
-    def _add_to_stream(self, projection: Projection, source: int, norm: Norm | None) -> None:
-        if norm is None:
+    def _add_to_stream(self, projection: Projection, source: int, norm: Norm | None, scale: float) -> None:
+        if norm is None and scale == 1.0:
             self._product(projection, source, self._STREAM, after=After.ADD)
-        else:
-            self._product(projection, source, self._BESIDE)
+            return
+        self._product(projection, source, self._BESIDE)
+        if norm is not None and norm.kind == "rms" and scale == 1.0:
             self._norm(norm, self._BESIDE, self._STREAM, after=After.ADD)
+            return
+        if norm is not None:
+            self._norm(norm, self._BESIDE, self._BESIDE)
+        self._add_beside(scale)
 
-    def _attention(self, attention: Attention, norm: Norm, number: int) -> None:
-        spec, head_norm, qkv = attention.spec, attention.qk_norm, attention.qkv
-        at = 0
-        # Parts of one type are one matrix.
-        for _, group in groupby(qkv.parts, key=self._kind):
-            parts = list(group)
-            rows = sum(part.rows for part in parts)
-            if rows % self._panel:
-                raise WrongPanel(f"its projections have {rows} rows, not a multiple of {self._panel}")
-            self._add(
-                op=Op.LINEAR,
-                input=self._STREAM,
-                out=self._QKV,
-                out_at=at,
-                cols=qkv.columns,
-                norm=self._weight(norm),
-                eps=norm.eps,
-                bias=self._biases(parts) if qkv.bias else None,
-                matrix=self._pack(parts, qkv.columns),
-            )
-            at += rows
+    def _add_beside(self, scale: float) -> None:
+        cols = self._model.shape.hidden_size
+        self._add(op=Op.SCALE, input=self._BESIDE, out=self._STREAM, cols=cols, scale=scale, after=After.ADD)
+
+    def _normed_stream(self, norm: Norm | None) -> _Read:
+        if norm is None:
+            return _Read(self._STREAM)
+        if norm.kind == "rms":
+            return _Read(self._STREAM, self._weight(norm), norm.eps)
+        self._norm(norm, self._STREAM, self._BESIDE)
+        return _Read(self._BESIDE)
+
+    def _attention(self, attention: Attention, norm: Norm | None, number: int) -> None:
+        spec, qk_norm = attention.spec, attention.qk_norm
+        self._queries_keys_values(attention.qkv, self._normed_stream(norm))
+        if qk_norm is not None and qk_norm.over == "width":
+            self._norm(qk_norm.query, self._QKV, self._QKV)
+            self._norm(qk_norm.key, self._QKV, self._QKV, at=qk_norm.query.size)
+            qk_norm = None
         self._add(
             op=Op.ATTEND,
             input=self._QKV,
@@ -180,32 +196,59 @@ class Lowering:
             window=spec.window or 0,
             scale=spec.scale,
             cap=spec.softcap or 0.0,
-            norm=None if head_norm is None else self._head_weights(head_norm),
-            eps=0.0 if head_norm is None else head_norm.query.eps,
+            norm=None if qk_norm is None else self._head_weights(qk_norm),
+            eps=0.0 if qk_norm is None else qk_norm.query.eps,
         )
 
-    def _gate_and_up(self, mlp: MLP, norm: Norm) -> int:
+    def _queries_keys_values(self, qkv: Projection, read: _Read) -> None:
+        at = 0
+        # Parts of one type are one matrix.
+        for _, group in groupby(qkv.parts, key=self._kind):
+            parts = list(group)
+            rows = sum(part.rows for part in parts)
+            if rows % self._panel:
+                raise WrongPanel(f"its projections have {rows} rows, not a multiple of {self._panel}")
+            self._add(
+                op=Op.LINEAR,
+                **read._asdict(),
+                out=self._QKV,
+                out_at=at,
+                cols=qkv.columns,
+                bias=self._biases(parts) if qkv.bias else None,
+                matrix=self._pack(parts, qkv.columns),
+            )
+            at += rows
+
+    def _up(self, mlp: MLP, norm: Norm | None) -> int:
+        """Makes the inner states; returns their width."""
+        read, width = self._normed_stream(norm), padded(mlp.down.columns, self._panel)
+        if mlp.gated:
+            self._gate_and_up(mlp, read)
+        else:
+            self._product(mlp.up, read, self._INNER)
+            self._add(op=Op.APPLY, out=self._INNER, cols=width, after=ACTIVATIONS[mlp.activation])
+        return width
+
+    def _gate_and_up(self, mlp: MLP, read: _Read) -> None:
         """Gates and ups by turns, a panel of each: whoever has made both multiplies them."""
         up = mlp.up
         if len({self._kind(part) for part in up.parts}) > 1:
             raise NotNative("its gates and ups are kept in different types")
         self._add(
             op=Op.LINEAR,
-            input=self._STREAM,
+            **read._asdict(),
             out=self._INNER,
             cols=up.columns,
-            after=ACTIVATIONS[mlp.activation],
-            norm=self._weight(norm),
-            eps=norm.eps,
+            after=GATED[mlp.activation],
             bias=self._biases(up.parts, by_turns=True) if up.bias else None,
             matrix=self._pack(up.parts, up.columns, by_turns=True),
         )
-        return padded(mlp.down.columns, self._panel)
 
-    def _product(self, projection: Projection, source: int, target: int, after: After = After.STORE) -> None:
+    def _product(self, projection: Projection, source: int | _Read, target: int, after: After = After.STORE) -> None:
+        read = _Read(source) if isinstance(source, int) else source
         self._add(
             op=Op.LINEAR,
-            input=source,
+            **read._asdict(),
             out=target,
             cols=projection.columns,
             after=after,
@@ -219,24 +262,34 @@ class Lowering:
             return
         matrix = embedding
         if head.name is not None:
-            matrix = self._pack([Part(head.name, shape.vocab_size)], shape.hidden_size, head=True)
+            matrix = self._pack([Part(head.name, shape.vocab_size)], shape.hidden_size, bits=self._token_bits)
         self._add(op=Op.LINEAR, input=self._ASKED, out=self._LOGITS, cols=shape.hidden_size, matrix=matrix)
+        width = padded(shape.vocab_size, self._panel)
+        if head.scale != 1.0:
+            self._add(op=Op.SCALE, input=self._LOGITS, out=self._LOGITS, cols=width, scale=head.scale)
         if head.softcap is not None:
-            width = padded(shape.vocab_size, self._panel)
             self._add(op=Op.SOFTCAP, out=self._LOGITS, cols=width, cap=head.softcap)
         self._add(op=Op.SAMPLE, input=self._LOGITS, cols=shape.vocab_size)
 
-    def _norm(self, norm: Norm, source: int, target: int, after: After = After.STORE) -> None:
+    def _norm(self, norm: Norm, source: int, target: int, *, at: int = 0, after: After = After.STORE) -> None:
         self._add(
-            op=Op.NORM, input=source, out=target, cols=norm.size, norm=self._weight(norm), eps=norm.eps, after=after
+            op=Op.NORM,
+            input=source,
+            in_at=at,
+            out=target,
+            out_at=at,
+            cols=norm.size,
+            norm=self._weight(norm),
+            bias=self._vector(f"{norm.name}.bias", norm.size) if norm.kind == "layer" else None,
+            eps=norm.eps,
+            after=after,
         )
 
     def _kind(self, part: Part) -> int:
         return self._sink.kind(f"{part.name}.weight")
 
-    def _pack(self, parts: Sequence[Part], cols: int, *, head: bool = False, by_turns: bool = False) -> int:
-        # Embedding and head tell one token from the next: they keep eight bits where layers have four.
-        bits = 8 if head and self._bits else self._bits
+    def _pack(self, parts: Sequence[Part], cols: int, *, bits: int | None = None, by_turns: bool = False) -> int:
+        bits = self._bits if bits is None else bits
         kind, rows = self._kind(parts[0]), sum(part.rows for part in parts)
         rows = 2 * padded(rows // 2, self._panel) if by_turns else rows
         quantized = kind in FLOATS and bits and cols % GROUP == 0
@@ -247,13 +300,16 @@ class Lowering:
 
     def _biases(self, parts: Sequence[Part], *, by_turns: bool = False) -> int:
         rows = sum(part.rows for part in parts)
-        rows = 2 * padded(rows // 2, self._panel) if by_turns else rows
+        rows = 2 * padded(rows // 2, self._panel) if by_turns else padded(rows, self._panel)
         return self._sink.vector([(f"{part.name}.bias", 1) for part in parts], rows, by_turns=by_turns)
 
     def _weight(self, norm: Norm) -> int:
-        if norm not in self._norms:
-            self._norms[norm] = self._sink.vector([(f"{norm.name}.weight", 1)], norm.size)
-        return self._norms[norm]
+        return self._vector(f"{norm.name}.weight", norm.size)
+
+    def _vector(self, name: str, size: int) -> int:
+        if name not in self._vectors:
+            self._vectors[name] = self._sink.vector([(name, 1)], size)
+        return self._vectors[name]
 
     def _head_weights(self, norm: QKNorm) -> int:
         """A row for each head of queries and keys."""

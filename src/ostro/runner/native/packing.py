@@ -14,8 +14,9 @@ from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.native.formats import KINDS, kind_of
-from ostro.runner.native.lowering import Lowering, Sizes, padded
-from ostro.weights.arrays import WeightArray
+from ostro.runner.native.lowering import FLOATS, Lowering, Sizes, padded
+from ostro.runner.native.support import NotNative
+from ostro.weights.arrays import Bytes, WeightArray
 from ostro.weights.checkpoint import Checkpoint
 
 Addresses = npt.NDArray[np.uint64]
@@ -49,8 +50,15 @@ class Stored:
     kind: int
     rows: Addresses
     cols: int
-    memory: object
-    """What the addresses point into."""
+    memory: Bytes
+    """What the addresses point into: a row for each."""
+    transposed: bool = False
+    """Whether these are the columns of the checkpoint's tensor."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the checkpoint's tensor."""
+        return (self.cols, len(self.rows)) if self.transposed else (len(self.rows), self.cols)
 
 
 class _Tensors:
@@ -59,6 +67,7 @@ class _Tensors:
     def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
         self._matrices: dict[str, Stored] = {}
         self._vectors: dict[str, Floats] = {}
+        self._to_transpose: set[str] = set()
         wanted = {tensor.name: tensor for tensor in described.tensors()}
         for given, tensor in _stored(checkpoint):
             name = given if given in wanted else f"{described.backbone}.{given}"
@@ -67,11 +76,12 @@ class _Tensors:
                 if REDUNDANT.fullmatch(given):
                     continue
                 raise no_place(given)
-            shape = (len(tensor.rows), tensor.cols) if isinstance(tensor, Stored) else tensor.shape
-            if place.shape != tuple(shape):
-                raise misshapen(given, shape, place.shape)
+            if place.shape != tensor.shape:
+                raise misshapen(given, tensor.shape, place.shape)
             if isinstance(tensor, Stored):
                 self._matrices[name] = tensor
+                if tensor.transposed != place.transposed:
+                    self._to_transpose.add(name)
             elif not np.isfinite(tensor).all():
                 raise not_finite(given)
             else:
@@ -83,7 +93,15 @@ class _Tensors:
         return self._matrices[name].kind
 
     def matrix(self, name: str) -> Stored:
-        return self._matrices[name]
+        """Rows that inputs are multiplied by; a copy where the checkpoint holds their transpose."""
+        found = self._matrices[name]
+        if name not in self._to_transpose:
+            return found
+        if found.kind not in FLOATS:
+            raise NotNative(f"{name} is stored in a form that cannot be packed")
+        numbers = found.memory.view(f"u{found.memory.shape[1] // found.cols}")
+        turned = WeightArray.of(np.ascontiguousarray(numbers.T))
+        return Stored(found.kind, turned.row_addresses(), turned.shape[1], turned.raw)
 
     def vector(self, name: str) -> Floats:
         return self._vectors[name]
@@ -99,7 +117,8 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, Stored | Floats]]:
             continue
         # Of other floats there are no kernels: they are packed from a copy.
         whole = array if array.format in KINDS else WeightArray.of(array.floats())
-        yield name, Stored(kind, whole.row_addresses(), whole.shape[1], whole.raw)
+        cols = whole.shape[0 if whole.transposed else 1]
+        yield name, Stored(kind, whole.row_addresses(), cols, whole.raw, whole.transposed)
 
 
 class _Packer:
@@ -110,14 +129,16 @@ class _Packer:
         self._tensors, self._writer = tensors, writer
 
     def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
-        addresses = self._in_order(np.concatenate([self._tensors.matrix(name).rows for name in names]), by_turns)
+        parts = [self._tensors.matrix(name) for name in names]
+        addresses = self._in_order(np.concatenate([part.rows for part in parts]), by_turns)
         found = self._writer.matrix(self.kind(names[0]), addresses, cols, bits)
         assert found is not None, "its size was asked for"
         return found
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         values = np.concatenate([np.tile(self._tensors.vector(name), count) for name, count in pieces])
-        return self._writer.vector(self._in_order(values, by_turns))
+        ordered = self._in_order(values, by_turns)
+        return self._writer.vector(np.pad(ordered, (0, size - len(ordered))))
 
     def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec:
         found = rope_frequencies(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)

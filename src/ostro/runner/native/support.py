@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import Activation, Architecture, Description, Layer
+from ostro.models.architecture import Activation, Architecture, Description
 
-ACTIVATIONS: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
+GATED: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
+ACTIVATIONS: Mapping[Activation, After] = {**GATED, "gelu": After.EXACT_GELU, "relu": After.RELU}
 
 
 class NotNative(Exception):
@@ -18,7 +19,7 @@ class WrongPanel(NotNative):
 
 def native_architecture(described: Description, panel: int) -> Architecture:
     """The description of a model that the native core can run. Raises NotNative for parts without kernels."""
-    if not isinstance(described, Architecture) or described.embedding.positions is not None:
+    if not isinstance(described, Architecture):
         raise NotNative("its family has no native kernels")
     shape = described.shape
     if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
@@ -26,20 +27,6 @@ def native_architecture(described: Description, panel: int) -> Architecture:
     if shape.hidden_size % panel:
         raise WrongPanel(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
     for layer in described.layers:
-        _check_layer(layer)
+        if layer.mlp.activation not in (GATED if layer.mlp.gated else ACTIVATIONS):
+            raise NotNative(f"its activation, {layer.mlp.activation}, has no native kernel")
     return described
-
-
-def _check_layer(layer: Layer) -> None:
-    attention, mlp = layer.attention, layer.mlp
-    both_or_none = (layer.attention_post_norm is None) == (layer.mlp_post_norm is None)
-    if layer.attention_norm is None or layer.mlp_norm is None or not both_or_none:
-        raise NotNative("its layers have no native kernels")
-    if any(norm.kind != "rms" for norm in layer.norms) or any(
-        projection.transposed for projection in (attention.qkv, attention.output, mlp.up, mlp.down)
-    ):
-        raise NotNative("its layers have no native kernels")
-    if attention.qk_norm is not None and attention.qk_norm.over != "head":
-        raise NotNative("its attention has no native kernel")
-    if not mlp.gated or mlp.activation not in ACTIVATIONS:
-        raise NotNative("its activation has no native kernel")
