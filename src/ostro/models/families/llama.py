@@ -23,7 +23,7 @@ def describe(config: ConfigReader, max_seq_len: int | None, *, window: int | Non
     return decoder(config, shape, layers)
 
 
-def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     # Files older than the key length: in this family rotation covers the whole head.
     rotated = facts.integer("rope.dimension_count", gguf.head_dim(facts))
     return gguf.decoder_config(facts) | {"head_dim": facts.integer("attention.key_length", rotated)}
@@ -38,14 +38,15 @@ def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> leva
 
 
 # Mistral and SmolLM2 files say llama too, and compute the same.
+GGUF = gguf.GgufNames(
+    "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
+)
 FAMILY = Family(
     "llama",
     "LlamaForCausalLM",
     "LlamaModel",
     describe,
-    gguf=gguf.GgufNames(
-        "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
-    ),
+    gguf=GGUF,
     levanter=(
         levanter.LevanterNames(
             type="llama",
