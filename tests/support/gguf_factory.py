@@ -78,6 +78,9 @@ def interleave(rows: Array, heads: int) -> Array:
     return mixed.reshape(rows.shape)
 
 
+_INTERLEAVED = frozenset({"llama", "granite", "smollm3"})
+
+
 def gguf_tensors(
     arch: str, model: "transformers.PreTrainedModel", heads: int, kv_heads: int, layers: int
 ) -> dict[str, Array]:
@@ -90,9 +93,9 @@ def gguf_tensors(
         array: Array = tensor.float().numpy()
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None, hf_name
-        if arch == "llama" and "attn_q." in name:
+        if arch in _INTERLEAVED and "attn_q." in name:
             array = interleave(array, heads)
-        if arch == "llama" and "attn_k." in name:
+        if arch in _INTERLEAVED and "attn_k." in name:
             array = interleave(array, kv_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             array = array + np.float32(1)

@@ -95,6 +95,13 @@ CASES = {
         | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         DECODER | {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
     ),
+    "smollm3": Case(
+        "smollm3",
+        SIZES
+        | {"model_type": "smollm3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"num_hidden_layers": 5},
+        DECODER | {"block_count": 5, "rope.dimension_count": 16},
+    ),
     "qwen2 with yarn": Case(
         "qwen2",
         SIZES

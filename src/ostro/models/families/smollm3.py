@@ -1,7 +1,10 @@
 """SmolLM3: Llama's shape, but every fourth layer leaves queries and keys unrotated."""
 
+from dataclasses import replace
+
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
+from ostro.models.families import llama
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
 from ostro.models.family import Family
 from ostro.models.limits import MOST_LAYERS
@@ -43,4 +46,11 @@ def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
     return rotates
 
 
-FAMILY = Family("smollm3", "SmolLM3ForCausalLM", "SmolLM3Model", describe, tied=True)
+FAMILY = Family(
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    "SmolLM3Model",
+    describe,
+    tied=True,
+    gguf=replace(llama.GGUF, architecture="smollm3"),
+)
