@@ -6,26 +6,27 @@ models, which are no decoders, are not listed (`torch_models.hrm`).
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Description
 from ostro.models.config import ConfigReader
-from ostro.models.families import gemma2, gemma3, gpt2, hrm_text, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from ostro.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (
-    gemma2.FAMILY,
-    gemma3.FAMILY,
-    gpt2.FAMILY,
-    hrm_text.FAMILY,
-    llama.FAMILY,
-    mistral.FAMILY,
-    olmo2.FAMILY,
-    phi3.FAMILY,
-    qwen2.FAMILY,
-    qwen3.FAMILY,
-    smollm3.FAMILY,
+_FILES = (
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "hrm_text",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
 )
+FAMILIES: tuple[Family, ...] = tuple(import_module(f"ostro.models.families.{name}").FAMILY for name in _FILES)
 
 
 def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) -> Description:
