@@ -65,6 +65,12 @@ GEMMA: Config = {
     "num_hidden_layers": 4,
     "tie_word_embeddings": True,
 }
+GRANITE: Config = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
 HRM_TEXT: Config = {**TINY, "model_type": "hrm_text", "head_dim": 16}
 GPT2: Config = {"vocab_size": 160, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
 
@@ -98,6 +104,15 @@ CASES: Mapping[str, Config] = {
         "use_sliding_window": True,
         "sliding_window": 16,
         "no_rope_layers": [0, 1, 1],
+    },
+    "granite": {**TINY, "model_type": "granite", **GRANITE},
+    "granite-biases": {
+        **TINY,
+        "model_type": "granite",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        **GRANITE,
     },
     "qwen2": {**TINY, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 16},
     "qwen2-windows": {

@@ -102,6 +102,23 @@ CASES = {
         | {"num_hidden_layers": 5},
         DECODER | {"block_count": 5, "rope.dimension_count": 16},
     ),
+    "granite": Case(
+        "granite",
+        SIZES
+        | {"model_type": "granite", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
+        | {"residual_multiplier": 0.4, "logits_scaling": 2.0},
+        DECODER
+        | {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0}
+        | {"rope.dimension_count": 16},
+    ),
+    "granite that does not tell how it scales scores": Case(
+        "granite",
+        SIZES
+        | {"model_type": "granite", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
+        | {"attention_multiplier": 0.25},
+        DECODER,
+    ),
     "qwen2 with yarn": Case(
         "qwen2",
         SIZES

@@ -1,0 +1,56 @@
+"""Granite 3: Llama's shape, with multipliers on embeddings, scores, what layers add, and logits."""
+
+from dataclasses import replace
+
+from ostro.models.architecture import Architecture, AttentionSpec
+from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families import llama
+from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
+from ostro.models.family import Family
+
+_MULTIPLIER = (1e-6, 1e6)
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    shape = decoder_shape(config, max_seq_len)
+    spec = AttentionSpec(scale=config.within("attention_multiplier", _MULTIPLIER, 1.0))
+    residual_scale = config.within("residual_multiplier", _MULTIPLIER, 1.0)
+    attention_bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    act = activation(config, "hidden_act", "silu")
+    layers = [
+        replace(
+            layer.pre_norm(
+                layer.attention(spec, qkv_bias=attention_bias, output_bias=attention_bias),
+                layer.gated_mlp(act, bias=mlp_bias),
+            ),
+            residual_scale=residual_scale,
+        )
+        for layer in hub_layers(config, shape)
+    ]
+    return decoder(
+        config,
+        shape,
+        layers,
+        embedding_scale=config.within("embedding_multiplier", _MULTIPLIER, 1.0),
+        logit_scale=1.0 / config.within("logits_scaling", _MULTIPLIER, 1.0),
+    )
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return llama.gguf_config(facts) | {
+        # A file that does not say means what is usual, unlike a config.json.
+        "attention_multiplier": facts.number("attention.scale", max(gguf.head_dim(facts), 1) ** -0.5),
+        "residual_multiplier": facts.number("residual_scale", 1.0),
+        "embedding_multiplier": facts.number("embedding_scale", 1.0),
+        "logits_scaling": facts.number("logit_scale", 1.0),
+    }
+
+
+FAMILY = Family(
+    "granite",
+    "GraniteForCausalLM",
+    "GraniteModel",
+    describe,
+    gguf=replace(llama.GGUF, architecture="granite", config=_gguf_config),
+)
