@@ -1,7 +1,7 @@
 """A model's rope settings, as config.json spells them, and what they may say. Imports no torch.
 
-They come as `rope_theta` and `rope_scaling`, or as one `rope_parameters` table; Gemma 3 has one table for its windowed
-layers and one for the others.
+They come as `rope_theta` and `rope_scaling`, or as one `rope_parameters` table; Gemma 3 and OLMo-3 have one table for
+their windowed layers and one for the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,17 +59,16 @@ def rope_settings(config: ConfigReader, table: Mapping[str, object] | None = Non
     return RopeSettings(reader, max_positions, config.integer(original, reader.integer(original, max_positions)))
 
 
-def full_and_sliding_ropes(config: ConfigReader) -> tuple[RopeSettings, RopeSettings]:
-    """Gemma 3's: the rope of layers with full attention, and that of layers with a window."""
+def full_and_sliding_ropes(
+    config: ConfigReader, *, theta: float, sliding_theta: float
+) -> tuple[RopeSettings, RopeSettings]:
+    """The rope of layers with full attention, and that of layers with a window, which `rope_scaling` does not change.
+
+    The thetas are those of configs whose `rope_parameters` have no table for each kind of layer.
+    """
     by_type = ConfigReader(config.table("rope_parameters") or {})
-    full = {
-        "rope_theta": config.number("rope_theta", 1e6),
-        **(by_type.table("full_attention") or config.table("rope_scaling") or {}),
-    }
-    sliding = {
-        "rope_theta": config.number("rope_local_base_freq", 1e4),
-        **(by_type.table("sliding_attention") or {}),
-    }
+    full = {"rope_theta": theta, **(by_type.table("full_attention") or config.table("rope_scaling") or {})}
+    sliding = {"rope_theta": sliding_theta, **(by_type.table("sliding_attention") or {})}
     return rope_settings(config, full), rope_settings(config, sliding)
 
 

@@ -41,14 +41,16 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def decoder_shape(config: ConfigReader, max_seq_len: int | None) -> ModelShape:
-    """The shape of a model with rotary positions. `max_seq_len` is the context to serve, if not the model's own."""
+def decoder_shape(config: ConfigReader, max_seq_len: int | None, rope: RopeSettings | None = None) -> ModelShape:
+    """The shape of a model with rotary positions. `max_seq_len` is the context to serve, if not the model's own, which
+    `rope` tells where a model has several.
+    """
     heads = config.integer("num_attention_heads", most=MOST_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads, most=MOST_HEADS)
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", kv_heads, f"a divisor of 'num_attention_heads' ({heads})")
     head_dim = _head_dim(config, heads)
-    rope = checked_rope(rope_settings(config), head_dim)
+    rope = checked_rope(rope or rope_settings(config), head_dim)
     return ModelShape(
         vocab_size=config.integer("vocab_size", most=MOST_VOCAB),
         hidden_size=config.integer("hidden_size", most=MOST_HIDDEN),

@@ -19,7 +19,12 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     period = config.integer("sliding_window_pattern", 6, most=MOST_LAYERS)
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: (layer + 1) % period != 0)
     layers = gemma2.layers(config, shape, slides, normed_heads=True, own_rope=True)
-    return gemma2.around(config, shape, layers, full_and_sliding_ropes(config))
+    ropes = full_and_sliding_ropes(
+        config,
+        theta=config.number("rope_theta", 1e6),
+        sliding_theta=config.number("rope_local_base_freq", 1e4),
+    )
+    return gemma2.around(config, shape, layers, ropes)
 
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
