@@ -51,6 +51,14 @@ def test_gemma_3_rotates_its_windowed_layers_by_a_rope_of_their_own() -> None:
     assert [rope.theta for rope in described.ropes] == [1e6, 1e4]
 
 
+def test_olmo_3_scales_the_rope_of_its_layers_without_windows_alone() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    described = architecture_of(config_of("olmo3", rope_scaling=yarn, num_hidden_layers=4, sliding_window=8))
+    specs = [(layer.attention.spec.window, layer.attention.rope) for layer in described.layers]
+    assert specs == [(8, 1), (8, 1), (8, 1), (None, 0)]
+    assert [(rope.kind, rope.theta) for rope in described.ropes] == [("yarn", 5e5), ("default", 5e5)]
+
+
 def test_a_model_is_described_without_torch() -> None:
     code = f"import sys; from ostro.models.registry import describe; describe({dict(LLAMA)!r}); "
     code += "print({'torch', 'numpy'} & sys.modules.keys())"

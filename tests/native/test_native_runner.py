@@ -67,6 +67,13 @@ CONFIGS: Mapping[str, Config] = {
         "logits_scaling": 2.0,
     },
     "olmo2": {**WIDE, "architectures": ["Olmo2ForCausalLM"]},
+    "olmo3": {
+        **WIDE,
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
     "gpt2": {**GPT2, "tie_word_embeddings": True},
     "gpt2-odd": {**GPT2, "n_inner": 70, "activation_function": "relu"},
     "gpt2-exact-gelu": {**GPT2, "activation_function": "gelu"},

@@ -154,6 +154,14 @@ CASES: Mapping[str, Config] = {
         "rope_scaling": LONGROPE,
     },
     "olmo2": {**TINY, "model_type": "olmo2"},
+    "olmo3": {**TINY, "model_type": "olmo3", "sliding_window": 16, "num_hidden_layers": 5},
+    "olmo3-yarn": {
+        **TINY,
+        "model_type": "olmo3",
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_scaling": {**YARN, "attention_factor": 1.2},
+    },
     "hrm_text": {**HRM_TEXT, "num_hidden_layers": 2, "embedding_scale": 12.0},
     "hrm_text-cycles": {
         **HRM_TEXT,
@@ -284,7 +292,7 @@ def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: st
     assert (dense_logits(model, ids) - exact).abs().mean() < 1.2 * (rounded - exact).abs().mean()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt2", "gemma3"))])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt2", "gemma3", "olmo3"))])
 def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> None:
     """A last-bit difference here is a visible angle at position 100,000."""
     config = ConfigReader(CASES[name])

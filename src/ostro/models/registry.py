@@ -22,6 +22,7 @@ _FILES = (
     "llama",
     "mistral",
     "olmo2",
+    "olmo3",
     "phi3",
     "qwen2",
     "qwen3",
