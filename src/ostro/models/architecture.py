@@ -6,7 +6,7 @@ reader of it: the torch modules, the native core's lowering, the GPU's fused ker
     x = embedding(ids)
     for layer in layers:
         x += residual_scale * attention_post_norm(attention(attention_norm(x)))      a norm that is None is left out
-        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))
+        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: of x before attention
     logits = softcap(scale * head(norm(x)))
 
 Tensors have the names that Hugging Face checkpoints give them, in full.
@@ -147,6 +147,8 @@ class Layer:
     mlp_post_norm: Norm | None = None
     residual_scale: float = 1.0
     """What attention and the MLP give is multiplied by it before it is added to the stream."""
+    parallel: bool = False
+    """Whether the MLP reads the stream as attention does, without what attention adds."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:

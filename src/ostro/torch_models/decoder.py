@@ -30,15 +30,15 @@ class DecoderLayer(Module):
         self.mlp_norm = _norm(described.mlp_norm)
         self.mlp = GatedMLP(described.mlp) if described.mlp.gated else PlainMLP(described.mlp)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
-        self.residual_scale = described.residual_scale
+        self.residual_scale, self.parallel = described.residual_scale, described.parallel
 
     def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
-        read = x if self.attention_norm is None else self.attention_norm(x)
-        added = self.self_attn(read, rotation, ctx)
+        before = x.clone() if self.parallel else x
+        added = self.self_attn(x if self.attention_norm is None else self.attention_norm(x), rotation, ctx)
         x.add_(
             added if self.attention_post_norm is None else self.attention_post_norm(added), alpha=self.residual_scale
         )
-        added = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+        added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
         return x.add_(added if self.mlp_post_norm is None else self.mlp_post_norm(added), alpha=self.residual_scale)
 
 

@@ -27,6 +27,7 @@ def _is_fusible(layer: arch.Layer) -> bool:
         and (attention.qk_norm is None or attention.qk_norm.over == "head")
         and mlp.gated
         and layer.residual_scale == 1.0
+        and not layer.parallel
     )
 
 

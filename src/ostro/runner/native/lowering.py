@@ -149,10 +149,13 @@ class Lowering:
 
     def _layer(self, layer: Layer, number: int) -> int:
         """Its steps; returns the width of its inner states."""
-        scale = layer.residual_scale
-        self._attention(layer.attention, layer.attention_norm, number)
-        self._add_to_stream(layer.attention.output, self._ATTENDED, layer.attention_post_norm, scale)
-        inner = self._up(layer.mlp, layer.mlp_norm)
+        attention, scale, inner = layer.attention, layer.residual_scale, 0
+        self._attention(attention, layer.attention_norm, number)
+        if layer.parallel:
+            inner = self._up(layer.mlp, layer.mlp_norm)
+        self._add_to_stream(attention.output, self._ATTENDED, layer.attention_post_norm, scale)
+        if not layer.parallel:
+            inner = self._up(layer.mlp, layer.mlp_norm)
         self._add_to_stream(layer.mlp.down, self._INNER, layer.mlp_post_norm, scale)
         return inner
 
