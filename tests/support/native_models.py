@@ -55,7 +55,7 @@ class ModelCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in places_of(self.model).items():
-            stored = place.memory[0] if place.repeated else place.memory
+            stored = place.memory[0] if place.repeated else place.memory.reshape(place.shape)
             yield name, (stored - place.offset).to(self.dtype)
 
 

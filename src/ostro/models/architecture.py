@@ -30,6 +30,8 @@ class StoredTensor(NamedTuple):
     """Added when it is loaded."""
     transposed: bool = False
     """Whether it is the transpose of the matrix that rows are multiplied by."""
+    by_head: int = 0
+    """See `Projection`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,10 @@ class Projection:
     bias: bool = False
     transposed: bool = False
     """Whether checkpoints store the matrix as [in, out]."""
+    by_head: int = 0
+    """For queries, keys and values in one tensor: the number of heads, if checkpoints store its rows head by head, each
+    head's three together.
+    """
 
     @property
     def rows(self) -> int:
@@ -100,9 +106,9 @@ class Projection:
     def tensors(self) -> Iterator[StoredTensor]:
         for name, rows in self.parts:
             shape = (self.columns, rows) if self.transposed else (rows, self.columns)
-            yield StoredTensor(f"{name}.weight", shape, transposed=self.transposed)
+            yield StoredTensor(f"{name}.weight", shape, transposed=self.transposed, by_head=self.by_head)
             if self.bias:
-                yield StoredTensor(f"{name}.bias", (rows,))
+                yield StoredTensor(f"{name}.bias", (rows,), by_head=self.by_head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

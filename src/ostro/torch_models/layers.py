@@ -77,9 +77,13 @@ class Projection(Linear):
         places: dict[str, Place] = {}
         for name, whole in self.named_parameters(recurse=False):
             for part, rows in zip(self.described.parts, whole.data.split(sizes), strict=True):
-                transposed = self.described.transposed and name == "weight"
-                places[f"{part.name}.{name}"] = Place(rows.T if transposed else rows)
+                places[f"{part.name}.{name}"] = self._place(rows)
         return places
+
+    def _place(self, rows: Tensor) -> Place:
+        if self.described.by_head:
+            return Place(rows.unflatten(0, (3, self.described.by_head, -1)).transpose(0, 1), merged=3)
+        return Place(rows.T if self.described.transposed and rows.dim() == 2 else rows)
 
 
 class RMSNorm(Weighted):

@@ -19,13 +19,16 @@ class Place:
     """Added on the way in."""
     repeated: bool = False
     """The tensor fills each row of the memory."""
+    merged: int = 1
+    """So many leading dimensions of the memory are one of the tensor."""
 
     @property
     def shape(self) -> torch.Size:
-        return self.memory.shape[1:] if self.repeated else self.memory.shape
+        shape = self.memory.shape[1:] if self.repeated else self.memory.shape
+        return torch.Size((shape[: self.merged].numel(), *shape[self.merged :]))
 
     def fill(self, tensor: Tensor) -> None:
-        self.memory.copy_(tensor)
+        self.memory.copy_(tensor if self.merged == 1 else tensor.reshape(self.memory.shape))
         if self.offset:
             self.memory.add_(self.offset)
 

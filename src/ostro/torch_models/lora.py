@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ostro.models.adapter_places import placed
+from ostro.models.architecture import Part
 from ostro.torch_models.base import Model
 from ostro.torch_models.layers import Linear, Projection
 
@@ -49,6 +50,8 @@ class LowRank(Protocol):
     def scale(self) -> float: ...
     @property
     def shape(self) -> tuple[int, int]: ...
+    def by_part(self, heads: int) -> "LowRank":
+        """With outputs that lie head by head as queries, keys and values; with no heads, the same."""
 
 
 class Adapters:
@@ -175,6 +178,7 @@ class _Place:
     path: str
     rows: slice
     shape: tuple[int, int]
+    by_head: int = 0
 
 
 def _places(model: Model) -> dict[str, _Place]:
@@ -184,10 +188,12 @@ def _places(model: Model) -> dict[str, _Place]:
         if not isinstance(module, Linear) or not path.startswith(f"{model.backbone_name}."):
             continue
         out_features, in_features = module.weight.shape
-        parts = module.described.parts if isinstance(module, Projection) else ((path, out_features),)
-        first = 0
+        parts: tuple[Part, ...] = (Part(path, out_features),)
+        by_head, first = 0, 0
+        if isinstance(module, Projection):
+            parts, by_head = module.described.parts, module.described.by_head
         for name, size in parts:
-            places[name] = _Place(path, slice(first, first + size), (size, in_features))
+            places[name] = _Place(path, slice(first, first + size), (size, in_features), by_head)
             first += size
     return places
 
@@ -203,7 +209,8 @@ def _by_module(
     found: dict[str, list[_Part]] = {}
     shapes = {name: place.shape for name, place in places.items()}
     for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name).items():
-        found.setdefault(places[name].path, []).append((places[name].rows, term))
+        place = places[name]
+        found.setdefault(place.path, []).append((place.rows, term.by_part(place.by_head)))
     return {path: sorted(parts, key=lambda part: part[0].start) for path, parts in found.items()}
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as shown
 from typing import TYPE_CHECKING
@@ -81,6 +81,12 @@ class LowRank:
     def shape(self) -> tuple[int, int]:
         """The projection's own: [out, in]."""
         return self.b.shape[0], self.a.shape[1]
+
+    def by_part(self, heads: int) -> "LowRank":
+        """With outputs that lie head by head as queries, keys and values; with no heads, the same."""
+        if not heads:
+            return self
+        return replace(self, b=self.b.reshape(heads, 3, -1, self.b.shape[1]).swapaxes(0, 1).reshape(self.b.shape))
 
 
 def read_adapter(directory: str | Path) -> dict[str, LowRank]:

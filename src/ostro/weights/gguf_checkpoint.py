@@ -142,7 +142,8 @@ def _array(weight: GgufWeight, data: mmap.mmap) -> "WeightArray":
     name, raw = GGML_TYPES[info.ggml_type].name, _raw(weight, data)
     if weight.undo is Undo.TRANSPOSE:
         return WeightArray(name, info.shape[::-1], raw, transposed=True)
-    order = _halves(np.arange(info.shape[0]), weight.heads) if weight.undo is Undo.ROTATE_HALVES else None
+    orders = {Undo.ROTATE_HALVES: _halves, Undo.BY_HEAD: _by_head}
+    order = orders[weight.undo](np.arange(info.shape[0]), weight.heads) if weight.undo in orders else None
     return WeightArray(name, info.shape, raw, order)
 
 
@@ -163,11 +164,18 @@ def _values(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[Any]":
             return floats - floats.dtype.type(1)
         case Undo.TRANSPOSE:
             return np.ascontiguousarray(values.T)
+        case Undo.BY_HEAD:
+            return _by_head(values, weight.heads)
 
 
 def _halves(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":
     """Rows of each head that lie as 0, h/2, 1, h/2+1, …, in their own order."""
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _by_head(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":
+    """Queries, then keys, then values: each head's three together."""
+    return rows.reshape(3, heads, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
 
 def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]":

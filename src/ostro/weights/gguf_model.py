@@ -32,6 +32,8 @@ class Undo(Enum):
     """Rows of each head lie as 0, h/2, 1, h/2+1, …: bring them back to 0, 1, … h/2, …"""
     SUBTRACT_ONE = "subtract_one"
     TRANSPOSE = "transpose"
+    BY_HEAD = "by_head"
+    """All queries, then all keys and all values: bring each head's together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class GgufWeight:
     info: GgufTensorInfo
     undo: Undo
     heads: int = 1
-    """Heads among the rows, for ROTATE_HALVES."""
+    """Heads among the rows, for ROTATE_HALVES and BY_HEAD."""
 
 
 class _Facts:
@@ -80,6 +82,12 @@ class _Facts:
     def token_id(self, kind: str) -> int | None:
         value = self.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         return value if isinstance(value, int) else None
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(f"{self.arch}.{key}", default)
+        if not isinstance(value, bool):
+            raise self._bad(key, value, "true or false")
+        return value
 
     def flags(self, key: str) -> list[bool] | None:
         value = self.metadata.get(f"{self.arch}.{key}")
@@ -242,17 +250,24 @@ def _weight(names: GgufNames, facts: _Facts, path: Path, info: GgufTensorInfo) -
     if name is None:
         raise UnsupportedModel(f"{path} holds a tensor {info.name!r}, which Ostro does not know for {facts.arch}.")
     if short in names.rotate_halves:
-        heads = facts.integer("attention.head_count")
-        if short == "attn_k":
-            heads = facts.integer("attention.head_count_kv", heads)
-        if heads == 0 or info.shape[0] % (2 * heads):
-            raise damaged(path, f"tensor {info.name!r} has {info.shape[0]} rows, which {heads} heads cannot share")
-        return GgufWeight(name, path, info, Undo.ROTATE_HALVES, heads)
+        return GgufWeight(name, path, info, Undo.ROTATE_HALVES, _heads(facts, path, info, short, each=2))
+    if short in names.by_head:
+        return GgufWeight(name, path, info, Undo.BY_HEAD, _heads(facts, path, info, short, each=3))
     if names.subtract_one and info.name.endswith(names.subtract_one):
         return GgufWeight(name, path, info, Undo.SUBTRACT_ONE)
     if short in names.transpose and info.name.endswith(".weight"):
         return GgufWeight(name, path, info, Undo.TRANSPOSE)
     return GgufWeight(name, path, info, Undo.NOTHING)
+
+
+def _heads(facts: _Facts, path: Path, info: GgufTensorInfo, short: str, *, each: int) -> int:
+    """Heads among a tensor's rows, of which each has a multiple of `each`."""
+    heads = facts.integer("attention.head_count")
+    if short == "attn_k":
+        heads = facts.integer("attention.head_count_kv", heads)
+    if heads == 0 or info.shape[0] % (each * heads):
+        raise damaged(path, f"tensor {info.name!r} has {info.shape[0]} rows, which {heads} heads cannot share")
+    return heads
 
 
 def _canonical_name(names: GgufNames, name: str) -> tuple[str, str | None]:

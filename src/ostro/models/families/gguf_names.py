@@ -1,8 +1,8 @@
 """How GGUF files hold a family's models: tensor names, changed tensors, metadata. Knows no file and reads no weights.
 
 Converters rename tensors, and change some: they reorder the rows of Llama's queries and keys for interleaved
-rotation, add one to Gemma's norm weights, and transpose GPT-2's matrices. A family's `GgufNames` is the way back, as
-data; `weights.gguf_model` goes it.
+rotation, add one to Gemma's norm weights, transpose GPT-2's matrices, and put GPT-NeoX's queries before its keys and
+values. A family's `GgufNames` is the way back, as data; `weights.gguf_model` goes it.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ class GgufFacts(Protocol):
     def number(self, key: str, default: float | None = None) -> float: ...
     def optional_number(self, key: str) -> float | None: ...
     def get(self, key: str, default: str) -> object: ...
+    def flag(self, key: str, default: bool) -> bool: ...
     def flags(self, key: str) -> list[bool] | None: ...
     def has_tensor(self, name: str) -> bool: ...
     def factors(self, name: str) -> list[float] | None:
@@ -65,6 +66,8 @@ class GgufNames:
     subtract_one: str | None = None
     """Names that end so have one added."""
     transpose: frozenset[str] = frozenset()
+    by_head: frozenset[str] = frozenset()
+    """All queries, then all keys and all values lie in these, which the original has head by head."""
 
 
 def decoder_config(facts: GgufFacts) -> Config:

@@ -17,7 +17,7 @@ from ostro.kernels.cpu.library import After, Op
 from ostro.kernels.cpu.program import Adapted, Term
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, StepSpec
 from ostro.models.adapter_places import placed
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, Part, Projection
 from ostro.runner.native.lowering import padded
 from ostro.runner.native.packing import by_turns
 from ostro.weights.adapter import LowRank
@@ -30,9 +30,15 @@ class NativeAdapters:
 
     def __init__(self, described: Architecture, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
         """Raises BadCheckpoint for adapters of another model."""
-        self._shapes = dict(_projections(described))
+        found = list(_projections(described))
+        self._shapes = {part.name: (part.rows, projection.columns) for projection, part in found}
+        by_head = {part.name: projection.by_head for projection, part in found}
         self._terms = [
-            placed(name, terms, self._shapes, backbone=described.backbone) for name, terms in adapters.items()
+            {
+                name: term.by_part(by_head[name])
+                for name, term in placed(adapter, terms, self._shapes, backbone=described.backbone).items()
+            }
+            for adapter, terms in adapters.items()
         ]
         self._numbers = {name: number for number, name in enumerate(adapters)}
 
@@ -107,8 +113,8 @@ class _Steps:
         return self._wide
 
 
-def _projections(described: Architecture) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Those of the layers, by their names in a checkpoint: outputs and inputs."""
+def _projections(described: Architecture) -> Iterator[tuple[Projection, Part]]:
+    """Those of the layers, with each of their parts."""
     for layer in described.layers:
         for projection in (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down):
-            yield from ((part.name, (part.rows, projection.columns)) for part in projection.parts)
+            yield from ((projection, part) for part in projection.parts)

@@ -1,7 +1,7 @@
 """From a model's description and a checkpoint's tensors to a packed file. Imports no torch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -79,13 +79,13 @@ class _Tensors:
             if place.shape != tensor.shape:
                 raise misshapen(given, tensor.shape, place.shape)
             if isinstance(tensor, Stored):
-                self._matrices[name] = tensor
+                self._matrices[name] = replace(tensor, rows=_by_part(tensor.rows, place.by_head))
                 if tensor.transposed != place.transposed:
                     self._to_transpose.add(name)
             elif not np.isfinite(tensor).all():
                 raise not_finite(given)
             else:
-                self._vectors[name] = tensor + np.float32(place.offset)
+                self._vectors[name] = _by_part(tensor, place.by_head) + np.float32(place.offset)
         if wanted:
             raise lacking(wanted)
 
@@ -105,6 +105,11 @@ class _Tensors:
 
     def vector(self, name: str) -> Floats:
         return self._vectors[name]
+
+
+def _by_part(rows: npt.NDArray[_Number], heads: int) -> npt.NDArray[_Number]:
+    """Rows that lie head by head, as queries, keys and values; with no heads, as they are."""
+    return rows.reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1) if heads else rows
 
 
 def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, Stored | Floats]]:
