@@ -206,7 +206,7 @@ class Architecture:
     """None for a backbone that was saved by itself, as embedding models are."""
     ropes: tuple[RopeSettings, ...] = ()
     backbone: str = "model"
-    """The prefix of all names but the head's. A checkpoint of the bare backbone may leave it out."""
+    """As the family says."""
 
     @property
     def widest(self) -> int:

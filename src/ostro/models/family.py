@@ -18,6 +18,12 @@ class Family:
     """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
     describe: Callable[[ConfigReader, int | None], Description]
     """From a config and the context to serve."""
+    backbone: str = "model"
+    """The prefix of all tensors' names but the head's. A checkpoint of the bare backbone may leave it out."""
+    head: str = "lm_head"
+    """The head's name, where it is not the embedding's matrix."""
+    wrapper: str | None = None
+    """A multimodal architecture that is served as the language model inside it, whose config is its `text_config`."""
     tied: bool = False
     """Whether the head is the embedding's matrix where config.json does not say."""
     gguf: GgufNames | None = None

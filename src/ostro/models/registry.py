@@ -39,15 +39,24 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
     value that cannot be, BadRequest for a context beyond the model's.
     """
     reader = ConfigReader(config)
+    names, family = reader.texts("architectures"), family_of(config)
+    if family is None:
+        found = ", ".join(names) or reader.text("model_type", "(none named)")
+        known = ", ".join(family.architecture for family in FAMILIES)
+        raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
+    described = replace(family.describe(reader, max_seq_len), backbone=family.backbone)
+    return _without_head(described) if family.bare in names else described
+
+
+def family_of(config: Mapping[str, object]) -> Family | None:
+    """The family that a config.json names; None where it is not listed."""
+    reader = ConfigReader(config)
     names = reader.texts("architectures")
     for family in FAMILIES:
-        if family.architecture in names or (not names and family.model_type == reader.get("model_type")):
-            return family.describe(reader, max_seq_len)
-        if family.bare in names:
-            return _without_head(family.describe(reader, max_seq_len))
-    found = ", ".join(names) or reader.text("model_type", "(none named)")
-    known = ", ".join(family.architecture for family in FAMILIES)
-    raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
+        by_type = not names and family.model_type == reader.get("model_type")
+        if family.architecture in names or family.bare in names or by_type:
+            return family
+    return None
 
 
 def _without_head(described: Description) -> Description:

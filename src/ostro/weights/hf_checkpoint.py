@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import read_json_object
-from ostro.models.registry import FAMILIES, describe
+from ostro.models.registry import FAMILIES, describe, family_of
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.pooling import Pooling, read_pooling
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
@@ -133,8 +133,7 @@ def _no_weights(directory: Path) -> ModelNotFound:
 
 # --- config ---------------------------------------------------------------------------------------------------------
 
-# Multimodal wrappers that Ostro serves as the language model inside them.
-_TEXT_PARTS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
+_WRAPPED_FAMILIES = {family.wrapper: family for family in FAMILIES if family.wrapper is not None}
 _TIED_BY_DEFAULT = frozenset(family.model_type for family in FAMILIES if family.tied)
 
 
@@ -165,13 +164,12 @@ def _check_names(path: Path, config: dict[str, object]) -> None:
 
 def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
     architectures = config.get("architectures")
-    wrapper = architectures[0] if isinstance(architectures, list) and architectures else None
+    family = _WRAPPED_FAMILIES.get(architectures[0]) if isinstance(architectures, list) and architectures else None
     text_config = config.get("text_config")
-    if wrapper not in _TEXT_PARTS or text_config is None:
+    if family is None or text_config is None:
         return config
     if not isinstance(text_config, dict):
         raise BadCheckpoint(f"{path} has a text_config that is not an object. Download it again.")
-    architecture, model_type = _TEXT_PARTS[wrapper]
     # Token ids and quantisation are told of the whole.
     outer = (
         "bos_token_id",
@@ -182,35 +180,29 @@ def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
         "quantization_config",
     )
     inherited = {key: config[key] for key in outer if key in config}
-    return inherited | text_config | {"architectures": [architecture], "model_type": model_type}
+    return inherited | text_config | {"architectures": [family.architecture], "model_type": family.model_type}
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
 _VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
-_BARE_GPT2 = re.compile(r"(wte|wpe|h|ln_f)\.")
-_BARE_DECODER = re.compile(r"(embed_tokens|layers|norm)\.")
 # Masks and frequencies that old checkpoints stored among the weights.
-_BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.masked_bias)")
-_GPT2_MASK = re.compile(r"transformer\.h\.\d+\.attn\.bias")
+_BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
 
 
 def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
     """Stored name -> canonical name, or None for what is not a weight of the language model."""
-    gpt2 = config.get("model_type") == "gpt2"
-    tied = bool(config["tie_word_embeddings"])
-    bare, prefix = (_BARE_GPT2, "transformer.") if gpt2 else (_BARE_DECODER, "model.")
+    family, tied = family_of(config), bool(config["tie_word_embeddings"])
+    backbone, head = ("model.", "lm_head.") if family is None else (f"{family.backbone}.", f"{family.head}.")
 
     def rename(name: str) -> str | None:
         # torch.compile leaves its mark in the names of what it wrapped.
         name = name.replace("_orig_mod.", "")
         name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
-        if bare.match(name):
-            name = prefix + name
-        if _VISION.match(name) or _BUFFERS.fullmatch(name) or (gpt2 and _GPT2_MASK.fullmatch(name)):
+        if _VISION.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
             return None
-        return None if tied and name == "lm_head.weight" else name
+        return name if name.startswith((backbone, head)) else backbone + name
 
     return rename
 

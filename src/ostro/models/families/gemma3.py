@@ -47,6 +47,7 @@ FAMILY = Family(
     "Gemma3ForCausalLM",
     "Gemma3TextModel",
     describe,
+    wrapper="Gemma3ForConditionalGeneration",
     tied=True,
     gguf=gguf.GgufNames(
         "gemma3",

@@ -28,7 +28,6 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     tied = config.flag("tie_word_embeddings", True)
     return Architecture(
         shape=shape,
-        backbone="transformer",
         embedding=Embedding(name="transformer.wte", positions=Part("transformer.wpe", config.integer("n_positions"))),
         layers=tuple(_layer(config, shape, index) for index in range(shape.num_layers)),
         norm=_norm(config, shape, "transformer.ln_f"),
@@ -105,6 +104,7 @@ FAMILY = Family(
     "GPT2LMHeadModel",
     "GPT2Model",
     describe,
+    backbone="transformer",
     tied=True,
     gguf=gguf.GgufNames(
         "gpt2",
