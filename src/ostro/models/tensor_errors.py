@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from ostro.errors import BadCheckpoint
 
 # Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
-# weights, namely rope tables (Llama) and causal masks (GPT-2).
-REDUNDANT = re.compile(r"lm_head\.weight|(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
+# weights, namely rope tables (Llama) and causal masks (GPT-2, GPT-NeoX).
+REDUNDANT = re.compile(r"(lm_head|embed_out)\.weight|(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
 
 
 def no_place(name: str) -> BadCheckpoint:

@@ -62,7 +62,7 @@ _UNDERSTOOD = frozenset(
 # Of the ways to begin the training, those that leave the base's weights as they are.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _TENSOR = re.compile(r"base_model\.model\.(?P<target>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
-_VOCABULARY = ("embed_tokens", "lm_head", "wte", "wpe")
+_VOCABULARY = ("embed_in", "embed_out", "embed_tokens", "lm_head", "wte", "wpe")
 _MOST_ALPHA = 1e30
 _MERGE = "Merge the adapter into its base model and serve that."
 

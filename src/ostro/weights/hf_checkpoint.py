@@ -188,7 +188,7 @@ def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
 _VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
 # Masks and frequencies that old checkpoints stored among the weights.
-_BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
+_BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
 
 
 def renamer(config: dict[str, object]) -> Callable[[str], str | None]:

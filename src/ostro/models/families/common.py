@@ -33,6 +33,7 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
