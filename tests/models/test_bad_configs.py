@@ -126,6 +126,11 @@ def test_layers_without_rope_that_do_not_fit_the_model_are_refused_by_name(wrong
         describe({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": wrong})
 
 
+def test_a_width_of_rotation_that_is_odd_is_refused_by_name() -> None:
+    with pytest.raises(BadCheckpoint, match=r"'partial_rotary_factor' is 0\.25 and heads are 4 wide, so that 1 of"):
+        describe({**LLAMA, "architectures": ["GPTNeoXForCausalLM"]})
+
+
 def test_a_rope_scaling_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(UnsupportedModel, match="'ntk' is not known; known are default, dynamic, linear"):
         describe({**LLAMA, "rope_scaling": {"rope_type": "ntk"}})

@@ -34,8 +34,13 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     "gemma2": GEMMA2,
     "phi3": PHI3,
     "gpt2": GPT2,
+    "gpt_neox": {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]},
 }
-TARGETS = {"phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), "gpt2": ("c_attn", "c_proj", "c_fc")}
+TARGETS = {
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+}
 IDS = torch.randint(0, VOCAB, (23,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
@@ -52,8 +57,8 @@ def merge(model: Model, directory: Path) -> None:
     for name, term in read_adapter(directory).items():
         delta = torch.from_numpy(term.scale * (term.b @ term.a))
         memory = places[f"{name}.weight"].memory
-        # GPT-2 stores its matrices the other way round.
-        memory += delta.T if ".c_" in name else delta
+        # GPT-2 stores its matrices the other way round, GPT-NeoX its queries, keys and values head by head.
+        memory += delta.T if ".c_" in name else delta.reshape(memory.shape)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -74,6 +74,7 @@ CONFIGS: Mapping[str, Config] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     },
+    "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
     "gpt2": {**GPT2, "tie_word_embeddings": True},
     "gpt2-odd": {**GPT2, "n_inner": 70, "activation_function": "relu"},
     "gpt2-exact-gelu": {**GPT2, "activation_function": "gelu"},

@@ -174,6 +174,16 @@ CASES: Mapping[str, Config] = {
         "rope_theta": 500.0,
     },
     "hrm_text-biases": {**HRM_TEXT, "num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True},
+    "gpt_neox": {**TINY, "model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 500},
+    "gpt_neox-sequential": {
+        **TINY,
+        "model_type": "gpt_neox",
+        "rotary_pct": 0.5,
+        "use_parallel_residual": False,
+        "hidden_act": "gelu_fast",
+        "layer_norm_eps": 1e-2,
+        "tie_word_embeddings": True,
+    },
     "gpt2": {**GPT2, "model_type": "gpt2"},
     "gpt2-untied": {**GPT2, "model_type": "gpt2", "tie_word_embeddings": False, "n_inner": 100},
     "gpt2-scaled-by-layer": {**GPT2, "model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
@@ -266,7 +276,9 @@ def test_native_scores_equal_those_of_transformers(name: str, tmp_path: Path) ->
     torch.testing.assert_close(torch.tensor([each.logprob for each in scored]), theirs, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt2", "hrm_text", "olmo2", "phi3-longrope", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma2", "gemma3", "gpt2", "gpt_neox", "hrm_text", "olmo2", "phi3-longrope", "qwen3"]
+)
 def test_a_sequence_fed_in_chunks_gives_the_logits_of_the_whole(name: str) -> None:
     model = our_model(CASES[name], reference_model(CASES[name]))
     ids = random_ids(SHORT)
@@ -292,7 +304,7 @@ def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: st
     assert (dense_logits(model, ids) - exact).abs().mean() < 1.2 * (rounded - exact).abs().mean()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt2", "gemma3", "olmo3"))])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt", "gemma3", "olmo3"))])
 def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> None:
     """A last-bit difference here is a visible angle at position 100,000."""
     config = ConfigReader(CASES[name])
@@ -303,7 +315,7 @@ def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> No
     assert torch.equal(rope.frequencies, torch.cat((-expected, expected)))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "hrm_text"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "gpt_neox", "hrm_text"])
 def test_a_checkpoint_of_the_bare_backbone_gives_the_hidden_states_of_transformers(name: str) -> None:
     reference = reference_model(CASES[name], headless=True)
     family = next(family for family in FAMILIES if family.model_type == CASES[name]["model_type"])

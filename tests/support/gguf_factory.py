@@ -99,6 +99,8 @@ def gguf_tensors(
             array = interleave(array, kv_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             array = array + np.float32(1)
+        if arch == "gptneox" and "attn_qkv." in name:
+            array = array.reshape(heads, 3, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
         if arch == "gpt2" and hf_name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             array = array.T
         tensors[name] = array

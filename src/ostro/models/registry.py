@@ -17,6 +17,7 @@ _FILES = (
     "gemma2",
     "gemma3",
     "gpt2",
+    "gpt_neox",
     "granite",
     "hrm_text",
     "llama",
