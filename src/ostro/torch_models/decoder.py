@@ -35,11 +35,13 @@ class DecoderLayer(Module):
     def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
         before = x.clone() if self.parallel else x
         added = self.self_attn(x if self.attention_norm is None else self.attention_norm(x), rotation, ctx)
-        x.add_(
-            added if self.attention_post_norm is None else self.attention_post_norm(added), alpha=self.residual_scale
-        )
+        x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
         added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
-        return x.add_(added if self.mlp_post_norm is None else self.mlp_post_norm(added), alpha=self.residual_scale)
+        x += self._scaled(added if self.mlp_post_norm is None else self.mlp_post_norm(added))
+        return x
+
+    def _scaled(self, added: Tensor) -> Tensor:
+        return added if self.residual_scale == 1.0 else added.mul_(self.residual_scale)
 
 
 def _norm(described: arch.Norm | None) -> RMSNorm | LayerNorm | None:
