@@ -10,25 +10,39 @@ from ostro.torch_models.layers import Attention, GatedMLP, RMSNorm
 
 
 def fusible(model: Model) -> TypeGuard[Decoder]:
-    """Whether the head and all layers are of the kind that the kernels know."""
-    return (
-        isinstance(model, Decoder)
-        and (model.described.head is None or model.described.head.scale == 1.0)
-        and all(map(_is_fusible, model.described.layers))
-    )
+    return why_not_fused(model) is None
 
 
-def _is_fusible(layer: arch.Layer) -> bool:
-    attention, mlp = layer.attention, layer.mlp
-    return (
-        layer.norms == (layer.attention_norm, layer.mlp_norm)
-        and all(norm.kind == "rms" and not norm.offset for norm in layer.norms)
-        and attention.rope is not None
-        and (attention.qk_norm is None or attention.qk_norm.over == "head")
-        and mlp.gated
-        and layer.residual_scale == 1.0
-        and not layer.parallel
-    )
+def why_not_fused(model: Model) -> str | None:
+    """Which part of the model the kernels do not know; None where they know them all."""
+    return unfused_part(model.described) if isinstance(model, Decoder) else "its layers run several times a token"
+
+
+def unfused_part(described: arch.Architecture) -> str | None:
+    head = described.head
+    if described.embedding.positions is not None:
+        return "its positions are learned"
+    if described.norm.kind != "rms":
+        return "it has layer norms"
+    if head is not None and head.scale != 1.0:
+        return "its logits are scaled"
+    return next((part for part in map(_unfused_part, described.layers) if part is not None), None)
+
+
+def _unfused_part(layer: arch.Layer) -> str | None:
+    attention, qk_norm = layer.attention, layer.attention.qk_norm
+    parts = {
+        "its norms stand elsewhere than before attention and MLP": layer.norms
+        != (layer.attention_norm, layer.mlp_norm),
+        "it has layer norms": any(norm.kind != "rms" for norm in layer.norms),
+        "its norm weights are stored as differences from one": any(norm.offset for norm in layer.norms),
+        "it has layers without rope": attention.rope is None,
+        "its queries and keys are normed over all heads together": qk_norm is not None and qk_norm.over != "head",
+        "its MLPs have no gates": not layer.mlp.gated,
+        "what its layers add is scaled": layer.residual_scale != 1.0,
+        "its attention and MLP read the same stream": layer.parallel,
+    }
+    return next((part for part, is_there in parts.items() if is_there), None)
 
 
 @dataclass(frozen=True, slots=True)

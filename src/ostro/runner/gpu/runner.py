@@ -31,7 +31,7 @@ from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
-from ostro.runner.gpu.layers import fusible
+from ostro.runner.gpu.layers import fusible, why_not_fused
 from ostro.runner.gpu.page_tables import PageTables
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import Sampler, SamplerKind, edited, edits, outcome
@@ -391,10 +391,10 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             "On a GPU the products of adapters depend on the batch: leave out deterministic, or the adapters.",
             param="deterministic",
         )
-    if not fusible(model):
+    if (reason := why_not_fused(model)) is not None:
         raise BadRequest(
-            "On a GPU this model's results depend on the batch: deterministic is for llama, mistral, phi3, qwen2 "
-            "and qwen3. Leave it off, or serve the model on a CPU.",
+            f"On a GPU this model's results depend on the batch: deterministic needs the fused kernels, and {reason}. "
+            "Leave it off, or serve the model on a CPU.",
             param="deterministic",
         )
     if any(isinstance(module, Fp8Linear) for module in model.modules()):
