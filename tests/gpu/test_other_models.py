@@ -27,6 +27,20 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "qwen2": {**WIDE, "architectures": ["Qwen2ForCausalLM"]},
     "phi3": {**WIDE, "architectures": ["Phi3ForCausalLM"]},
     "olmo2": {**WIDE, "architectures": ["Olmo2ForCausalLM"]},
+    "olmo3": {
+        **WIDE,
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "granite": {
+        **WIDE,
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
     "hrm_text": {
         **WIDE,
         "architectures": ["HrmTextForCausalLM"],

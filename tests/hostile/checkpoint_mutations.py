@@ -70,6 +70,17 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "rope_scaling": _LONGROPE,
     },
     "olmo2": {**_SIZES, "architectures": ["Olmo2ForCausalLM"]},
+    "olmo3": {**_SIZES, "architectures": ["Olmo3ForCausalLM"], "sliding_window": 8},
+    "smollm3": {**_SIZES, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
+    "granite": {
+        **_SIZES,
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "gpt_neox": {**_SIZES, "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.5},
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
