@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from doc_pages import ROOT, code_spans, name_of, tables
 
-from docs_reference import api_tables, settings_tables
+from docs_reference import api_tables, family_tables, settings_tables
 from docs_reference.attributes import notes
 from docs_reference.markup import fill
 from docs_reference.pages import pages
@@ -43,7 +43,7 @@ def test_page_is_what_the_generator_makes(document: Path) -> None:
 
 
 def test_every_generated_part_is_on_a_page() -> None:
-    made = settings_tables.parts().keys() | api_tables.parts().keys()
+    made = settings_tables.parts().keys() | api_tables.parts().keys() | family_tables.parts().keys()
     text = "".join(page.read_text(encoding="utf-8") for page in pages())
     assert {part for part in made if f"<!-- generated: {part} -->" not in text} == set()
 

@@ -9,87 +9,86 @@ import tiny_models
 import torch
 from model_directory import write_model
 from native_models import ModelCheckpoint, needs_library, savable_model
-from tiny_configs import GPT2, HRM_TEXT, LLAMA, LONGROPE, PHI3
+from tiny_configs import BY_MODEL_TYPE as CONFIGS
+from tiny_configs import GPT2, LLAMA, LONGROPE
 from tiny_models import random_model
 
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, OstroError, UnsupportedModel
-from ostro.models.registry import describe
+from ostro.models.registry import FAMILIES, describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
 from ostro.torch_models.build import build_model
 
 Config = Mapping[str, object]
 
-GEMMA3: Config = {**tiny_models.GEMMA2, "architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"] * 2}
-FAMILIES: Mapping[str, Config] = {
-    "gemma2": tiny_models.GEMMA2,
-    "gemma3": GEMMA3,
-    "gpt2": GPT2,
-    "hrm_text": HRM_TEXT,
-    "llama": LLAMA,
-    "mistral": tiny_models.MISTRAL,
-    "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
-    "phi3": PHI3,
-    "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
-    "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
-}
 WRONG: tuple[object, ...] = (0, -1, 2**31, 10**400, math.nan, math.inf, -math.inf, True, "8", [8], {}, 0.5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CONFIGS)
 def test_a_config_of_each_family_passes(family: str) -> None:
-    describe(FAMILIES[family])
+    describe(CONFIGS[family])
+
+
+def test_there_is_a_config_of_each_family() -> None:
+    assert CONFIGS.keys() == {family.model_type for family in FAMILIES}
 
 
 @pytest.mark.parametrize(
     ("family", "field"),
-    [(family, field) for family, config in FAMILIES.items() for field, value in config.items() if type(value) is int],
+    [(family, field) for family, config in CONFIGS.items() for field, value in config.items() if type(value) is int],
 )
 def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> None:
     for wrong in WRONG:
         if field == "query_pre_attn_scalar" and wrong in (0.5, 2**31):
             continue  # A number like any other.
         with pytest.raises(BadCheckpoint, match=f"'{field}'"):
-            describe({**FAMILIES[family], field: wrong})
+            describe({**CONFIGS[family], field: wrong})
 
 
 @pytest.mark.parametrize(
     ("family", "field"),
     [
-        *((family, "rms_norm_eps") for family in FAMILIES if family != "gpt2"),
-        *((family, "rope_theta") for family in FAMILIES if family != "gpt2"),
+        *((family, "rms_norm_eps") for family in CONFIGS if not family.startswith("gpt")),
+        *((family, "rope_theta") for family in CONFIGS if not family.startswith("gpt")),
         ("gpt2", "layer_norm_epsilon"),
         ("gemma2", "attn_logit_softcapping"),
         ("gemma2", "final_logit_softcapping"),
         ("gemma2", "query_pre_attn_scalar"),
-        ("gemma3", "rope_local_base_freq"),
+        ("gemma3_text", "rope_local_base_freq"),
+        ("gpt_neox", "layer_norm_eps"),
+        ("gpt_neox", "rotary_emb_base"),
+        ("granite", "attention_multiplier"),
+        ("granite", "embedding_multiplier"),
+        ("granite", "residual_multiplier"),
+        ("granite", "logits_scaling"),
         ("hrm_text", "embedding_scale"),
     ],
 )
 def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> None:
-    named = "rope_theta" if field == "rope_local_base_freq" else field
+    named = "rope_theta" if field in ("rope_local_base_freq", "rotary_emb_base") else field
     for wrong in (0, -1.0, 1e-45, 1e39, 10**400, math.nan, math.inf, True, "1", [1.0]):
         with pytest.raises(BadCheckpoint, match=f"'({named}|{field})'"):
-            describe({**FAMILIES[family], field: wrong})
+            describe({**CONFIGS[family], field: wrong})
 
 
 @pytest.mark.parametrize("factor", [2, 4000, 400000, 0, -0.5, math.nan, 0.1])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt2", "phi3")])
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name not in ("gpt2", "phi3")])
 def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, factor: float) -> None:
     """A partial_rotary_factor above one made the native core write beyond its buffers."""
     table = {"rope_type": "default", "partial_rotary_factor": factor}
-    rope = {"full_attention": table, "sliding_attention": table} if family == "gemma3" else table
+    both = {"full_attention": table, "sliding_attention": table}
+    rope = both if family in ("gemma3_text", "olmo3") else table
     with pytest.raises(BadCheckpoint, match="'partial_rotary_factor'"):
-        describe({**FAMILIES[family], "rope_parameters": rope})
+        describe({**CONFIGS[family], "rope_parameters": rope})
 
 
 @pytest.mark.parametrize("kv_heads", [3, 8, 5])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt2", "hrm_text")])
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name not in ("gpt2", "hrm_text")])
 def test_key_heads_must_divide_the_heads(family: str, kv_heads: int) -> None:
     """Four heads with three or eight KV heads were computed from memory that nothing had written."""
     with pytest.raises(BadCheckpoint, match=r"'num_key_value_heads' is \d, but it must be a divisor"):
-        describe({**FAMILIES[family], "num_key_value_heads": kv_heads})
+        describe({**CONFIGS[family], "num_key_value_heads": kv_heads})
 
 
 @pytest.mark.parametrize(

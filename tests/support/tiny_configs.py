@@ -28,6 +28,15 @@ PHI3: Mapping[str, object] = {
     "original_max_position_embeddings": 16,
     "rope_scaling": LONGROPE,
 }
+GRANITE: Mapping[str, object] = {
+    **LLAMA,
+    "architectures": ["GraniteForCausalLM"],
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+GPT_NEOX: Mapping[str, object] = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5}
 HRM_TEXT: Mapping[str, object] = {
     "architectures": ["HrmTextForCausalLM"],
     "model_type": "hrm_text",
@@ -43,3 +52,28 @@ HRM_TEXT: Mapping[str, object] = {
     "L_cycles": 3,
     "embedding_scale": 12.0,
 }
+GEMMA2: Mapping[str, object] = {
+    **LLAMA,
+    "architectures": ["Gemma2ForCausalLM"],
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
+    "sliding_window": 12,
+}
+BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
+    "gemma2": GEMMA2,
+    "gemma3_text": {**GEMMA2, "architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"] * 2},
+    "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "granite": GRANITE,
+    "hrm_text": HRM_TEXT,
+    "llama": LLAMA,
+    "mistral": {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 12},
+    "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
+    "olmo3": {**LLAMA, "architectures": ["Olmo3ForCausalLM"], "sliding_window": 12},
+    "phi3": PHI3,
+    "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
+    "smollm3": {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
+}
+"""One of each family."""

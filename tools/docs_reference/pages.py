@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from docs_reference import api_tables, settings_tables
+from docs_reference import api_tables, family_tables, settings_tables
 from docs_reference.markup import fill
 
 ROOT = Path(__file__).parents[2]
@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def pages() -> dict[Path, str]:
-    parts = settings_tables.parts() | api_tables.parts()
-    found = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    parts = settings_tables.parts() | api_tables.parts() | family_tables.parts()
+    found = {
+        path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    }
     return {path: fill(text, parts) for path, text in found.items() if "<!-- generated: " in text}

@@ -11,6 +11,8 @@ from ostro.models.families.levanter_names import LevanterNames
 
 @dataclass(frozen=True, slots=True)
 class Family:
+    title: str
+    """The models that it serves, as people call them."""
     model_type: str
     """As config.json names it, as it does the next two."""
     architecture: str

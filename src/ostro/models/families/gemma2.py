@@ -109,6 +109,7 @@ def levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levan
 
 
 FAMILY = Family(
+    "Gemma 2",
     "gemma2",
     "Gemma2ForCausalLM",
     "Gemma2Model",

@@ -43,6 +43,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 FAMILY = Family(
+    "Gemma 3 (text)",
     "gemma3_text",
     "Gemma3ForCausalLM",
     "Gemma3TextModel",

@@ -100,6 +100,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 FAMILY = Family(
+    "GPT-2",
     "gpt2",
     "GPT2LMHeadModel",
     "GPT2Model",

@@ -100,6 +100,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 FAMILY = Family(
+    "GPT-NeoX, Pythia",
     "gpt_neox",
     "GPTNeoXForCausalLM",
     "GPTNeoXModel",

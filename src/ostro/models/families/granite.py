@@ -48,6 +48,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 FAMILY = Family(
+    "Granite 3",
     "granite",
     "GraniteForCausalLM",
     "GraniteModel",

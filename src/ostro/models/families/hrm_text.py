@@ -63,4 +63,4 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
     )
 
 
-FAMILY = Family("hrm_text", "HrmTextForCausalLM", "HrmTextModel", describe)
+FAMILY = Family("HRM-Text", "hrm_text", "HrmTextForCausalLM", "HrmTextModel", describe)

@@ -42,6 +42,7 @@ GGUF = gguf.GgufNames(
     "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
 )
 FAMILY = Family(
+    "Llama 1 to 3.x, SmolLM2",
     "llama",
     "LlamaForCausalLM",
     "LlamaModel",

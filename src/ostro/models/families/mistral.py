@@ -26,6 +26,7 @@ _LEVANTER_DEFAULTS = {
 
 
 FAMILY = Family(
+    "Mistral",
     "mistral",
     "MistralForCausalLM",
     "MistralModel",

@@ -59,6 +59,7 @@ _LEVANTER_OLMO3 = levanter.LevanterNames(
 
 
 FAMILY = Family(
+    "OLMo-2",
     "olmo2",
     "Olmo2ForCausalLM",
     "Olmo2Model",

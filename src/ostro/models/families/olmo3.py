@@ -35,4 +35,4 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     return decoder(config, shape, layers, ropes=ropes)
 
 
-FAMILY = Family("olmo3", "Olmo3ForCausalLM", "Olmo3Model", describe)
+FAMILY = Family("OLMo-3", "olmo3", "Olmo3ForCausalLM", "Olmo3Model", describe)

@@ -29,6 +29,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 FAMILY = Family(
+    "Phi-3, Phi-4-mini",
     "phi3",
     "Phi3ForCausalLM",
     "Phi3Model",

@@ -31,6 +31,7 @@ def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 FAMILY = Family(
+    "Qwen 2, 2.5",
     "qwen2",
     "Qwen2ForCausalLM",
     "Qwen2Model",

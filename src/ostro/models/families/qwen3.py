@@ -22,6 +22,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 FAMILY = Family(
+    "Qwen 3",
     "qwen3",
     "Qwen3ForCausalLM",
     "Qwen3Model",

@@ -47,6 +47,7 @@ def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
 
 
 FAMILY = Family(
+    "SmolLM3",
     "smollm3",
     "SmolLM3ForCausalLM",
     "SmolLM3Model",

@@ -1,0 +1,55 @@
+"""What pages say of families is what the registry and the readers of descriptions say."""
+
+import re
+
+import pytest
+from doc_pages import ROOT
+from tiny_configs import BY_MODEL_TYPE
+
+from ostro.models.architecture import Architecture
+from ostro.models.registry import FAMILIES, describe
+from ostro.runner.gpu.layers import unfused_part
+from ostro.runner.native.support import NotNative, native_architecture
+
+HEAD = {"head_dim": 16, "hidden_size": 64, "n_embd": 64, "rope_scaling": None}
+
+
+def native(model_type: str) -> bool:
+    try:
+        native_architecture(describe({**BY_MODEL_TYPE[model_type], **HEAD}), 4)
+    except NotNative:
+        return False
+    return True
+
+
+def test_all_families_but_hrm_text_run_natively_as_the_pages_say() -> None:
+    assert [family.model_type for family in FAMILIES if not native(family.model_type)] == ["hrm_text"]
+    assert "All families but HRM-Text and HRM run on the native core" in (ROOT / "docs/cpu.md").read_text()
+    assert "On a CPU all families but HRM run on the native core" in (ROOT / "README.md").read_text()
+
+
+def test_the_families_that_fused_kernels_run_are_those_that_the_page_names() -> None:
+    fused = {family.title.split(",")[0] for family in FAMILIES if unfused(family.model_type) is None}
+    sentence = re.search(r"\n(.*) run on these", (ROOT / "docs/gpu.md").read_text())
+    assert sentence is not None
+    assert set(re.split(", | and ", sentence[1])) == fused
+
+
+def unfused(model_type: str) -> str | None:
+    described = describe(BY_MODEL_TYPE[model_type])
+    return unfused_part(described) if isinstance(described, Architecture) else "it has no description of this kind"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "part"),
+    [
+        ("gemma2", "its norms stand elsewhere than before attention and MLP"),
+        ("olmo3", "its norms stand elsewhere than before attention and MLP"),
+        ("gpt2", "its positions are learned"),
+        ("gpt_neox", "it has layer norms"),
+        ("granite", "its logits are scaled"),
+        ("smollm3", "it has layers without rope"),
+    ],
+)
+def test_a_model_that_fused_kernels_cannot_run_is_told_for_which_of_its_parts(model_type: str, part: str) -> None:
+    assert unfused(model_type) == part

@@ -1,0 +1,12 @@
+"""The models that Ostro serves, from the registry of families."""
+
+from docs_reference.markup import code, table
+from ostro.models.registry import FAMILIES
+
+
+def parts() -> dict[str, str]:
+    rows = [
+        (family.title, code(family.architecture), "" if family.gguf is None else code(family.gguf.architecture))
+        for family in sorted(FAMILIES, key=lambda family: family.title.lower())
+    ]
+    return {"families": table(("models", "architecture", "in GGUF files"), rows)}
