@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browser_fixtures import Complaints, Visit
 from live_server import LiveServer
-from page_checks import is_wider_than_the_screen, nameless, shifted, too_faint
+from page_checks import forget_shifts, is_wider_than_the_screen, nameless, shifted, too_faint
 from playground_page import (
     ADMIN_KEY,
     KEY,
@@ -145,6 +145,8 @@ def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit:
     page = visit(slow_playground, key=KEY, viewport={"width": 1280, "height": 520})
     set_parameter(page, "Max tokens", LONG)
     say(page, "Go on for long.")
+    until_true(page, "(document.querySelector('.turns .assistant .prose')?.textContent.length ?? 0) > 20")
+    forget_shifts(page)
     # Until it has to scroll.
     until_true(page, "(log => log.scrollTop > 40)(document.getElementById('chat-log'))")
     moved, nodes = shifted(page)

@@ -6,20 +6,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
+from warm_start import WarmProcess, warm_start
 
 _START_SECONDS = 120.0
+
+Process = subprocess.Popen[bytes] | WarmProcess
 
 
 @dataclass(frozen=True)
 class LiveServer:
     url: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
 
     def client(self, **headers: str) -> httpx.Client:
@@ -46,18 +50,15 @@ def live_server(
     A server whose model is not found for long says late where it listens: give it a `port`.
     """
     log = directory / "server.log"
-    command = [sys.executable, "-m", "ostro", "serve", "--port", str(port), "--log-format", "json", *args]
-    if files is not None:
-        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
+    # In a container a bucket's models are served on all addresses, and tests may run in one.
+    environment = {**os.environ, "OSTRO_FAULTS": faults, "OSTRO_HOST": "127.0.0.1", **(env or {})}
+    command = ["serve", "--port", str(port), "--log-format", "json", *args]
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command,
-            stderr=sink,
-            stdout=sink,
-            # In a container a bucket's models are served on all addresses, and tests may run in one.
-            env={**os.environ, "OSTRO_FAULTS": faults, "OSTRO_HOST": "127.0.0.1", **(env or {})},
-            cwd=directory,
-        )
+        process: Process
+        if files is None and not any(name.startswith("PYTHON") for name in env or {}):
+            process = warm_start(command, output=sink, environment=environment, cwd=directory)
+        else:
+            process = _cold_start(command, files, output=sink, environment=environment, cwd=directory)
     try:
         server = LiveServer(f"http://127.0.0.1:{port}" if port else _url(process, log), process, log)
         if ready:
@@ -67,7 +68,16 @@ def live_server(
         end_gently(process)
 
 
-def end_gently(process: subprocess.Popen[bytes]) -> None:
+def _cold_start(
+    command: Sequence[str], files: int | None, *, output: IO[bytes], environment: Mapping[str, str], cwd: Path
+) -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-m", "ostro", *command]
+    if files is not None:
+        line = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *line]
+    return subprocess.Popen(line, stderr=output, stdout=output, env=environment, cwd=cwd)
+
+
+def end_gently(process: Process) -> None:
     """By SIGTERM, and by force if it has not ended then."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -78,7 +88,7 @@ def end_gently(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+def _url(process: Process, log: Path) -> str:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         for line in log.read_text().splitlines():

@@ -102,5 +102,10 @@ def shifted(page: Page) -> tuple[float, list[object]]:
     return sum(each["value"] for each in shifts), [each["nodes"] for each in shifts]
 
 
+def forget_shifts(page: Page) -> None:
+    """A browser leaves out what moves within half a second of a click; on a busy machine that is not long enough."""
+    page.evaluate("window.shifts.length = 0")
+
+
 def is_wider_than_the_screen(page: Page) -> bool:
     return bool(page.evaluate("document.scrollingElement.scrollWidth > innerWidth"))
