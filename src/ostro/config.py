@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -225,22 +225,6 @@ class EngineConfig:
                 param="gpu_memory_utilization",
             )
 
-    def check_device(self, device: str) -> None:
-        """Raises BadRequest for number formats that a kind of device, "cpu" or "cuda", cannot run."""
-        if device == "cuda" and self.quantize in ("int8", "int4"):
-            raise Unsupported(
-                f"quantize {self.quantize} runs on CPUs only for now; on a GPU use fp8.", param="quantize"
-            )
-        if device == "cpu":
-            if self.dtype not in ("auto", "float32"):
-                raise BadRequest(f"dtype {self.dtype} runs on GPUs only; on a CPU use float32.", param="dtype")
-            if self.quantize == "fp8":
-                raise BadRequest("quantize fp8 needs a GPU; on a CPU use int8 or int4.", param="quantize")
-            if self.kv_dtype == "fp8":
-                raise BadRequest("kv_dtype fp8 needs a GPU; on a CPU use float16 or int8.", param="kv_dtype")
-        elif self.kv_dtype not in ("auto", "fp8"):
-            raise BadRequest(f"kv_dtype {self.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
-
     def check_causal(self) -> None:
         """Raises BadRequest for settings that only an HRM takes."""
         for each in fields(self):
@@ -266,15 +250,14 @@ class EngineConfig:
     def adapter_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.adapters)
 
-    def suited_to(self, device: str) -> "EngineConfig":
-        """What was left open filled in for a kind of device, "cpu" or "cuda"."""
-        suits = _SUITED[device, self.serving]
-        return replace(
-            self,
-            page_size=self.page_size or suits.page_size,
-            max_batch_tokens=self.max_batch_tokens or suits.max_batch_tokens,
-            max_batch_seqs=self.max_batch_seqs or suits.max_batch_seqs,
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig(EngineConfig):
+    """Settings as they hold on one device, which has filled in what was left to it: see `backends`."""
+
+    page_size: int
+    max_batch_tokens: int
+    max_batch_seqs: int
 
 
 def meaning_of(name: str) -> str:
@@ -298,18 +281,3 @@ def read_dtype(text: str) -> DType | None:
     """
     parts = dict(part.strip().rpartition("=")[::2] for part in text.split(","))
     return _DTYPES.get(parts.get("c", parts.get("compute", parts.get("", ""))).lower())
-
-
-class _Suits(NamedTuple):
-    page_size: int
-    max_batch_tokens: int
-    max_batch_seqs: int
-
-
-# By kind of device, and whether people read along.
-_SUITED: Mapping[tuple[str, bool], _Suits] = {
-    ("cpu", False): _Suits(16, 256, 64),
-    ("cpu", True): _Suits(16, 128, 64),
-    ("cuda", False): _Suits(64, 16384, 256),
-    ("cuda", True): _Suits(64, 8192, 256),
-}

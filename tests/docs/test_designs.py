@@ -27,6 +27,7 @@ from object_stores import running_store
 from safetensors.torch import load_file
 from sse_events import events_of
 
+from ostro.backends import BACKENDS
 from ostro.cli import _parser, _translated, main
 from ostro.cli.serve import merged_settings
 from ostro.errors import BadRequest
@@ -295,7 +296,7 @@ def test_a_dotenv_file_is_read_and_the_environment_beats_it(clean: Path, monkeyp
 
 def test_the_precision_of_trainer_mp_needs_a_gpu_as_the_page_says(clean: Path) -> None:
     with pytest.raises(BadRequest, match="runs on GPUs only"):
-        settings_by(command("ostro serve --trainer.mp p=f32,c=bf16")).engine().check_device("cpu")
+        BACKENDS["cpu"].check(settings_by(command("ostro serve --trainer.mp p=f32,c=bf16")).engine())
 
 
 # --- servers, started as the page says --------------------------------------------------------------------------------

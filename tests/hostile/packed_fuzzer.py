@@ -30,6 +30,7 @@ from pathlib import Path
 
 from native_directory import generate, load, packed_files, write
 
+from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import instruction_sets
@@ -106,7 +107,7 @@ class Fuzzer:
     def check_sealed(self) -> str:
         try:
             packed = PackedFile.open(self.file, key=self.key)
-            config = EngineConfig(device="cpu", kv_memory=4 << 20)
+            config = BACKENDS["cpu"].resolve(EngineConfig(kv_memory=4 << 20))
             generate(NativeRunner.sized(packed, config, isa=instruction_sets()[0], threads=1))
         except OstroError:
             return "forged, refused"

@@ -1,8 +1,13 @@
+from typing import get_args
+
 import pytest
 import torch
 
-from ostro.config import EngineConfig
+from ostro import planning
+from ostro.backends import BACKENDS
+from ostro.config import Device, EngineConfig
 from ostro.errors import BadRequest
+from ostro.runner import torch_load
 from ostro.runner.devices import pick_device, pick_dtype
 
 
@@ -35,8 +40,22 @@ def test_dtype_suits_the_device() -> None:
 
 def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
     offline, serving = EngineConfig(), EngineConfig(serving=True, max_batch_seqs=7)
-    assert offline.suited_to("cpu").page_size == 16
-    assert offline.suited_to("cuda").page_size == 64
-    tokens = [config.suited_to(device).max_batch_tokens for config in (offline, serving) for device in ("cpu", "cuda")]
+    assert BACKENDS["cpu"].resolve(offline).page_size == 16
+    assert BACKENDS["cuda"].resolve(offline).page_size == 64
+    both = BACKENDS.values()
+    tokens = [each.resolve(config).max_batch_tokens for config in (offline, serving) for each in both]
     assert tokens == [256, 16384, 128, 8192]
-    assert {serving.suited_to(device).max_batch_seqs for device in ("cpu", "cuda")} == {7}
+    assert {backend.resolve(serving).max_batch_seqs for backend in both} == {7}
+
+
+def test_models_are_planned_and_loaded_for_every_kind_of_device() -> None:
+    assert set(planning._PLANNERS) == set(torch_load._RUNNERS) == set(BACKENDS)
+    assert {"auto", *BACKENDS} == set(get_args(Device))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_resolved_settings_keep_what_was_given(name: str) -> None:
+    config = EngineConfig(page_size=32, max_batch_tokens=7, max_batch_seqs=3, threads=2)
+    resolved = BACKENDS[name].resolve(config)
+    assert (resolved.device, resolved.threads) == (name, 2)
+    assert (resolved.page_size, resolved.max_batch_tokens, resolved.max_batch_seqs) == (32, 7, 3)

@@ -14,6 +14,7 @@ from peft_directory import random_adapter
 from tiny_models import random_model
 from torch import Tensor
 
+from ostro.backends import BACKENDS
 from ostro.config import EngineConfig, Quantization
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -186,7 +187,7 @@ def test_tensor_that_is_missing_is_named() -> None:
 
 def test_what_a_device_has_no_kernels_for_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="int4 runs on CPUs only for now; on a GPU use fp8"):
-        EngineConfig(quantize="int4").check_device("cuda")
+        BACKENDS["cuda"].check(EngineConfig(quantize="int4"))
     with pytest.raises(BadRequest, match="quantize fp8 needs a GPU; on a CPU use int8 or int4"):
         make_runner(random_model(LLAMA), EngineConfig(quantize="fp8"))
     with pytest.raises(BadRequest, match="kv_dtype fp8 needs a GPU"):

@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
+from ostro.backends import BACKENDS
 from ostro.cli.options import add_size_options, memory_size, size_config
 from ostro.cli.parser import describe
 from ostro.planning import Plan, plan
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(plan: Plan) -> str:
-    place = "GPU" if plan.device == "cuda" else "CPU"
+    backend = BACKENDS[plan.device]
     second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
     rows = {
         "model": f"{plan.model}, {plan.parameters / 1e6:,.0f} million parameters",
@@ -54,11 +55,11 @@ def _table(plan: Plan) -> str:
         "weights": f"{_size(plan.weights_bytes)}{second}",
         "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens",
         "other": f"{_size(plan.other_bytes)}, the process and a step's work",
-        "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({place})",
+        "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({backend.label})",
     }
     if plan.not_native is not None:
         rows["not natively"] = plan.not_native
-    if plan.device == "cuda":
+    if backend.has_own_memory:
         rows["on the host"] = f"about {_size(plan.host_bytes)}"
     if plan.peak_bytes > plan.total_bytes:
         rows["at most"] = f"{_size(plan.peak_bytes)}, {_peak(plan)}"
@@ -81,7 +82,7 @@ def _peak(plan: Plan) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    advice = "quantize fp8" if plan.device == "cuda" else "quantize int8 or int4"
+    advice = f"quantize {BACKENDS[plan.device].smaller}"
     return f"It does not fit. Give it more memory, lower --kv-memory, try --{advice}, or take a smaller model."
 
 

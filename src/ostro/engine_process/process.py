@@ -21,6 +21,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.counters import Counters
@@ -250,17 +251,14 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
     if faults.fake:
         vocab_size = checkpoint.config["vocab_size"]
         assert isinstance(vocab_size, int)
-        config = config.suited_to("cpu")
-        assert config.page_size is not None
-        assert config.max_batch_tokens is not None
-        assert config.max_batch_seqs is not None
+        resolved = BACKENDS["cpu"].resolve(config)
         return FakeRunner(
-            page_size=config.page_size,
+            page_size=resolved.page_size,
             num_pages=4096,
             max_seq_len=config.max_seq_len or 8192,
             vocab_size=vocab_size,
-            max_batch_tokens=config.max_batch_tokens,
-            max_batch_seqs=config.max_batch_seqs,
+            max_batch_tokens=resolved.max_batch_tokens,
+            max_batch_seqs=resolved.max_batch_seqs,
             strict=False,
         )
     # The one import of torch: the fake runner does without it.

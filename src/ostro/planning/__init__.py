@@ -14,12 +14,13 @@ on_torch    what torch makes of them
 outcome     what a plan says
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ostro.config import EngineConfig
+from ostro.backends import BACKENDS, Memory, backend_here
+from ostro.config import EngineConfig, ResolvedConfig
 from ostro.errors import BadRequest, Unsupported
-from ostro.machine import device_here, free_memory, gpu_memory
 from ostro.models.architecture import Description
 from ostro.models.registry import describe
 from ostro.planning.native import on_native
@@ -50,27 +51,25 @@ def plan(
             return plan(outline, config, memory=memory, device=device)
     device = device or config.device
     # Asked about the memory of another machine, "auto" does not look at this one's.
-    device = "cpu" if device == "auto" and memory is not None else device_here(device)
-    config.check_device(device)
-    config = config.suited_to(device)
+    backend = BACKENDS["cpu"] if device == "auto" and memory is not None else backend_here(device)
+    resolved = backend.resolve(config)
     stored = model.stored()
     described = describe(model.config, max_seq_len=config.max_seq_len)
-    shape = described.shape
-    if device == "cpu":
-        memory = free_memory() if memory is None else memory
-        return put_together(model.name, "cpu", config, shape, memory, _on_cpu(stored, config, described, memory))
-    total_and_free = gpu_memory() if memory is None else (memory, memory)
-    if total_and_free is None:
-        raise BadRequest("device is 'cuda', but there is no GPU here. Say how much memory it has: --memory 80G.")
-    parts = on_gpu(stored, config, shape, *total_and_free)
-    return put_together(model.name, "cuda", config, shape, total_and_free[1], parts)
+    there = backend.memory() if memory is None else Memory(memory, memory)
+    if there is None:
+        raise BadRequest(
+            f"device is {backend.name!r}, but there is no {backend.label} here. Say how much memory it has: "
+            "--memory 80G."
+        )
+    parts = _PLANNERS[backend.name](stored, resolved, described, there)
+    return put_together(model.name, resolved, described.shape, there.free, parts)
 
 
-def _on_cpu(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
+def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
     """As `runner.load` decides."""
     reason = "cpu_backend is torch"
     if config.cpu_backend != "torch":
-        found = on_native(stored, config, described, memory)
+        found = on_native(stored, config, described, memory.free)
         if not isinstance(found, str):
             return found
         reason = found
@@ -78,4 +77,14 @@ def _on_cpu(stored: Stored, config: EngineConfig, described: Description, memory
             raise Unsupported(
                 f"cpu_backend is native, but {reason}. Leave it out to run on torch.", param="cpu_backend"
             )
-    return replace(on_cpu(stored, config, described, memory), not_native=reason)
+    return replace(on_cpu(stored, config, described, memory.free), not_native=reason)
+
+
+def _on_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
+    return on_gpu(stored, config, described.shape, memory.total, memory.free)
+
+
+_PLANNERS: Mapping[str, Callable[[Stored, ResolvedConfig, Description, Memory], Parts]] = {
+    "cpu": _on_cpu,
+    "cuda": _on_gpu,
+}

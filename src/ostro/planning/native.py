@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from ostro.config import EngineConfig
+from ostro.config import ResolvedConfig
 from ostro.errors import ModelError
 from ostro.kernels.cpu.library import (
     BITS,
@@ -38,11 +38,11 @@ _GROUP_BYTES = GROUP + 12
 _OWN_ROWS, _OWN_PANELS = 8, 4
 
 
-def on_native(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts | str:
+def on_native(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts | str:
     """The plan's parts, or why the model does not run natively."""
     if (missing := why_missing()) is not None:
         return missing.rstrip(".")
-    if config.page_size not in (None, PAGE):
+    if config.page_size != PAGE:
         return f"page_size is {config.page_size}, and native kernels take {PAGE}"
     reason = ""
     for isa in instruction_sets():
@@ -58,10 +58,9 @@ def _parts(
     isa: str,
     architecture: Architecture,
     stored: Stored,
-    config: EngineConfig,
+    config: ResolvedConfig,
     memory: int,
 ) -> Parts:
-    assert config.max_batch_seqs is not None
     shape = architecture.shape
     panel, cells = panel_of(isa), CELLS[config.kv_dtype]
     sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
@@ -110,10 +109,8 @@ def _kind(formats: Mapping[str, str], name: str) -> int:
     return kind
 
 
-def _step_bytes(config: EngineConfig, architecture: Architecture, panel: int) -> int:
+def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) -> int:
     """Buffers of a step: rows of all widths that a layer has, logits, and what products read."""
-    assert config.max_batch_tokens is not None
-    assert config.max_batch_seqs is not None
     shape, widest = architecture.shape, architecture.widest
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim

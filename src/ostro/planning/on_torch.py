@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostro.config import EngineConfig
+from ostro.config import ResolvedConfig
 from ostro.errors import ModelError, Unsupported
 from ostro.models.architecture import Description, ModelShape
 from ostro.planning.adapters import adapter_values
@@ -34,11 +34,8 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _FLOATS = ("F32", "F16", "BF16")
 
 
-def on_cpu(stored: Stored, config: EngineConfig, described: Description, memory: int) -> Parts:
+def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
     shape = described.shape
-    assert config.page_size is not None
-    assert config.max_batch_tokens is not None
-    assert config.max_batch_seqs is not None
     if config.kv_dtype not in ("auto", "float32"):
         raise Unsupported(
             f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
@@ -78,10 +75,7 @@ def on_cpu(stored: Stored, config: EngineConfig, described: Description, memory:
     )
 
 
-def on_gpu(stored: Stored, config: EngineConfig, shape: ModelShape, total: int, free: int) -> Parts:
-    assert config.page_size is not None
-    assert config.max_batch_tokens is not None
-    assert config.max_batch_seqs is not None
+def on_gpu(stored: Stored, config: ResolvedConfig, shape: ModelShape, total: int, free: int) -> Parts:
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     itemsize = _ITEMSIZE[dtype]
     cells = "fp8" if config.kv_dtype == "fp8" else dtype
@@ -131,7 +125,7 @@ class _Weights:
     """Bytes of what is brought to fewer bits at a time, before it is."""
 
 
-def _count(stored: Stored, config: EngineConfig, itemsize: int) -> _Weights:
+def _count(stored: Stored, config: ResolvedConfig, itemsize: int) -> _Weights:
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
     adapters = adapter_values(config, tensors)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ostro.config import EngineConfig
+from ostro.config import ResolvedConfig
 from ostro.models.architecture import ModelShape
 
 _LENGTHS = (512, 2048, 8192, 32768, 131072)
@@ -77,15 +77,13 @@ class Parts:
     not_native: str | None = None
 
 
-def put_together(name: str, device: str, config: EngineConfig, shape: ModelShape, memory: int, parts: Parts) -> Plan:
-    assert config.page_size is not None
-    assert config.max_batch_seqs is not None
+def put_together(name: str, config: ResolvedConfig, shape: ModelShape, memory: int, parts: Parts) -> Plan:
     kv = (parts.pages + parts.spare) * parts.page
     total = parts.weights + parts.second + kv + parts.other
     longest = min(shape.max_seq_len, min(parts.pages, config.pages_per_seq or parts.pages) * config.page_size)
     return Plan(
         model=name,
-        device=device,
+        device=config.device,
         backend=parts.backend,
         precision=parts.precision,
         not_native=parts.not_native,

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from starlette.types import ASGIApp, Message
 
+from ostro.backends import BACKENDS
 from ostro.extras import needs
 
 try:
@@ -152,7 +153,7 @@ def build(args: Mapping[str, object]) -> serve.Application:
 def _gpus(options: RayOptions, settings: ServeSettings) -> float:
     if options.gpus is not None:
         return options.gpus
-    return 1.0 if settings.device == "cuda" else 0.0
+    return 1.0 if settings.device in BACKENDS and BACKENDS[settings.device].has_own_memory else 0.0
 
 
 def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]:

@@ -6,10 +6,10 @@ Imports torch only where a runner needs it: a model that was packed before start
 import logging
 from typing import TYPE_CHECKING
 
+from ostro.backends import BACKENDS, backend_here
 from ostro.config import EngineConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import Unsupported
-from ostro.machine import device_here
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.native.load import native_runner
@@ -27,7 +27,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
         describe(checkpoint.config, max_seq_len=config.max_seq_len)
     reason = _why_torch(config)
     if reason is None:
-        config.check_device("cpu")
+        BACKENDS["cpu"].check(config)
         found = native_runner(checkpoint, config)
         if not isinstance(found, str):
             return found
@@ -37,7 +37,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     from ostro.runner import torch_load
 
     runner = torch_load.load_runner(checkpoint, config)
-    if config.cpu_backend == "auto" and device_here(config.device) == "cpu":
+    if config.cpu_backend == "auto" and backend_here(config.device).has_native_core:
         _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
 
@@ -53,9 +53,8 @@ def _why_torch(config: EngineConfig) -> str | None:
     """Why settings alone ask for torch."""
     if config.cpu_backend == "torch":
         return "cpu_backend is torch"
-    if device_here(config.device) == "cuda":
-        return "the model runs on a GPU"
-    return None
+    backend = backend_here(config.device)
+    return None if backend.has_native_core else f"the model runs on a {backend.label}"
 
 
 __all__ = ["load_runner", "make_runner"]

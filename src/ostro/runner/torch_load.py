@@ -1,11 +1,13 @@
 """From a checkpoint to a runner on torch: picks the device, loads the weights, sizes the cache."""
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from ostro.config import EngineConfig
+from ostro.backends import BACKENDS
+from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit
@@ -34,7 +36,7 @@ _log = logging.getLogger(__name__)
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     _set_threads(config.threads)
     device = pick_device(config.device)
-    config.check_device(device.type)
+    BACKENDS[device.type].check(config)
     if is_hrm(checkpoint.config):
         return _recompute_runner(checkpoint, config, device)
     config.check_causal()
@@ -59,25 +61,30 @@ def _set_threads(number: int | None) -> None:
 
 def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
     """A runner for a model that is loaded, on the model's device."""
-    device = next(model.parameters()).device
-    config.check_device(device.type)
-    config = config.suited_to(device.type)
+    resolved = BACKENDS[next(model.parameters()).device.type].resolve(config)
     # Before weights are brought to fewer bits, which takes the projections apart that a checkpoint names.
     found = {name: read_adapter(path) for name, path in config.adapters}
     adapters = Adapters(model, found) if found else None
-    assert config.page_size is not None
-    assert config.max_batch_tokens is not None
-    assert config.max_batch_seqs is not None
-    if device.type == "cuda":
-        # Needs triton, which machines without a GPU need not have.
-        from ostro.runner.gpu.quantize import quantize_fp8
-        from ostro.runner.gpu.runner import GpuRunner
+    return _RUNNERS[resolved.device](model, resolved, pooling, adapters)
 
-        if config.quantize == "fp8":
-            quantize_fp8(model)
-        if adapters is not None:
-            adapters.attach(model)
-        return GpuRunner.sized(model, config, pooling=pooling, adapters=adapters)
+
+def _gpu_runner(
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
+) -> ModelRunner:
+    # Needs triton, which machines without a GPU need not have.
+    from ostro.runner.gpu.quantize import quantize_fp8
+    from ostro.runner.gpu.runner import GpuRunner
+
+    if config.quantize == "fp8":
+        quantize_fp8(model)
+    if adapters is not None:
+        adapters.attach(model)
+    return GpuRunner.sized(model, config, pooling=pooling, adapters=adapters)
+
+
+def _cpu_runner(
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
+) -> ModelRunner:
     if config.kv_dtype not in ("auto", "float32"):
         raise Unsupported(
             f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
@@ -107,6 +114,12 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
     )
 
 
+_RUNNERS: Mapping[str, Callable[[Model, ResolvedConfig, Pooling | None, Adapters | None], ModelRunner]] = {
+    "cpu": _cpu_runner,
+    "cuda": _gpu_runner,
+}
+
+
 def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> RecomputeRunner:
     config.check_recomputing()
     if isinstance(checkpoint, HrmCheckpoint):
@@ -126,7 +139,7 @@ def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torc
         steps=steps,
         halting=config.hrm_halting,
         max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
-        max_batch_seqs=config.suited_to(device.type).max_batch_seqs or 1,
+        max_batch_seqs=BACKENDS[device.type].resolve(config).max_batch_seqs,
     )
 
 

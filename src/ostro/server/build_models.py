@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostro.backends import BACKENDS, backend_here
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.frontend import sampling_defaults
-from ostro.machine import device_here, gpu_memory
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.names import resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
@@ -259,7 +259,7 @@ async def _expected(spec: ModelSpec, files: Files | None) -> Footprint | ModelEr
     """What a model will take, by its files."""
     assert files is not None
     planned = await asyncio.to_thread(_planned, files.path, _here(spec, files))
-    if planned.device == "cuda":
+    if BACKENDS[planned.device].has_own_memory:
         if not planned.num_pages:
             return ModelError(
                 f"{spec.name} leaves no room for keys and values on this GPU of {planned.memory / (1 << 30):.1f} GiB. "
@@ -273,9 +273,9 @@ def _planned(path: str, config: EngineConfig) -> "Plan":
     """Of a GPU, all of it: what is there now makes room, if need be."""
     from ostro.planning import plan
 
-    device = device_here(config.device)
-    gpu = gpu_memory() if device == "cuda" else None
-    return plan(path, config, device=device, memory=None if gpu is None else gpu[0])
+    backend = backend_here(config.device)
+    own = backend.memory() if backend.has_own_memory else None
+    return plan(path, config, device=backend.name, memory=None if own is None else own.total)
 
 
 def _list_models(root: str) -> "list[FoundModel]":

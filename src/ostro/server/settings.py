@@ -25,6 +25,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ostro.backends import Backend, backend_here
 from ostro.config import (
     CpuBackend,
     Device,
@@ -40,7 +41,7 @@ from ostro.config import (
 )
 from ostro.env_file import as_in_dotenv
 from ostro.errors import BadRequest
-from ostro.machine import device_here, free_memory, gpu_memory, in_container
+from ostro.machine import free_memory, in_container
 from ostro.pool.pool import PoolLimits
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED
@@ -517,8 +518,13 @@ class ServeSettings(BaseSettings):
         return bool(self.models or self.gcs_bucket) or len(self.references) > 1
 
     @property
+    def backend(self) -> Backend:
+        """The device that models run on."""
+        return backend_here(self.device)
+
+    @property
     def on_gpu(self) -> bool:
-        return device_here(self.device) == "cuda"
+        return self.backend.has_own_memory
 
     @property
     def fills_gpu(self) -> bool:
@@ -756,8 +762,8 @@ def _implied_by_several(
     if "memory_budget" not in said:
         implied["memory_budget"] = Given(int(free_memory() * _BUDGET_SHARE), f"implied by {cause}")
     shares_gpu = settings.on_gpu and not settings.fills_gpu and "gpu_memory_budget" not in said
-    if shares_gpu and (total_and_free := gpu_memory()) is not None:
-        budget = int(total_and_free[0] * settings.gpu_memory_utilization)
+    if shares_gpu and (memory := settings.backend.memory()) is not None:
+        budget = int(memory.total * settings.gpu_memory_utilization)
         implied["gpu_memory_budget"] = Given(budget, f"implied by {cause}")
     return implied
 
@@ -904,7 +910,7 @@ def _fit_training(file: _File, merged: dict[str, Given]) -> tuple[str, ...]:
         )
     dtype, device = merged.get("dtype"), merged.get("device", Given("auto", "default"))
     is_its_own = dtype is not None and dtype is file.settings.get("dtype") and dtype.value != "float32"
-    if dtype is None or not is_its_own or device_here(str(device.value)) == "cuda":
+    if dtype is None or not is_its_own or dtype.value in backend_here(str(device.value)).dtypes:
         return ()
     del merged["dtype"]
     return (f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision.",)

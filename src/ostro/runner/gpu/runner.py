@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostro.config import EngineConfig
+from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, StepOutput
@@ -128,12 +128,9 @@ class GpuRunner:
 
     @classmethod
     def sized(
-        cls, model: Model, config: EngineConfig, *, pooling: Pooling | None = None, adapters: Adapters | None = None
+        cls, model: Model, config: ResolvedConfig, *, pooling: Pooling | None = None, adapters: Adapters | None = None
     ) -> Self:
         """With as many pages as the GPU's memory holds beside the model and one step's work."""
-        assert config.page_size is not None
-        assert config.max_batch_tokens is not None
-        assert config.max_batch_seqs is not None
         kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else next(model.parameters()).dtype
         pages = gpu_num_pages(
             model.shape,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
@@ -80,7 +81,12 @@ def _runner(
 
     def use(packed: PackedFile) -> NativeRunner:
         return NativeRunner.sized(
-            packed, config, isa=isa, threads=threads, pooling=checkpoint.pooling, adapters=adapters
+            packed,
+            BACKENDS["cpu"].resolve(config),
+            isa=isa,
+            threads=threads,
+            pooling=checkpoint.pooling,
+            adapters=adapters,
         )
 
     try:

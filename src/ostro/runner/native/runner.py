@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ostro.config import EngineConfig
+from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
@@ -102,7 +102,7 @@ class NativeRunner:
     def sized(
         cls,
         packed: PackedFile,
-        config: EngineConfig,
+        config: ResolvedConfig,
         *,
         isa: str,
         threads: int,
@@ -110,9 +110,6 @@ class NativeRunner:
         adapters: NativeAdapters | None = None,
     ) -> Self:
         """With as many pages as memory holds."""
-        config = config.suited_to("cpu")
-        assert config.max_batch_tokens is not None
-        assert config.max_batch_seqs is not None
         cells = CELLS[config.kv_dtype]
         pages = num_pages(
             NativeShape(ProgramSpec.from_json(packed.program)),

@@ -6,6 +6,7 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ostro.backends import BACKENDS
 from ostro.pool.pool import PoolState
 from ostro.schemas import Alive, Health, Readiness, Version
 from ostro.server.api import Api, json_response
@@ -49,7 +50,7 @@ def router(api: Api, version: str) -> APIRouter:
             restarts=sum(totals.restarts for _, totals in api.models.totals()),
             device=", ".join(devices) or None,
             backend=", ".join(backends) or None,
-            gpu="cuda" in devices,
+            gpu=any(BACKENDS[device].has_own_memory for device in devices),
         )
         return _judged(state, hindrance)
 
