@@ -45,7 +45,7 @@ def test_of_safetensors_only_the_header_is_read(tmp_path: Path, num_tensors: int
     (tmp_path / "x").rename(tmp_path / "model.safetensors")
     files = Elsewhere(tmp_path)
     with hollow_copy(files) as directory:
-        [(path, found)] = open_directory(directory, "m").files.items()
+        [(path, found)] = open_directory(directory, "m").names.items()
         assert found == set(names)
         assert path.stat().st_size == files.sizes["model.safetensors"]
     assert not directory.exists()

@@ -45,6 +45,7 @@ class ModelCheckpoint:
     generation_config: Mapping[str, object] = field(default_factory=dict)
     pooling: Pooling | None = None
     tokenizer_path: Path = Path()
+    files: list[Path] = field(default_factory=list)
 
     def stored(self) -> Stored:
         headers = [TensorHeader(name, tuple(tensor.shape), "F32") for name, tensor in self.tensors()]

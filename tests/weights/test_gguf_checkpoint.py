@@ -415,6 +415,7 @@ def whole(tmp_path: Path) -> Path:
 def test_a_split_model_opens_by_any_of_its_files(whole: Path, named: int) -> None:
     shards = split(whole, 3)
     checkpoint = open_one(shards[named])
+    assert checkpoint.files == shards
     loaded = dict(checkpoint.tensors())
     expected = dict(open_one(whole).tensors())
     assert checkpoint.name == "tiny"

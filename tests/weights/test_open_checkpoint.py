@@ -1,9 +1,11 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import ostro
 from ostro.errors import ModelNotFound
 from ostro.weights import GgufCheckpoint, open_checkpoint
 
@@ -79,3 +81,11 @@ def test_opening_a_model_imports_no_torch(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_nothing_outside_weights_asks_which_format_a_checkpoint_has() -> None:
+    """It goes by the protocol: a new format would be forgotten there."""
+    sources = Path(ostro.__file__).parent
+    readers = re.compile(r"(Gguf|Hf|Hrm|Levanter)Checkpoint|weights\.(gguf|hf|hrm|levanter)_checkpoint")
+    others = [path for path in sources.rglob("*.py") if path.parent != sources / "weights"]
+    assert [str(path) for path in others if readers.search(path.read_text(encoding="utf-8"))] == []

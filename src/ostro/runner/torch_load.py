@@ -24,7 +24,7 @@ from ostro.torch_models.loading import load_weights
 from ostro.torch_models.lora import Adapters
 from ostro.weights import Checkpoint, Pooling
 from ostro.weights.adapter import read_adapter
-from ostro.weights.hrm_checkpoint import HrmCheckpoint
+from ostro.weights.checkpoint import with_hrm_settings
 from ostro.weights.hrm_settings import HrmSettings
 
 # Whole sequences go through the model for each token, so a step holds more tokens than one of a model with a cache.
@@ -122,8 +122,7 @@ _RUNNERS: Mapping[str, Callable[[Model, ResolvedConfig, Pooling | None, Adapters
 
 def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> RecomputeRunner:
     config.check_recomputing()
-    if isinstance(checkpoint, HrmCheckpoint):
-        checkpoint = checkpoint.with_settings(_architecture(config))
+    checkpoint = with_hrm_settings(checkpoint, _architecture(config))
     dialect = None if config.hrm_dialect == "auto" else config.hrm_dialect
     hrm = HrmConfig.read(checkpoint.config, dialect=dialect, max_seq_len=config.max_seq_len)
     steps = config.hrm_steps or hrm.decoding_steps

@@ -19,7 +19,8 @@ from ostro.sources.references import FORMS, SUFFIXES, USUAL_STEMS, LocalModel, p
 from ostro.sources.remote_headers import hollow_copy
 from ostro.weights.gguf_checkpoint import open_gguf
 from ostro.weights.hf_checkpoint import open_directory, open_file
-from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_base
+from ostro.weights.hrm_checkpoint import HrmCheckpoint, is_hrm, is_starter, open_hrm, starter_base
+from ostro.weights.hrm_settings import HrmSettings
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored
@@ -57,6 +58,10 @@ class Checkpoint(Protocol):
     def tokenizer_path(self) -> Path:
         """The directory with the tokenizer's files, or the GGUF file that holds it."""
 
+    @property
+    def files(self) -> list[Path]:
+        """Those that its tensors are in, or may be in, in the order of their paths."""
+
     def stored(self) -> Stored:
         """What the files hold, by their headers."""
 
@@ -77,6 +82,11 @@ def open_checkpoint(
     """
     reference = parse_model(ref)
     return _open(reference, reference.fetch(progress=progress), model_config, progress=progress)
+
+
+def with_hrm_settings(checkpoint: Checkpoint, settings: HrmSettings) -> Checkpoint:
+    """The same weights; of an HRM, with what the operator tells of them trusted before the files."""
+    return checkpoint.with_settings(settings) if isinstance(checkpoint, HrmCheckpoint) else checkpoint
 
 
 @contextmanager

@@ -49,6 +49,10 @@ class GgufCheckpoint:
     def tokenizer_path(self) -> Path:
         return self.path
 
+    @property
+    def files(self) -> list[Path]:
+        return sorted({weight.path for weight in self.weights})
+
     def stored(self) -> Stored:
         mapped = sum(weight.info.nbytes for weight in self.weights)
         tensors = [TensorHeader(w.name, w.info.shape, GGML_TYPES[w.info.ggml_type].name) for w in self.weights]
@@ -66,7 +70,7 @@ class GgufCheckpoint:
         return _ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
 
     def _maps(self) -> dict[Path, mmap.mmap]:
-        return {path: _map_file(path) for path in {weight.path for weight in self.weights}}
+        return {path: _map_file(path) for path in self.files}
 
 
 def open_gguf(path: Path, name: str | None = None) -> GgufCheckpoint:

@@ -36,8 +36,12 @@ class HfCheckpoint:
     generation_config: dict[str, object]
     pooling: Pooling | None
     tokenizer_path: Path
-    files: dict[Path, frozenset[str]]
-    """The weight files and the tensors to take from each, by the names they have there."""
+    names: dict[Path, frozenset[str]]
+    """The tensors to take from each weight file, by the names they have there."""
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.names)
 
     def stored(self) -> Stored:
         sizes = [path.stat().st_size for path in self.files]
@@ -46,7 +50,7 @@ class HfCheckpoint:
     def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
         from ostro.weights import arrays
 
-        for path, names in self.files.items():
+        for path, names in self.names.items():
             if path.suffix in PICKLE_SUFFIXES:
                 pickled = ((name, arrays.array_of(tensor)) for name, tensor in read_pickle(path, names))
                 yield from self._renamed(pickled)
@@ -54,7 +58,7 @@ class HfCheckpoint:
                 yield from self._renamed(arrays.read_safetensors(path, names))
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        for path, names in self.files.items():
+        for path, names in self.names.items():
             read = read_pickle if path.suffix in PICKLE_SUFFIXES else read_safetensors
             yield from self._renamed(read(path, names))
 
@@ -67,7 +71,7 @@ class HfCheckpoint:
 
     def _headers(self) -> Iterator[TensorHeader]:
         rename = renamer(self.config)
-        for path, names in self.files.items():
+        for path, names in self.names.items():
             if path.suffix in PICKLE_SUFFIXES:
                 # It has no header. Its size is that of its numbers, whose width config.json tells.
                 stored, width = _pickled_format(self.config), describe(self.config).shape.hidden_size

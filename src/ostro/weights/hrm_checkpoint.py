@@ -88,6 +88,11 @@ class HrmCheckpoint:
             )
         return found
 
+    @property
+    def files(self) -> list[Path]:
+        head = self._q_head_file()
+        return sorted([self.weights] if head is None else [self.weights, head])
+
     def stored(self) -> Stored:
         raise Unsupported(
             f"{self.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
@@ -118,10 +123,14 @@ class HrmCheckpoint:
             yield name, _with_rows(tensor, wanted) if name in _TABLES and rows != wanted else tensor
         yield from self._own_q_head()
 
+    def _q_head_file(self) -> Path | None:
+        file = self.weights.parent / _STARTER_HEAD
+        has_own = any(name.startswith(_Q_HEAD) for name in self.shapes.of)
+        return file if file.is_file() and not has_own else None
+
     def _own_q_head(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """The head that AI-OS keeps in a file of its own, where the weights have none."""
-        file = self.weights.parent / _STARTER_HEAD
-        if any(name.startswith(_Q_HEAD) for name in self.shapes.of) or not file.is_file():
+        if (file := self._q_head_file()) is None:
             return
         _log.info("the q-head comes from %s", file)
         for name, tensor in read_pickle(file, frozenset()):

@@ -64,6 +64,10 @@ class LevanterCheckpoint:
             )
         return self.path
 
+    @property
+    def files(self) -> list[Path]:
+        return sorted(each for each in self.path.rglob("*") if each.is_file())
+
     def stored(self) -> Stored:
         # Formats are in each array's own header: all that Levanter writes are floats, mostly these.
         tensors = [TensorHeader(name, weight.hub_shape, "F32") for weight in self.weights for name in weight.names]

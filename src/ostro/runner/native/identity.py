@@ -13,8 +13,6 @@ from ostro.config import EngineConfig
 from ostro.kernels.cpu.library import library
 from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint
-from ostro.weights.gguf_checkpoint import GgufCheckpoint
-from ostro.weights.hf_checkpoint import HfCheckpoint
 
 # Changes with what a packed file holds: older files are made again.
 _FORMAT = 2
@@ -36,7 +34,7 @@ class PackedKey:
 def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedKey:
     made = (_FORMAT, library().ostro_version(), panel)
     store = ModelStore()
-    files = [_file_facts(path, store) for path in _files(checkpoint)]
+    files = [_file_facts(path, store) for path in checkpoint.files]
     facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), files]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
     variant = f"panels of {panel}"
@@ -71,13 +69,3 @@ def _file_facts(path: Path, store: ModelStore) -> list[object]:
     # What a download was checked against says more than the time at which it came.
     version = status.st_mtime_ns if record is None else [record.generation, record.crc32c, record.sha256]
     return [status.st_size, version, sample_of(path)]
-
-
-def _files(checkpoint: Checkpoint) -> list[Path]:
-    """The files that a checkpoint's tensors are in, or may be in."""
-    if isinstance(checkpoint, GgufCheckpoint):
-        return sorted({weight.path for weight in checkpoint.weights})
-    if isinstance(checkpoint, HfCheckpoint):
-        return sorted(checkpoint.files)
-    path = checkpoint.path
-    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
