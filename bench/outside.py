@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ostro.bench.workload import WORDS
+from ostro.measure.bench.workload import WORDS
 from serving import serving
 
 RESULTS = Path(__file__).parent / "results"

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostro.bench.figures import Slo, Spread, figures
-from ostro.bench.outcomes import Outcome
 from ostro.errors import BadRequest
+from ostro.measure.bench.figures import Slo, Spread, figures
+from ostro.measure.bench.outcomes import Outcome
 
 
 def made(

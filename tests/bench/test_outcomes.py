@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import DONE, delta, event, usage
 
-from ostro.bench.outcomes import Outcome, read
-from ostro.bench.wire import Recording
+from ostro.measure.bench.outcomes import Outcome, read
+from ostro.measure.bench.wire import Recording
 
 PROPER = [delta("", role="assistant"), delta("a"), delta("b"), delta("c"), delta(None, "length"), usage(7, 3), DONE]
 

@@ -4,13 +4,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ostro.bench.figures import Slo, figures
-from ostro.bench.jobs import Burden, Level
-from ostro.bench.outcomes import Outcome
-from ostro.bench.page import page
-from ostro.bench.run import Bench, LevelRun, Plan
-from ostro.bench.table import table
-from ostro.bench.workload import Span, Workload
+from ostro.measure.bench.figures import Slo, figures
+from ostro.measure.bench.jobs import Burden, Level
+from ostro.measure.bench.outcomes import Outcome
+from ostro.measure.bench.page import page
+from ostro.measure.bench.run import Bench, BenchOptions, LevelRun
+from ostro.measure.bench.table import table
+from ostro.measure.bench.workload import Span, Workload
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J{{ 7 * 7 }}"
 BURDEN = Burden(cpu_share=0.25, lag_mean=0.001, lag_p99=0.002, lag_max=0.003)
@@ -35,7 +35,7 @@ def made(num_levels: int = 2, *, model: str = "m", outcomes: list[Outcome] | Non
     slo = Slo.parsed("ttft=500ms")
     found = [outcome(index) for index in range(4)] if outcomes is None else outcomes
     return Bench(
-        plan=Plan(
+        options=BenchOptions(
             url="http://host",
             headers={},
             workload=Workload(model=model, output_len=Span(3, 3)),

@@ -15,14 +15,14 @@ import msgspec
 import pytest
 from scripted_server import CLOSE, END, STREAM, WAIT, Scripted, answer, chunk, delta, event, plain, scripted_server
 
-from ostro.bench.crew import crew
-from ostro.bench.figures import Slo, figures
-from ostro.bench.jobs import Go, Job, Level, Progress, Run, Stop
-from ostro.bench.outcomes import Outcome
-from ostro.bench.run import Bench, Plan, bench
-from ostro.bench.self_test import null_server, self_test
-from ostro.bench.workload import Item, Span, Workload
 from ostro.errors import ModelNotFound, ServerError, Unreachable
+from ostro.measure.bench.figures import Slo, figures
+from ostro.measure.bench.jobs import Go, Job, Level, Progress, Run, Stop
+from ostro.measure.bench.load_workers import load_workers
+from ostro.measure.bench.outcomes import Outcome
+from ostro.measure.bench.run import Bench, BenchOptions, bench
+from ostro.measure.bench.self_test import null_server, self_test
+from ostro.measure.bench.workload import Item, Span, Workload
 
 PROMPT = [Item(prompt="Hello")]
 
@@ -50,7 +50,7 @@ def run(
     self_test: bool = False,
     **headers: str,
 ) -> Bench:
-    plan = Plan(
+    options = BenchOptions(
         url=url,
         headers=headers,
         workload=workload or Workload(items=PROMPT, output_len=Span(4, 4)),
@@ -60,7 +60,7 @@ def run(
         slo=slo,
         self_test=self_test,
     )
-    return bench(plan, unwatched)
+    return bench(options, unwatched)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def test_every_request_of_every_level_is_asked_and_told() -> None:
             assert 0 < each.received < each.stamps[0]
             assert all(seen > written for seen, written in zip(each.arrivals, each.stamps, strict=True))
         assert level.figures.output_tokens == 28
-    assert found.plan.workload.model == "null"
+    assert found.options.workload.model == "null"
     assert found.whole
 
 
@@ -224,7 +224,7 @@ def test_stop_that_comes_with_the_work_is_heeded() -> None:
         workload = Workload(items=PROMPT, output_len=Span(4, 4))
         job = Job(url=url, headers={}, timeout=600.0, workload=workload, level=level)
         told = [Run(job), Stop(), Go(time.perf_counter())]
-        command = [sys.executable, "-m", "ostro.bench.worker"]
+        command = [sys.executable, "-m", "ostro.measure.bench.worker"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
             assert worker.stdin is not None
             assert worker.stdout is not None
@@ -238,7 +238,7 @@ def test_stop_that_comes_with_the_work_is_heeded() -> None:
 def test_self_test_of_a_slow_server_is_short_and_an_interrupt_ends_it() -> None:
     """It took as long as the server had, and half of one passed for a whole."""
     slow = [Outcome(index=0, start=0.0, e2e=100.0, arrivals=[100.0], output_tokens=1)]
-    with crew(1) as load:
+    with load_workers(1) as load:
         found = self_test(load, slow)
         assert found is not None
         assert found.pace < 1
@@ -287,7 +287,7 @@ def test_load_process_ends_with_the_command_that_started_it() -> None:
     with chat_server(lambda body: [WAIT]) as server:
         workload = Workload(items=PROMPT, output_len=Span(4, 4))
         job = Job(url=server.url, headers={}, timeout=600.0, workload=workload, level=level)
-        command = [sys.executable, "-m", "ostro.bench.worker"]
+        command = [sys.executable, "-m", "ostro.measure.bench.worker"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
             assert worker.stdin is not None
             assert worker.stdout is not None

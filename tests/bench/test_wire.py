@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scripted_server import CLOSE, END, STREAM, WAIT, chunk, plain, scripted_server
 
-from ostro.bench.wire import CONNECTION, CUT_OFF, NOT_HTTP, TIMEOUT, Pool, Recording, Target
 from ostro.errors import BadRequest
+from ostro.measure.bench.wire import CONNECTION, CUT_OFF, NOT_HTTP, TIMEOUT, Pool, Recording, Target
 
 
 def with_pool(

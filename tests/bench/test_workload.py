@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostro.bench.workload import Item, Span, WordTokens, Workload
+from ostro.measure.bench.workload import Item, Span, WordTokens, Workload
 
 RANDOM = Workload(model="m", input_len=Span(10, 50), output_len=Span(5, 20), seed=3)
 

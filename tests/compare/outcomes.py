@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ostro.compare.answers import Answer, Failure, Outcome, Prompt, Token
-from ostro.compare.run import Comparison, SideRun
-from ostro.compare.speed import speed
+from ostro.measure.compare.answers import Answer, Failure, Outcome, Prompt, Token
+from ostro.measure.compare.run import Comparison, SideRun
+from ostro.measure.compare.speed import speed
 from ostro.sampling_params import SamplingParams
 
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostro.compare.agreement import agreement, common_prefix, summary
-from ostro.compare.answers import Answer, Failure, Outcome, Token
+from ostro.measure.compare.agreement import agreement, common_prefix, summary
+from ostro.measure.compare.answers import Answer, Failure, Outcome, Token
 
 FAILED = Failure("no", 1.0)
 texts = st.text(alphabet="abc", max_size=8)

@@ -8,11 +8,11 @@ from levanter_directory import TINY_LLAMA, levanter_arrays, write_checkpoint, wr
 from model_directory import write_model
 from safetensors.torch import load_file
 
-from ostro.compare.answers import Answer
-from ostro.compare.sides import SideOptions, side_of
 from ostro.config import EngineConfig
 from ostro.formats.json_file import read_json_object
 from ostro.llm import LLM
+from ostro.measure.compare.answers import Answer
+from ostro.measure.compare.sides import SideOptions, side_of
 from ostro.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)

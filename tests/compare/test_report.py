@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import FAILED, answer, comparison
 
-from ostro.compare.answers import Failure, Outcome, Token
-from ostro.compare.plots import histogram, scatter
-from ostro.compare.report import MOST_ROWS, report
-from ostro.compare.run import Comparison
+from ostro.measure.compare.answers import Failure, Outcome, Token
+from ostro.measure.compare.plots import histogram, scatter
+from ostro.measure.compare.report import MOST_ROWS, report
+from ostro.measure.compare.run import Comparison
 
 # Elements that have no end.
 VOID = {"meta"}

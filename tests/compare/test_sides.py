@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from stub_server import DONE, Asked, Reply, event, stub_server, tgi
 
-from ostro.compare.answers import Answer, Failure, Outcome, Prompt, Token
-from ostro.compare.sides import Side, SideOptions, side_of
 from ostro.errors import BadRequest, ModelNotFound, OstroError, Unreachable
+from ostro.measure.compare.answers import Answer, Failure, Outcome, Prompt, Token
+from ostro.measure.compare.sides import Side, SideOptions, side_of
 from ostro.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import FAILED, answer
 
-from ostro.compare.answers import Answer, Recorder, Token
-from ostro.compare.speed import percentiles, speed
-from ostro.report.numbers import percentile
+from ostro.measure.compare.answers import Answer, Recorder, Token
+from ostro.measure.compare.speed import percentiles, speed
+from ostro.measure.report.numbers import percentile
 
 values = st.lists(st.floats(0, 1e6), min_size=2, max_size=50)
 

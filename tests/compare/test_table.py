@@ -1,8 +1,8 @@
 from outcomes import FAILED, comparison
 
-from ostro.compare.table import table
-from ostro.compare.wording import ratio
-from ostro.report.wording import duration, on_one_line, percent, rate
+from ostro.measure.compare.table import table
+from ostro.measure.compare.wording import ratio
+from ostro.measure.report.wording import duration, on_one_line, percent, rate
 from ostro.sampling_params import SamplingParams
 
 

@@ -14,18 +14,18 @@ from typing import Any, Literal
 import msgspec
 from pydantic_core import from_json
 
-from ostro.bench.figures import Slo
-from ostro.bench.jobs import Level, Progress
-from ostro.bench.page import page
-from ostro.bench.run import Plan, bench
-from ostro.bench.table import table
-from ostro.bench.wire import Target
-from ostro.bench.workload import Item, Messages, Span, Workload
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.parser import describe
 from ostro.client.keys import check_key, key_in_environment
 from ostro.errors import BadRequest
-from ostro.report.wording import duration, rate
+from ostro.measure.bench.figures import Slo
+from ostro.measure.bench.jobs import Level, Progress
+from ostro.measure.bench.page import page
+from ostro.measure.bench.run import BenchOptions, bench
+from ostro.measure.bench.table import table
+from ostro.measure.bench.wire import Target
+from ostro.measure.bench.workload import Item, Messages, Span, Workload
+from ostro.measure.report.wording import duration, rate
 
 _INPUT, _OUTPUT, _REQUESTS = 128, 128, 100
 
@@ -94,14 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        plan = _plan(args)
+        options = _options(args)
     except BadRequest as error:
         print(f"ostro: {error}", file=sys.stderr)
         return 2
     with ExitStack() as files:
         # Opened before the work: a place that cannot be written to should not cost it.
         as_json, as_page = (path and files.enter_context(written_whole(path)) for path in (args.output_file, args.plot))
-        found = bench(plan, _watched)
+        found = bench(options, _watched)
         if as_json:
             as_json.write(json.dumps(found.as_json(), indent=1) + "\n")
         if as_page:
@@ -141,7 +141,7 @@ def _watched(level: Level) -> Iterator[Callable[[Progress], None]]:
 # --- what was asked for ---------------------------------------------------------------------------------------------
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _options(args: argparse.Namespace) -> BenchOptions:
     """Raises BadRequest for options that are wrong. Asks no server."""
     for name, least in (("requests", 1), ("warmup", 0), ("processes", 1), ("shared_prefix", 0), ("vocab_size", 1)):
         value = getattr(args, name)
@@ -154,7 +154,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     workload = _workload(args)
     headers = _headers(args)
     Target.of(args.url, headers)
-    return Plan(
+    return BenchOptions(
         url=args.url,
         headers=headers,
         workload=workload,

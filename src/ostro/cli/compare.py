@@ -13,13 +13,13 @@ from pydantic_core import from_json
 
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.parser import describe
-from ostro.compare.answers import Prompt
-from ostro.compare.report import report
-from ostro.compare.run import Comparison, Progress, compare
-from ostro.compare.sides import Side, SideOptions, side_of
-from ostro.compare.table import table
 from ostro.errors import BadRequest, OstroError, Unavailable
-from ostro.report.wording import percent
+from ostro.measure.compare.answers import Prompt
+from ostro.measure.compare.report import report
+from ostro.measure.compare.run import Comparison, Progress, compare
+from ostro.measure.compare.sides import Side, SideOptions, side_of
+from ostro.measure.compare.table import table
+from ostro.measure.report.wording import percent
 from ostro.sampling_params import SamplingParams
 
 

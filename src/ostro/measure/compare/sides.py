@@ -1,0 +1,85 @@
+"""What is compared: the protocol of a side, and which one a reference such as `tgi+http://host:8080` means."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ostro.client.keys import check_key
+from ostro.client.target import check_address
+from ostro.errors import BadRequest
+from ostro.measure.compare.answers import Outcome, Prompt
+from ostro.measure.compare.http_client import Server
+from ostro.measure.compare.http_side import HttpSide
+from ostro.measure.compare.native_side import Native
+from ostro.measure.compare.offline_side import Offline
+from ostro.measure.compare.openai_side import OpenAI
+from ostro.measure.compare.tgi_side import TGI
+from ostro.sampling_params import SamplingParams
+
+
+class Side(Protocol):
+    @property
+    def reference(self) -> str:
+        """As the user named it."""
+
+    @property
+    def model(self) -> str:
+        """The model's name, known once `prepare` has run."""
+
+    def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """Raises BadRequest that names what this side cannot express. Asks nobody."""
+
+    def prepare(self) -> None:
+        """Finds the model; raises OstroError where that fails."""
+
+    def open(self) -> None:
+        """Gets ready to answer: loads the model, if that is here. `close` ends it."""
+
+    def answers(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, concurrency: int
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Runs so many prompts at a time; each one's index and outcome, in the order in which they end."""
+
+    def close(self) -> None:
+        """Gives back what it holds: a model's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideOptions:
+    """What a side needs besides its reference."""
+
+    key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    timeout: float = 600.0
+
+
+_SCHEME = re.compile(r"(?:(\w+)\+)?https?://", re.IGNORECASE)
+
+
+def side_of(reference: str, options: SideOptions) -> Side:
+    """Raises BadRequest for a reference that means nothing."""
+    match = _SCHEME.match(reference)
+    if match is None and "://" in reference and not reference.startswith(("offline:", "gs://", "s3://")):
+        raise BadRequest(f"{reference!r} is no side. Give http://…, tgi+http://…, ostro+http://… or offline:MODEL.")
+    return _offline(reference, options) if match is None else _over_http(reference, match[1], options)
+
+
+def _over_http(reference: str, dialect: str | None, options: SideOptions) -> Side:
+    url = reference[len(dialect) + 1 :] if dialect else reference
+    server = Server(check_address(url), key=check_key(options.key or ""), timeout=options.timeout)
+    match (dialect or "openai").lower():
+        case "openai":
+            return HttpSide(reference, OpenAI(server, options.model))
+        case "tgi":
+            return HttpSide(reference, TGI(server, options.model))
+        case "ostro":
+            return HttpSide(reference, Native(server, options.model))
+        case unknown:
+            raise BadRequest(f"{unknown}+http is no dialect. Know openai (plain http), tgi and ostro.")
+
+
+def _offline(reference: str, options: SideOptions) -> Side:
+    if options.key is not None or options.model is not None:
+        raise BadRequest(f"{reference!r} is a model in this process: it takes no key and no other model's name.")
+    return Offline.of(reference)
