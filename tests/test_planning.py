@@ -71,6 +71,9 @@ GEMMA2: Mapping[str, object] = {
     "head_dim": 64,
     "query_pre_attn_scalar": 64,
 }
+OLMO3: Mapping[str, object] = {**LLAMA, "architectures": ["Olmo3ForCausalLM"], "sliding_window": 512}
+GRANITE: Mapping[str, object] = {**LLAMA, **tiny_configs.GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
+GPT_NEOX: Mapping[str, object] = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
 SERVED = EngineConfig(device="cpu", kv_memory=16 * MIB, serving=True)
 ON_TORCH = replace(SERVED, cpu_backend="torch")
 
@@ -173,10 +176,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("config", "dtype", "quantize"),
     [
         (LLAMA, torch.bfloat16, "none"),
+        (GPT2, torch.float32, "none"),
         pytest.param(GEMMA2, torch.float16, "none", marks=pytest.mark.slow),
+        pytest.param(OLMO3, torch.bfloat16, "none", marks=pytest.mark.slow),
+        pytest.param(GRANITE, torch.bfloat16, "none", marks=pytest.mark.slow),
+        pytest.param(GPT_NEOX, torch.float16, "none", marks=pytest.mark.slow),
         pytest.param(LLAMA, torch.bfloat16, "int8", marks=pytest.mark.slow),
     ],
-    ids=["llama", "gemma2", "llama-int8"],
+    ids=["llama", "gpt2", "gemma2", "olmo3", "granite", "gpt_neox", "llama-int8"],
 )
 def test_plan_agrees_with_what_an_engine_takes_natively(
     config: Mapping[str, object], dtype: torch.dtype, quantize: Quantization, tmp_path: Path, own_cache: Path
@@ -261,7 +268,7 @@ def test_what_runs_natively_is_known_and_counted_as_it_is_packed(
     """Every family either runs natively, as was planned, or on torch for the reason that was planned."""
     config = {**NATIVE, **changes, "architectures": [family.architecture]}
     if family.model_type == "gpt2":
-        config = {**tiny_configs.GPT2, "tie_word_embeddings": True}
+        config = {**tiny_configs.GPT2, "vocab_size": 500, "n_embd": 192, "n_head": 6, "tie_word_embeddings": True}
     directory = write_checkpoint(tmp_path / "model", config, dtype)
     engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, serving=True)
     found = plan(directory, engine)

@@ -28,14 +28,13 @@ PHI3: Mapping[str, object] = {
     "original_max_position_embeddings": 16,
     "rope_scaling": LONGROPE,
 }
-GRANITE: Mapping[str, object] = {
-    **LLAMA,
-    "architectures": ["GraniteForCausalLM"],
+GRANITE_SCALES: Mapping[str, object] = {
     "attention_multiplier": 0.2,
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
     "logits_scaling": 2.0,
 }
+GRANITE: Mapping[str, object] = {**LLAMA, **GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
 GPT_NEOX: Mapping[str, object] = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5}
 HRM_TEXT: Mapping[str, object] = {
     "architectures": ["HrmTextForCausalLM"],

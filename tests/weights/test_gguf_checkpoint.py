@@ -9,12 +9,18 @@ import pytest
 import torch
 import transformers
 from gguf_factory import Array, gguf_tensors, interleave, write_gguf
+from native_models import needs_library
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from ostro.config import CpuBackend, EngineConfig
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.models.registry import FAMILIES
+from ostro.runner.load import load_runner
 from ostro.sampling_defaults import SamplingDefaults
+from ostro.sampling_params import SamplingParams
 from ostro.weights import GgufCheckpoint, open_checkpoint
 
 SIZES: dict[str, object] = {
@@ -303,6 +309,40 @@ def test_quantised_weights_equal_those_that_transformers_unpacks(tmp_path: Path,
     assert len(shared) >= len(loaded) - 1
     for key in shared:
         torch.testing.assert_close(loaded[key], reference[key].to(loaded[key].dtype), rtol=0, atol=0)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_native_core_gives_the_scores_of_torch(
+    tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a converter has done to the tensors. In 8 bits activations are rounded, too."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    case, quantize = CASES[name], None if kind == "F32" else gguf.GGMLQuantizationType[kind]
+    path = save(tmp_path / "tiny.gguf", case, build(case.config), quantize)
+    expected, given = scores(path, "torch"), scores(path, "native")
+    assert expected.std() > 0.3, "the test would not see a difference"
+    if kind == "F32":
+        torch.testing.assert_close(given, expected, atol=2e-3, rtol=0)
+    else:
+        assert (given - expected).abs().mean() < 0.1 * expected.std()
+
+
+def scores(path: Path, backend: CpuBackend) -> torch.Tensor:
+    """Log-probabilities of a prompt."""
+    runner = load_runner(
+        open_checkpoint(path), EngineConfig(device="cpu", kv_memory=4 << 20, cpu_backend=backend, threads=1)
+    )
+    core = EngineCore(runner)
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    prompt = tuple(at * 7 % 96 for at in range(40))
+    core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1))
+    found: list[float] = []
+    while core.has_work:
+        for gain in core.step():
+            found += [each.logprob for each in gain.prompt_logprobs]
+    return torch.tensor(found)
 
 
 UNPACKED = [
