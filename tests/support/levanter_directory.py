@@ -60,7 +60,7 @@ def levanter_arrays(
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     sizes = {"kv": kv_heads, "group": heads // kv_heads, "head": head, "heads": heads, "embed": config["hidden_size"]}
-    axes = _AXES | (_OLMO_AXES if config["model_type"] == "olmo2" else {})
+    axes = _AXES | (_OLMO_AXES if config["model_type"] in ("olmo2", "olmo3") else {})
     arrays: Arrays = {}
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}
     for name, tensor in sorted(weights.items(), key=lambda item: _layer(item[0])):

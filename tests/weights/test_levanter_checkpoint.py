@@ -103,7 +103,10 @@ CASES = {
     "olmo2-biased": Case(
         {**SETTINGS, "type": "olmo2", "attention_bias": True}, {**OLMO2, "rms_norm_eps": 1e-6, "attention_bias": True}
     ),
-    "olmo3": Case({**SETTINGS, "type": "olmo3"}, OLMO2),
+    "olmo3": Case(
+        {**SETTINGS, "type": "olmo3", "sliding_window": 4},
+        {**OLMO2, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 4},
+    ),
 }
 IDS = [3, 17, 5, 0, 39, 8, 8, 21]
 

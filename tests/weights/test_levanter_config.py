@@ -52,7 +52,7 @@ def test_a_bare_section_has_levanters_defaults(tmp_path: Path) -> None:
         ("gemma2", "gemma2", 1e-5, True, 8192),
         ("gemma3", "gemma3_text", 1e-5, True, 8192),
         ("olmo2", "olmo2", 1e-6, False, 4096),
-        ("olmo3", "olmo2", 1e-5, False, 2048),
+        ("olmo3", "olmo3", 1e-5, False, 2048),
     ],
 )
 def test_every_type_has_defaults_of_its_own(
@@ -164,7 +164,6 @@ def test_an_unknown_type_is_named_with_those_that_are_known(tmp_path: Path, kind
         ("{type: llama, use_layer_norm_weight: false}", "norms without weights"),
         ("{type: llama, rope: null}", "attention without rotary positions"),
         ("{type: llama, rope: {type: longrope}}", "rope of the type 'longrope'"),
-        ("{type: olmo3, max_seq_len: 8192}", "a sliding window"),
     ],
 )
 def test_what_no_family_computes_is_refused(tmp_path: Path, text: str, what: str) -> None:
@@ -177,10 +176,11 @@ def test_what_is_switched_off_is_no_matter(tmp_path: Path, text: str) -> None:
     assert config_of(tmp_path, f"type: llama\n{text}")["model_type"] == "llama"
 
 
-def test_olmo3_is_served_where_its_windows_never_matter(tmp_path: Path) -> None:
-    types = "[full_attention, full_attention]"
-    config = config_of(tmp_path, f"{{type: olmo3, max_seq_len: 8192, num_layers: 2, layer_types: {types}}}")
-    assert config["model_type"] == "olmo2"
+def test_olmo3_keeps_its_windows(tmp_path: Path) -> None:
+    types = ["full_attention", "sliding_attention"]
+    config = config_of(tmp_path, f"{{type: olmo3, sliding_window: 64, num_layers: 2, layer_types: {types}}}")
+    assert (config["sliding_window"], config["layer_types"]) == (64, types)
+    assert config_of(tmp_path, "type: olmo3")["sliding_window"] == 4096
 
 
 @pytest.mark.parametrize(

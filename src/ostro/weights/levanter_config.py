@@ -86,8 +86,6 @@ class LevanterModel:
         for name, value in settings.given.items():
             if value and name not in _WITHOUT_EFFECT | _USED | self.names.own_settings:
                 raise _unsupported(settings, name)
-        if (refused := self.names.refuses(settings)) is not None:
-            raise _unsupported(settings, refused)
 
     def _head_dim(self, stored: int) -> int:
         if self.names.head_dim == "stored":

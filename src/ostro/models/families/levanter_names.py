@@ -44,10 +44,6 @@ def llama_config(settings: LevanterSettings, head_dim: int) -> Config:
     }
 
 
-def refuses_nothing(settings: LevanterSettings) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevanterNames:
     type: str
@@ -59,5 +55,3 @@ class LevanterNames:
     """Where it is found: in the settings if they have it, by dividing, or only in the shape of the arrays."""
     config: Callable[[LevanterSettings, int], Config] = llama_config
     """What config.json holds besides the fields of every type, or instead of them; takes the head_dim too."""
-    refuses: Callable[[LevanterSettings], str | None] = refuses_nothing
-    """What settings ask for that the family does not compute."""

@@ -35,29 +35,6 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     }
 
 
-def _levanter_windows(settings: levanter.LevanterSettings) -> str | None:
-    types = settings.get("layer_types")
-    all_full = isinstance(types, list) and all(each == "full_attention" for each in types)
-    if all_full or settings.integer("sliding_window") >= levanter.context(settings):
-        return None
-    return "a sliding window shorter than the context"
-
-
-_LEVANTER_OLMO2 = levanter.LevanterNames(
-    type="olmo2",
-    defaults={**levanter.LLAMA, "max_seq_len": 4096, "layer_norm_epsilon": 1e-6},
-    own_settings=frozenset({"attention_bias"}),
-)
-# Without windows it is OLMo 2.
-_LEVANTER_OLMO3 = levanter.LevanterNames(
-    type="olmo3",
-    defaults={**levanter.LLAMA, "sliding_window": 4096},
-    own_settings=frozenset({"attention_bias"}),
-    head_dim="set",
-    refuses=_levanter_windows,
-)
-
-
 FAMILY = Family(
     "OLMo-2",
     "olmo2",
@@ -66,7 +43,10 @@ FAMILY = Family(
     describe,
     gguf=gguf.GgufNames("olmo2", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.POST_NORMS, _gguf_config),
     levanter=(
-        _LEVANTER_OLMO2,
-        _LEVANTER_OLMO3,
+        levanter.LevanterNames(
+            type="olmo2",
+            defaults={**levanter.LLAMA, "max_seq_len": 4096, "layer_norm_epsilon": 1e-6},
+            own_settings=frozenset({"attention_bias"}),
+        ),
     ),
 )

@@ -5,6 +5,7 @@ GGUF files call it OLMo-2, and `olmo2` tells them apart.
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
 from ostro.models.family import Family
 from ostro.models.rope_settings import full_and_sliding_ropes
@@ -35,4 +36,26 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     return decoder(config, shape, layers, ropes=ropes)
 
 
-FAMILY = Family("OLMo-3", "olmo3", "Olmo3ForCausalLM", "Olmo3Model", describe)
+def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    return levanter.llama_config(settings, head_dim) | {
+        "sliding_window": settings.integer("sliding_window"),
+        "layer_types": settings.get("layer_types"),
+    }
+
+
+FAMILY = Family(
+    "OLMo-3",
+    "olmo3",
+    "Olmo3ForCausalLM",
+    "Olmo3Model",
+    describe,
+    levanter=(
+        levanter.LevanterNames(
+            type="olmo3",
+            defaults={**levanter.LLAMA, "sliding_window": _WINDOW},
+            own_settings=frozenset({"attention_bias"}),
+            head_dim="set",
+            config=_levanter_config,
+        ),
+    ),
+)
