@@ -110,6 +110,13 @@ class SamplingParams:
         neutral=0.0,
         is_option=True,
     )
+    top_n_sigma: float = _parameter(
+        0.0,
+        "keep tokens whose scores lie at most this many standard deviations of all scores below the best; 0 keeps all",
+        low=0,
+        high=100,
+        is_option=True,
+    )
     repetition_penalty: float = _parameter(
         _OPEN,
         "over prompt and output, as in the CTRL paper; 1 is off",
@@ -265,6 +272,7 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
+    top_n_sigma: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

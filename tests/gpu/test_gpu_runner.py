@@ -98,6 +98,7 @@ SAMPLED = [
     SamplingParams(max_tokens=LENGTH, temperature=0.7, top_k=5),
     SamplingParams(max_tokens=LENGTH, temperature=1.3, top_p=0.8),
     SamplingParams(max_tokens=LENGTH, temperature=1.0, min_p=0.1),
+    SamplingParams(max_tokens=LENGTH, temperature=1.0, top_n_sigma=0.8, frequency_penalty=1.5),
     SamplingParams(max_tokens=LENGTH, temperature=1.0, n=3),
     SamplingParams(max_tokens=LENGTH, temperature=1.0, n=2, frequency_penalty=1.5),
     SamplingParams(max_tokens=LENGTH + 2, temperature=0.9, repetition_penalty=1.3, presence_penalty=0.5),

@@ -40,6 +40,7 @@ def sequences(draw: st.DrawFn, vocab: int) -> Sequence:
         top_p=draw(mostly(1.0, 0.01, 0.999)),
         top_k=draw(st.one_of(st.just(0), st.integers(1, vocab + 2))),
         min_p=draw(mostly(0.0, 0.0, 1.0)),
+        top_n_sigma=draw(mostly(0.0, 0.1, 3.0)),
         repetition_penalty=draw(mostly(1.0, 0.5, 2.0)),
         presence_penalty=draw(mostly(0.0, -2.0, 2.0)),
         frequency_penalty=draw(mostly(0.0, -2.0, 2.0)),
@@ -117,6 +118,7 @@ def test_rows_of_a_real_vocabulary_are_sampled_alike_alone_and_in_a_batch(vocab:
         make_seq(seed=2, temperature=1.0, top_p=0.9, logprobs=0),
         make_seq(seed=3, temperature=1.0, top_k=50, top_p=0.95),
         make_seq(seed=4, temperature=1.5, min_p=0.02),
+        make_seq(seed=6, temperature=1.5, top_n_sigma=1.0),
         make_seq(seed=5, temperature=0.0, repetition_penalty=1.3, output=(5, 6), logprobs=20),
     ]
     seqs = kinds * 4
@@ -176,8 +178,9 @@ def test_draw_depends_on_the_kept_tokens_and_not_on_how_they_were_found() -> Non
         (lambda number: make_seq(seed=number, top_k=3), (1, 4, 6)),
         (lambda number: make_seq(seed=number, top_p=0.75), (1, 4, 6)),
         (lambda number: make_seq(seed=number, min_p=0.2), (1, 3, 4, 6)),
+        (lambda number: make_seq(seed=number, top_n_sigma=1.0), (1, 4, 6)),
     ],
-    ids=["seeds", "positions", "top_k", "top_p", "min_p"],
+    ids=["seeds", "positions", "top_k", "top_p", "min_p", "top_n_sigma"],
 )
 def test_drawn_tokens_follow_the_distribution(numbered: Callable[[int], Sequence], kept: tuple[int, ...]) -> None:
     logits = [-1.5, 2.0, -0.5, 0.5, 1.5, -2.0, 1.0, -math.inf]

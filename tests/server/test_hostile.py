@@ -151,6 +151,7 @@ NOT_OF_THE_TYPE: dict[str, list[object]] = {
     "temperature": ["0", True, [], {}, -0.001, 2.001, 10**400],
     "top_p": ["1", True, [], 0, -1, 1.001],
     "min_p": ["0", True, [], -0.1, 1.1],
+    "top_n_sigma": ["0", True, [], -0.1, 101],
     "top_k": ["1", 1.5, True, [], -2, 10**30],
     "presence_penalty": ["0", True, -2.1, 2.1],
     "frequency_penalty": ["0", True, -2.1, 2.1],

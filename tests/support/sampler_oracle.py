@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import pstdev
 
 import numpy as np
 
@@ -29,6 +30,7 @@ def make_seq(
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
+    top_n_sigma: float = 0.0,
     repetition_penalty: float = 1.0,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
@@ -43,6 +45,7 @@ def make_seq(
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
+        top_n_sigma=top_n_sigma,
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
@@ -95,8 +98,12 @@ def expected_choice(logits: list[float], seq: Sequence) -> Choice:
     ranking = sorted(range(len(scores)), key=lambda token: (best - scores[token], token))
     if params.temperature == 0:
         return Choice(ranking[0])
-    weights = [math.exp(-float(best - score) / params.temperature) for score in scores]
     margins = [math.inf]
+    if params.top_n_sigma:
+        limit = float(best) - params.top_n_sigma * pstdev(float(score) for score in scores if math.isfinite(score))
+        margins += [abs(float(score) - limit) for score in scores]
+        scores = [score if score >= limit else np.float32(-math.inf) for score in scores]
+    weights = [math.exp(-float(best - score) / params.temperature) for score in scores]
 
     kept = ranking[: params.top_k] if params.top_k else ranking
     if params.top_p < 1:

@@ -65,9 +65,11 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         params = request.params
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-        self.looks_back = any(len(word) > 1 for word in request.bad_word_ids) or bool(penalised and params.n > 1)
-        """Whether whoever asks for the next token must know those before it: they may ban one, and a choice that forks
-        brings the counts of its tokens along."""
+        self.looks_back = any(len(word) > 1 for word in request.bad_word_ids) or bool(
+            penalised and (params.n > 1 or params.top_n_sigma)
+        )
+        """Whether whoever asks for the next token must know those before it: they may ban one, a choice that forks
+        brings the counts of its tokens along, and top-n-sigma wants scores after penalties."""
         endless = params.max_tokens is None and not params.ignore_eos
         self._loops = LoopWatch() if endless else None
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else request.eos_ids)

@@ -1,7 +1,8 @@
-"""What a request changes in its scores before a token is chosen: logit bias, penalties and bans. Imports no torch.
+"""What a request changes in its scores before a token is chosen: logit bias, penalties, bans and, last, top-n-sigma.
+Imports no torch.
 
-Each touches a few tokens of a row, so each is a list of cells (row, token, amount), gathered for the whole batch:
-whoever holds the scores applies it in one indexed write.
+All but the last touch a few tokens of a row, so each is a list of cells (row, token, amount), gathered for the whole
+batch: whoever holds the scores applies it in one indexed write. Top-n-sigma takes whole rows.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -43,15 +44,34 @@ def all_edits(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
     fails its row.
     """
     yield from _gathered(Change.ADD, _biases(seqs, vocab))
-    yield from _gathered(Change.DISCOURAGE, _repetitions(seqs))
-    yield from _gathered(Change.SUBTRACT, _occurrences(seqs))
+    yield from _gathered(Change.DISCOURAGE, _repetitions(enumerate(seqs)))
+    yield from _gathered(Change.SUBTRACT, _occurrences(enumerate(seqs)))
     yield from _gathered(Change.SUBTRACT, _bans(seqs, vocab))
 
 
 def edits_without_penalties(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
-    """Logit bias and bans only, for a sampler that knows penalties itself."""
+    """For a sampler that penalises rows itself: all rows but those with top-n-sigma, which comes after penalties."""
+    cut = [(row, seq) for row, seq in enumerate(seqs) if cuts(seq)]
     yield from _gathered(Change.ADD, _biases(seqs, vocab))
+    yield from _gathered(Change.DISCOURAGE, _repetitions(cut))
+    yield from _gathered(Change.SUBTRACT, _occurrences(cut))
     yield from _gathered(Change.SUBTRACT, _bans(seqs, vocab))
+
+
+def cuts(seq: sequence.Sequence) -> bool:
+    """Whether the sequence wants top-n-sigma. The best token is always kept, so greedy ones have no use for it."""
+    params = seq.request.params
+    return params.top_n_sigma > 0.0 and not params.greedy
+
+
+def sigma_rows(seqs: Sequence[sequence.Sequence]) -> tuple[list[int], list[float]]:
+    """The rows that want top-n-sigma, and how many standard deviations each keeps.
+
+    Applied after all other edits: tokens more than so many deviations below the best are dropped. The deviation is that
+    of the scores which are finite, over their number, in double precision.
+    """
+    found = [(row, seq.request.params.top_n_sigma) for row, seq in enumerate(seqs) if cuts(seq)]
+    return [row for row, _ in found], [kept for _, kept in found]
 
 
 def _gathered(change: Change, edits: Iterable[_Edit]) -> Iterator[Edits]:
@@ -75,14 +95,14 @@ def _biases(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[_Edit]:
             yield _Edit(row, _array(bias), _array(bias.values()))
 
 
-def _repetitions(seqs: Sequence[sequence.Sequence]) -> Iterator[_Edit]:
-    for row, seq in enumerate(seqs):
+def _repetitions(rows: Iterable[tuple[int, sequence.Sequence]]) -> Iterator[_Edit]:
+    for row, seq in rows:
         if (penalty := seq.request.params.repetition_penalty) != 1.0:
             yield _Edit(row, np.array(seq.token_ids, dtype=np.float64), np.full(seq.num_tokens, penalty))
 
 
-def _occurrences(seqs: Sequence[sequence.Sequence]) -> Iterator[_Edit]:
-    for row, seq in enumerate(seqs):
+def _occurrences(rows: Iterable[tuple[int, sequence.Sequence]]) -> Iterator[_Edit]:
+    for row, seq in rows:
         params = seq.request.params
         if (params.presence_penalty or params.frequency_penalty) and seq.num_output:
             tokens, counts = np.unique(np.array(seq.output_ids, dtype=np.float64), return_counts=True)

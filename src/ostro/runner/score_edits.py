@@ -1,4 +1,4 @@
-"""Scores after logit bias, penalties and bans, as torch's tensors. What is changed is for `edits` to say."""
+"""Scores after what `edits` lists: logit bias, penalties, bans and top-n-sigma, as torch's tensors."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from ostro.engine import sequence
-from ostro.runner.edits import Change, Edits, all_edits, edits_without_penalties
+from ostro.runner.edits import Change, Edits, all_edits, edits_without_penalties, sigma_rows
 
 
 def edited(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
     """Returns `logits` itself where no row asks for a change, else a changed copy."""
-    return _changed(logits, all_edits(seqs, logits.shape[-1]))
+    return _cut(_changed(logits, all_edits(seqs, logits.shape[-1])), seqs)
 
 
 def without_penalties(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
-    return _changed(logits, edits_without_penalties(seqs, logits.shape[-1]))
+    """Changed as above, but for penalties that the sampler's own tables hold."""
+    return _cut(_changed(logits, edits_without_penalties(seqs, logits.shape[-1])), seqs)
 
 
 def _changed(logits: Tensor, edits: Iterable[Edits]) -> Tensor:
@@ -26,6 +27,21 @@ def _changed(logits: Tensor, edits: Iterable[Edits]) -> Tensor:
         index = (rows.long(), tokens.long())
         scores[index] = _CHANGES[change](scores[index], amounts.to(scores.dtype))
     return scores
+
+
+def _cut(scores: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
+    rows, kept = sigma_rows(seqs)
+    if not rows:
+        return scores
+    index = torch.tensor(rows).to(scores.device, non_blocking=True)
+    exact = scores[index].double()
+    is_finite = exact.isfinite()
+    count = is_finite.sum(dim=-1, keepdim=True)
+    mean = exact.where(is_finite, 0.0).sum(dim=-1, keepdim=True) / count
+    variance = (exact - mean).where(is_finite, 0.0).square().sum(dim=-1, keepdim=True) / count
+    deviations = torch.tensor(kept, dtype=torch.float64).to(scores.device, non_blocking=True).unsqueeze(-1)
+    dropped = exact < exact.amax(dim=-1, keepdim=True) - deviations * variance.sqrt()
+    return scores.index_copy(0, index, scores[index].masked_fill(dropped, -torch.inf))
 
 
 def _discourage(scores: Tensor, penalty: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
+from ostro.runner.edits import cuts
 from ostro.runner.score_edits import without_penalties
 
 _FAILURES = {
@@ -54,11 +55,13 @@ class Sampler:
 
 def edits(seqs: Iterable[EngineSequence]) -> bool:
     """Whether some sequence wants its logits changed in a way that only the host knows."""
-    return any(seq.request.params.logit_bias or seq.request.bad_word_ids or seq.stops_banned for seq in seqs)
+    return any(
+        seq.request.params.logit_bias or seq.request.bad_word_ids or seq.stops_banned or cuts(seq) for seq in seqs
+    )
 
 
 def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
-    """The logits after bias and bans, in fp32; penalties are the device's own business."""
+    """The logits after bias, bans and top-n-sigma, in fp32; other rows' penalties are the device's own business."""
     return without_penalties(logits.float(), seqs)
 
 
@@ -70,6 +73,8 @@ def outcome(token_id: int, error: int, logprob: TokenLogprob | None = None) -> S
 
 def _settings(seq: EngineSequence, slot: int) -> SlotSettings:
     params = seq.request.params
+    # Of a row with top-n-sigma, `edited` has seen to them.
+    penalised = () if cuts(seq) else ("repetition_penalty", "presence_penalty", "frequency_penalty")
     return SlotSettings(
         slot=slot,
         seed=seq.request.seed,
@@ -78,9 +83,7 @@ def _settings(seq: EngineSequence, slot: int) -> SlotSettings:
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
+        **{name: getattr(params, name) for name in penalised},
         prompt_ids=seq.request.prompt_ids,
         output_ids=seq.output_ids,
     )

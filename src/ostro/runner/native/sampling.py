@@ -1,6 +1,6 @@
 """Sampling around the native core's draws: what is changed in rows before, and how each draw is described.
 
-    logits ── bias, penalties, bans (numpy, in place) ── temperature, top-k, top-p, min-p, draw (native)
+    logits ── bias, penalties, bans, top-n-sigma (numpy, in place) ── temperature, top-k, top-p, min-p, draw (native)
 
 `runner.sampler` says what each setting means: both give the same tokens for the same seed.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ostro.engine.sequence import Sequence
 from ostro.kernels.cpu.library import CDraw
 from ostro.kernels.cpu.packed_file import Floats
-from ostro.runner.edits import Change, all_edits
+from ostro.runner.edits import Change, all_edits, cuts, sigma_rows
 from ostro.runner.random_key import stream_key
 from ostro.sampling_params import SamplingParams
 
@@ -26,7 +26,15 @@ _WORD = 2**64 - 1
 DRAWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
 """Honoured by the native draw."""
 EDITED = frozenset(
-    {"logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens"}
+    {
+        "logit_bias",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "bad_words",
+        "min_tokens",
+        "top_n_sigma",
+    }
 )
 """Honoured by changing scores before the draw."""
 READ = frozenset({"logprobs", "prompt_logprobs"})
@@ -64,6 +72,7 @@ def is_edited(seq: Sequence) -> bool:
         or params.repetition_penalty != 1.0
         or request.bad_word_ids
         or seq.stops_banned
+        or cuts(seq)
     )
 
 
@@ -76,6 +85,8 @@ def edit(logits: Floats, rows: Seq[Row]) -> None:
         for change, cells in all_edits(list(seqs.values()), logits.shape[-1]):
             index = (numbers[cells[0].astype(np.intp)], cells[1].astype(np.intp))
             logits[index] = _CHANGES[change](logits[index], cells[2].astype(np.float32))
+        for row, kept in zip(*sigma_rows(list(seqs.values())), strict=True):
+            _cut(logits[numbers[row]], kept)
 
 
 def draws_of(rows: Seq[Row], vocab: int) -> "Array[CDraw]":
@@ -89,6 +100,13 @@ def draws_of(rows: Seq[Row], vocab: int) -> "Array[CDraw]":
         draw.top_k = params.top_k if 0 < params.top_k < vocab else 0
         draw.key = stream_key(seq.request.seed, seq.choice, seq.num_output) & _WORD
     return draws
+
+
+def _cut(scores: Floats, deviations: float) -> None:
+    exact = scores.astype(np.float64)
+    finite = exact[np.isfinite(exact)]
+    if len(finite):
+        scores[exact < exact.max() - deviations * finite.std()] = -np.inf
 
 
 def _discourage(scores: Floats, penalty: Floats) -> Floats:
