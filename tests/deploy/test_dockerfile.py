@@ -14,9 +14,8 @@ import pytest
 from checkout import ROOT, known_variables, setting_variables
 from dockerfile import read_dockerfile
 
-from ostro.server import settings
 from ostro.server.auth import OPEN_PATHS
-from ostro.server.settings import IMPLIED, ServeSettings
+from ostro.server.settings import IMPLIED, ServeSettings, merging
 
 DOCKERFILE = read_dockerfile(ROOT / "Dockerfile")
 TARGETS = ["cpu", "cuda", "hrm-serve"]
@@ -94,15 +93,15 @@ def test_the_images_settings_are_the_lowest_of_all(tmp_path: Path, monkeypatch: 
     for name in setting_variables():
         monkeypatch.delenv(name, raising=False)
     [shipped] = [source for target, source in DEFAULT_FILES.items() if target == "/opt/venv/etc/ostro.yaml"]
-    monkeypatch.setattr(settings, "INSTALLED_DEFAULTS", ROOT / shipped)
-    alone = settings.read_settings({}, directory=tmp_path)
+    monkeypatch.setattr(merging, "INSTALLED_DEFAULTS", ROOT / shipped)
+    alone = merging.read_settings({}, directory=tmp_path)
     assert alone.settings.host == "0.0.0.0"
     assert alone.chosen("host") is None
     (tmp_path / ".env").write_text("OSTRO_HOST=127.0.0.2\n")
-    assert settings.read_settings({}, directory=tmp_path).settings.host == "127.0.0.2"
+    assert merging.read_settings({}, directory=tmp_path).settings.host == "127.0.0.2"
     (tmp_path / ".env").unlink()
     (tmp_path / "ostro.yaml").write_text("host: 127.0.0.3\n")
-    read = settings.read_settings({}, config=tmp_path / "ostro.yaml", directory=tmp_path)
+    read = merging.read_settings({}, config=tmp_path / "ostro.yaml", directory=tmp_path)
     assert read.settings.host == "127.0.0.3"
 
 

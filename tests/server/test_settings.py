@@ -456,12 +456,12 @@ def test_a_bucket_is_served_to_the_outside_in_a_container_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GCS_BUCKET", "b")
-    monkeypatch.setattr("ostro.server.settings.in_container", lambda: True)
+    monkeypatch.setattr("ostro.server.settings.merging.in_container", lambda: True)
     merged = read(tmp_path)
     assert merged.settings.host == "0.0.0.0"
     assert merged.origins["host"] == "implied by GCS_BUCKET in the environment"
     assert read(tmp_path, host="127.0.0.1").settings.host == "127.0.0.1"
-    monkeypatch.setattr("ostro.server.settings.in_container", lambda: False)
+    monkeypatch.setattr("ostro.server.settings.merging.in_container", lambda: False)
     assert read(tmp_path).settings.host == "127.0.0.1"
 
 

@@ -1,0 +1,227 @@
+"""All sources merged into one: command line > environment > .env > YAML > installation > defaults. Says what settings
+imply for others, and refuses those that do not go together.
+"""
+
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
+
+from ostro.backends import backend_here
+from ostro.errors import BadRequest
+from ostro.machine import free_memory, in_container
+from ostro.server.settings.fields import ServeSettings, wrong_own
+from ostro.server.settings.names import SECRETS
+from ostro.server.settings.sources import (
+    CACHE_ENV,
+    IN_DOTENV,
+    IN_ENVIRONMENT,
+    File,
+    Given,
+    check_environment,
+    found_files,
+    from_environment,
+    from_yaml,
+    named_config,
+)
+from ostro.server.settings.wording import complaint, short, shown
+
+INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
+"""A YAML file of settings that comes with an installation, as our images have one. Whatever anybody says wins."""
+
+# What a setting implies for others that nobody set. Of two that imply the same one, the first wins.
+IMPLIED: Mapping[str, Mapping[str, object]] = {
+    "local_dev": {"device": "cpu", "quantize": "int8", "max_models": 1, "max_batch_seqs": 8},
+    "gcs_bucket": {
+        "port": 8080,
+        "max_models": 2,
+        "max_concurrent_requests": 50,
+        "default_max_tokens": 512,
+        "default_temperature": 0.7,
+    },
+    # Naming origins, or letting them send credentials, is asking for CORS.
+    "cors_origins": {"enable_cors": True},
+    "cors_credentials": {"enable_cors": True},
+}
+# What switches a setting off, as text or as YAML has it.
+_OFF = ("", "0", "false", "no", "off", "[]", "()")
+# Of the memory that is free at the start, for the engines of several models.
+_BUDGET_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    settings: ServeSettings
+    origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    """What of the sources was left out on purpose, a line each, for the log."""
+    dotenv_cache: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a .env that move the cache of models, which is no setting."""
+
+    def from_outside(self) -> dict[str, dict[str, str]]:
+        """What was set by neither a flag nor a config file, by place: easily overlooked. Secrets are masked."""
+        found: dict[str, dict[str, str]] = {".env": dict(self.dotenv_cache), "environment": {}}
+        for name, origin in self.origins.items():
+            for ending, place in ((IN_DOTENV, ".env"), (IN_ENVIRONMENT, "environment")):
+                if origin.endswith(ending) and not origin.startswith("implied"):
+                    found[place][name] = shown(getattr(self.settings, name))
+        return {place: settings for place, settings in found.items() if settings}
+
+    def chosen(self, name: str) -> str | None:
+        """Where somebody has set it; None if it is implied or a default."""
+        origin = self.origins.get(name)
+        is_default = origin is None or origin.startswith("implied by") or origin.endswith(f" in {INSTALLED_DEFAULTS}")
+        return None if is_default else origin
+
+    def describe(self) -> str:
+        """A YAML file of all settings, each with its origin; secrets are masked."""
+        lines = [f"{name}: {shown(getattr(self.settings, name))}" for name in ServeSettings.model_fields]
+        width = min(max(len(line) for line in lines), 50)
+        origins = (self.origins.get(name, "default") for name in ServeSettings.model_fields)
+        return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in zip(lines, origins, strict=True))
+
+
+def read_settings(
+    given: Mapping[str, Given],
+    *,
+    config: Path | None = None,
+    directory: Path = Path(),
+    environ: Iterable[str] = os.environ,
+) -> Merged:
+    """Merges `given`, which is the command line's, with the environment, `.env` in the directory, and a YAML file."""
+    check_environment(environ)
+    named = config or named_config(directory)
+    file = from_yaml(named) if named is not None else found_files(directory)
+    dotenv = DotEnvSettingsSource(ServeSettings, env_file=directory / ".env")
+    sources = [
+        from_yaml(INSTALLED_DEFAULTS if INSTALLED_DEFAULTS.is_file() else None).settings,
+        file.settings,
+        from_environment(dotenv, IN_DOTENV),
+        from_environment(EnvSettingsSource(ServeSettings), IN_ENVIRONMENT),
+        given,
+    ]
+    merged = {name: each for source in sources for name, each in source.items()}
+    notes = file.notes + (_fit_training(file, merged) if file.is_training else ())
+    said = frozenset(merged)
+    for cause, implied in IMPLIED.items():
+        if cause in merged and str(merged[cause].value).lower() not in _OFF:
+            origin = f"implied by {merged[cause].origin}"
+            fitting = _fitting(cause, implied, merged)
+            merged = {name: Given(value, origin) for name, value in fitting.items()} | merged
+    if "checkpoint_path" in merged and "model" in merged:
+        raise BadRequest(
+            f"checkpoint_path ({merged['checkpoint_path'].origin}) and model ({merged['model'].origin}) exclude each "
+            "other. Keep one of the two.",
+            param="checkpoint_path",
+        )
+    try:
+        settings = ServeSettings(**{name: each.value for name, each in merged.items()})  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0], merged) from None
+    _check_together(settings)
+    if settings.has_several:
+        implied = _implied_by_several(settings, said, merged)
+        settings = settings.model_copy(update={name: each.value for name, each in implied.items()})
+        merged |= implied
+    for name in SECRETS:
+        # An unset variable in a script must not open the server to everybody.
+        if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
+            raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
+    cache = {name: value for name in CACHE_ENV if (value := dotenv.env_vars.get(name)) and _in_force(name, value)}
+    return Merged(settings, {name: each.origin for name, each in merged.items()}, notes, cache)
+
+
+def _fitting(cause: str, implied: Mapping[str, object], merged: Mapping[str, Given]) -> dict[str, object]:
+    """What a setting implies here: some of it depends on the place and on what else was said."""
+    fitting = dict(implied)
+    if cause == "gcs_bucket" and in_container():
+        # A container is reached from outside or not at all.
+        fitting["host"] = "0.0.0.0"
+    if cause == "local_dev" and "device" in merged and merged["device"].value != "cpu":
+        # 8 bits are for CPUs.
+        del fitting["quantize"]
+    return fitting
+
+
+def _implied_by_several(
+    settings: ServeSettings, said: Collection[str], merged: Mapping[str, Given]
+) -> dict[str, Given]:
+    """Limits for models that share a machine, where nobody has set any."""
+    cause = next(merged[name].origin for name in ("gcs_bucket", "models", "model") if name in merged)
+    implied = {}
+    if "max_models" not in said and settings.fills_gpu:
+        implied["max_models"] = Given(1, f"implied by {cause}, on a GPU without kv_memory")
+    if "memory_budget" not in said:
+        implied["memory_budget"] = Given(int(free_memory() * _BUDGET_SHARE), f"implied by {cause}")
+    shares_gpu = settings.on_gpu and not settings.fills_gpu and "gpu_memory_budget" not in said
+    if shares_gpu and (memory := settings.backend.memory()) is not None:
+        budget = int(memory.total * settings.gpu_memory_utilization)
+        implied["gpu_memory_budget"] = Given(budget, f"implied by {cause}")
+    return implied
+
+
+def _in_force(variable: str, value: str) -> bool:
+    """Whether a variable of .env is what holds: the environment beats it."""
+    return os.environ.get(variable) == value
+
+
+def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
+    """Takes out the precision of a training run where this machine cannot compute in it, with a note that says so.
+
+    Raises BadRequest if nobody says which weights to serve.
+    """
+    if not merged.keys() & {"model", "checkpoint_path", "models", "gcs_bucket"}:
+        raise BadRequest(
+            f"{file.path} is a Levanter training config and names no weights. Give --checkpoint-path or "
+            "--hf-checkpoint.",
+            param="checkpoint_path",
+        )
+    dtype, device = merged.get("dtype"), merged.get("device", Given("auto", "default"))
+    is_its_own = dtype is not None and dtype is file.settings.get("dtype") and dtype.value != "float32"
+    if dtype is None or not is_its_own or dtype.value in backend_here(str(device.value)).dtypes:
+        return ()
+    del merged["dtype"]
+    return (f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision.",)
+
+
+def _check_together(settings: ServeSettings) -> None:
+    for name in settings.model_settings:
+        settings.is_pinned(name)
+        own = settings.of_model(name)
+        try:
+            own.engine()
+        except BadRequest as error:
+            raise wrong_own(name, str(error)) from None
+    if settings.max_bodies_size is not None and settings.max_bodies_size < settings.max_body_size:
+        raise BadRequest(
+            f"max_bodies_size ({settings.max_bodies_size}) is less than max_body_size ({settings.max_body_size}): the "
+            "longest bodies would never find room. Raise the one or lower the other.",
+            param="max_bodies_size",
+        )
+    if settings.enable_cors and settings.cors_credentials and "*" in settings.cors_origins:
+        raise BadRequest(
+            "cors_credentials needs origins by name: with * any page could act for your users. Set cors_origins."
+        )
+    if settings.any_model_name and settings.has_several:
+        raise BadRequest(
+            "any_model_name is for a server of one model: which of several is meant must be said. Leave it out, or "
+            "give the first model more names with served_model_name.",
+            param="any_model_name",
+        )
+    if not all(each.get_secret_value().isascii() for name in SECRETS for each in getattr(settings, name)):
+        raise BadRequest("An API key travels in a header, so it must be plain ASCII. Choose another one.")
+
+
+def _refusal(error: ErrorDetails, given: Mapping[str, Given]) -> BadRequest:
+    name = str(error["loc"][0])
+    origin, value = given[name].origin, given[name].value
+    words = complaint(error)
+    if name == "port" and str(value).startswith("tcp://"):
+        words = "Kubernetes sets this for a Service of that name; set enableServiceLinks: false in the pod"
+    told = "" if name in SECRETS else f" = {short(value)}"
+    return BadRequest(f"{name}{told} ({origin}): {words}.", param=name)

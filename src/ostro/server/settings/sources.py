@@ -1,0 +1,191 @@
+"""Where settings come from: the environment, `.env` files and YAML files, each value with its origin in words."""
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSource
+
+from ostro.env_file import as_in_dotenv
+from ostro.errors import BadRequest
+from ostro.server.settings.fields import ServeSettings
+from ostro.server.settings.names import ALIASES, PREFIX, REFUSED
+
+# Other variables of ours, read elsewhere.
+_CONFIG = PREFIX + "CONFIG"
+CACHE_ENV = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE", "OSTRO_CACHE_LIMIT")
+# Those of compose.yaml, which may stand in an .env that the container gets whole.
+_COMPOSE_ENV = ("OSTRO_MODELS_DIR", "OSTRO_PUBLISHED_PORT")
+_OTHER_ENV = frozenset({_CONFIG, *CACHE_ENV, *_COMPOSE_ENV, "OSTRO_FAULTS"})
+IN_DOTENV, IN_ENVIRONMENT = " in .env", " in the environment"
+
+
+# Sections of a YAML file that may hold settings, as in `serve: {hrm: {port: 9000}}`; other programs' are not ours.
+_SECTIONS = frozenset({"serve", "hrm", "ostro"})
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    value: object
+    origin: str
+    """Where it came from, in words that name the place: `--port`, `PORT in the environment`, `ostro.yaml`."""
+
+
+def from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
+    found = {}
+    for name, info in ServeSettings.model_fields.items():
+        value, variable, _ = source.get_field_value(info, name)
+        if value is not None:
+            # A .env file was read as one; what the environment holds may have come from one that was not.
+            is_raw = isinstance(value, str) and not isinstance(source, DotEnvSettingsSource)
+            found[name] = Given(as_in_dotenv(variable, value) if is_raw else value, f"{variable}{place}")
+    return found
+
+
+def check_environment(names: Iterable[str]) -> None:
+    """A misspelt variable is refused. One that resembles none of ours is somebody else's."""
+    ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
+    unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
+    for name in unknown:
+        # Close ones only: Kubernetes makes up variables from the names of services.
+        if close := difflib.get_close_matches(name, ours, 1, 0.85):
+            raise BadRequest(f"{name} in the environment is no setting. Did you mean {close[0]}?")
+
+
+def named_config(directory: Path) -> Path | None:
+    """The YAML file that OSTRO_CONFIG names, in the environment or in `.env`: for servers without a command line."""
+    dotenv = DotEnvSettingsSource(BaseSettings, env_file=directory / ".env", case_sensitive=True)
+    named = as_in_dotenv(_CONFIG, os.environ.get(_CONFIG, "")) or dotenv.env_vars.get(_CONFIG)
+    return Path(named) if named else None
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What a YAML file says."""
+
+    path: Path | None = None
+    settings: Mapping[str, Given] = field(default_factory=dict)
+    is_training: bool = False
+    """Whether it is the YAML of a training run of Levanter's."""
+    notes: tuple[str, ...] = ()
+
+
+def found_files(directory: Path) -> File:
+    """What AI-OS's files in the directory say, where no other file is named."""
+    from ostro.server.settings.found_config import find_logging, find_settings
+
+    settings: dict[str, Given] = {}
+    notes: list[str] = []
+    logging, note = find_logging(directory)
+    if logging is not None:
+        settings["logging_config"] = Given(logging, f"found at {logging}")
+    notes += [] if note is None else [note]
+    found = find_settings(directory)
+    if found is None:
+        return File(settings=settings, notes=tuple(notes))
+    return File(found.path, settings | _gathered(found.sections, found.path, {}), notes=(found.note, *notes))
+
+
+def _gathered(content: object, path: Path, found: dict[str, Given]) -> dict[str, Given]:
+    """With the settings of a file, none of which may be said twice, added to those found in it before."""
+    for key, name, value in _settings_in(content, path):
+        if name in found:
+            raise BadRequest(f"{path}: {key} says again what {found[name].origin} has said. Keep one of the two.")
+        if value is not None:
+            found[name] = Given(value, f"{key} in {path}")
+    return found
+
+
+def from_yaml(path: Path | None) -> File:
+    if path is None:
+        return File()
+    from ostro.server.settings.levanter_training import read_training
+
+    content = _read_yaml(path)
+    training = read_training(content, path)
+    found: dict[str, Given] = {}
+    if training is not None:
+        found = {name: Given(value, f"{key} in {path}") for name, (key, value) in training.settings.items()}
+        content = {key: value for key, value in training.rest.items() if _is_ours(key)}
+    if training is None:
+        content, foreign = _without_foreign(content)
+        note = f"{path}: sections of other programs are ignored: {', '.join(foreign)}."
+        return File(path, _gathered(content, path, found), notes=(note,) if foreign else ())
+    _gathered(content, path, found)
+    ignored = [*(str(key) for key in training.rest if not _is_ours(key)), *training.unused]
+    note = f"{path} is a Levanter training config, of which serving uses {', '.join(_keys(found.values()))}"
+    return File(path, found, True, (f"{note}; ignored: {', '.join(ignored)}." if ignored else f"{note}.",))
+
+
+def _without_foreign(content: object) -> tuple[object, list[str]]:
+    """Of a file with a section `serve`, which it shares with other programs: ours, and the names of theirs."""
+    if not isinstance(content, dict) or not isinstance(content.get("serve"), dict):
+        return content, []
+    foreign = [key for key, value in content.items() if isinstance(value, dict) and not _resembles_ours(key)]
+    return {key: value for key, value in content.items() if key not in foreign}, [str(key) for key in foreign]
+
+
+def _resembles_ours(key: object) -> bool:
+    """Whether it is a setting, a section, or perhaps a misspelt one of them."""
+    return _is_ours(key) or bool(difflib.get_close_matches(str(key).replace("-", "_"), _known_keys(), 1))
+
+
+def _keys(given: Iterable[Given]) -> list[str]:
+    return [each.origin.partition(" in ")[0] for each in given]
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: object = yaml.safe_load(text)
+    except yaml.constructor.ConstructorError as error:
+        from ostro.server.settings.levanter_training import load_training, read_training
+
+        # Levanter's files may have tags of its own; in ours a tag is a mistake.
+        if read_training(content := load_training(text), path) is None:
+            raise _not_yaml(path, error) from error
+    except OSError as error:
+        raise BadRequest(f"Cannot read the config file {path}: {error.strerror}. Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _not_yaml(path, error) from error
+    return content
+
+
+def _not_yaml(path: Path, error: Exception) -> BadRequest:
+    return BadRequest(f"The config file {path} is not valid YAML: {' '.join(str(error).split())}.")
+
+
+def _is_ours(key: object) -> bool:
+    """Whether a key of a YAML file's top level is a setting, or a section of settings."""
+    name = str(key).replace("-", "_")
+    return name in _SECTIONS or name in _known_keys()
+
+
+def _known_keys() -> dict[str, str]:
+    """Settings by the keys that a YAML file may call them."""
+    known = {name: name for name in ServeSettings.model_fields}
+    return known | {alias: name for name, names in ALIASES.items() for alias in names.yaml}
+
+
+def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object]]:
+    """Of a file or a section of it: key, setting, value."""
+    if content is None:
+        return
+    if not isinstance(content, dict):
+        raise BadRequest(f"The config file {path} must hold settings, one a line, such as `port: 8000`.")
+    known = _known_keys()
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name in _SECTIONS and isinstance(value, dict | None):
+            yield from _settings_in(value, path)
+        elif name in REFUSED:
+            raise BadRequest(f"{path}: {key} cannot be honoured: {REFUSED[name]}")
+        elif name in known:
+            yield str(key), known[name], value
+        else:
+            close = difflib.get_close_matches(name, known, 1)
+            cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."
+            raise BadRequest(f"{path}: {key} is no setting. {cure}")
