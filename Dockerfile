@@ -1,10 +1,9 @@
-# Two images: `cpu`, the default, and `cuda` (--target cuda). docs/deployment.md says how they are built and run.
+# Three images: `cpu`, the default, without torch; `cuda`; and `hrm-serve`, by the name that AI-OS's scripts build: the
+# CPU image with torch, which HRMs need. docs/deployment.md says how they are built and run.
 #
-#   build ──> (build-cuda: Triton's helper, compiled ahead)     compilers and caches stay behind
-#     │               │
-#   cpu             cuda                                        both on `runtime`: Python, one user, no compiler
-#
-# `hrm-serve` is `cpu` by the name that AI-OS's scripts build.
+#   build ──> build-torch ──> build-cuda: Triton's helper, compiled ahead     compilers and caches stay behind
+#     │            │              │
+#   cpu        hrm-serve        cuda                                          on `runtime`: Python, one user, no compiler
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006
@@ -23,16 +22,12 @@ RUN python -m venv /opt/venv
 
 # What changes seldom comes first: the dependencies are a layer of their own.
 ARG EXTRAS=gcs,levanter,otel,s3
-ARG TORCH_INDEX_URL=""
 COPY pyproject.toml constraints.txt ./
 COPY deploy/docker/requirements.py deploy/docker/
 RUN python deploy/docker/requirements.py --extras "$EXTRAS" > requirements.txt
-# An index of torch builds, as PyTorch has one for CPUs; without it torch comes from where the rest does.
 # The cache is a mount, of which nothing stays in a layer.
 # hadolint ignore=DL3042
-RUN --mount=type=cache,target=/var/cache/pip \
-    if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; fi \
-    && pip install -c constraints.txt -r requirements.txt
+RUN --mount=type=cache,target=/var/cache/pip pip install -c constraints.txt -r requirements.txt
 
 COPY README.md LICENSE ./
 COPY native native
@@ -46,7 +41,16 @@ RUN --mount=type=cache,target=/var/cache/pip \
 COPY deploy/docker/defaults.yaml /opt/venv/etc/ostro.yaml
 COPY deploy/docker/healthcheck.py /opt/venv/bin/healthcheck.py
 
-FROM build AS build-cuda
+FROM build AS build-torch
+# An index of torch builds, as PyTorch has one for CPUs; without it torch comes from where the rest does.
+ARG TORCH_INDEX_URL=""
+RUN python deploy/docker/requirements.py --extras torch > requirements.txt
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/var/cache/pip \
+    if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; fi \
+    && pip install -c constraints.txt -r requirements.txt
+
+FROM build-torch AS build-cuda
 COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
 RUN python deploy/docker/prebuild_triton.py /opt/triton
 
@@ -89,7 +93,7 @@ COPY --from=build-cuda /opt/venv /opt/venv
 USER 10001:10001
 
 FROM runtime AS hrm-serve
-COPY --from=build /opt/venv /opt/venv
+COPY --from=build-torch /opt/venv /opt/venv
 USER 10001:10001
 
 FROM runtime AS cpu

@@ -6,6 +6,8 @@ Up to three steps, of which only those that are due run: the packages, the nativ
 model, unless the arguments name another. The core compiles in the background while the rest is fetched. What was done
 is noted in the environment, so that a second call returns at once.
 
+Torch is an extra. It is installed where the machine has an NVIDIA GPU, and where the core cannot be compiled.
+
 Variables:
     TORCH_INDEX_URL    an index of torch builds; without it torch comes from where pip finds everything else
     ALLOW_CUDA=1       fetch a CUDA build of torch although there is no NVIDIA GPU here
@@ -40,9 +42,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARY = ROOT / "src" / "ostro" / "kernels" / "cpu"
 
-# Megabytes of the wheels that constraints.txt pins, without torch's. x86-64 and ARM differ by little.
-PACKAGES_MB = 31 if sys.platform == "darwin" else 47
-EXTRAS_MB = {"dev": 440}
+# Megabytes of the wheels that constraints.txt pins, without torch's own. x86-64 and ARM differ by little.
+PACKAGES_MB = 21 if sys.platform == "darwin" else 37
+EXTRAS_MB = {"dev": 440, "torch": 10}
 MODEL_MB = 93
 # A pip that reads a wheel's metadata without downloading the wheel.
 METADATA_PIP = (24, 0)
@@ -330,8 +332,18 @@ def has_nvidia_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
+def extras_here(extras: Sequence[str], compiler: str | None) -> list[str]:
+    """Those that were asked for, and torch where there is a GPU, or no native core and none to be had."""
+    needed = has_nvidia_gpu() or not (compiler or library_exists())
+    return [*extras, "torch"] if needed and "torch" not in extras else list(extras)
+
+
+def wants_torch(requirements: Sequence[str]) -> bool:
+    return any(re.match(r"torch\b(?!\w|-)", each) for each in requirements)
+
+
 def choose_torch(environment: Environment, project: Project) -> Torch | None:
-    """What will be fetched; None if it is there. Raises Failed rather than fetch gigabytes of CUDA for nothing."""
+    """The torch to be fetched; None if it is there. Raises Failed rather than fetch CUDA's gigabytes for nothing."""
     if (environment.version("torch") or "").partition("+")[0] == project.pinned("torch"):
         return None
     torch = Torch(environment, os.environ.get("TORCH_INDEX_URL"))
@@ -377,9 +389,9 @@ class Build:
         if library_exists():
             return f"compiled in {time.monotonic() - self.began:.0f} s"
         if self.compiler:
-            return f"{self.compiler} could not compile it, so models run on torch, slower. Its complaints: {self.log}"
+            return f"{self.compiler} could not compile it, so models need torch, and run slower. See {self.log}"
         return (
-            "no C++ compiler here, so models run on torch, slower. To have it, install one "
+            "no C++ compiler here, so models need torch, and run slower. To have it, install one "
             f"({'xcode-select --install' if sys.platform == 'darwin' else 'apt-get install g++'}) and make again"
         )
 
@@ -400,8 +412,7 @@ def serves_default_model(environment: Environment, arguments: Sequence[str]) -> 
 
 
 def fetch_default_model(environment: Environment) -> None:
-    """Also imports torch, as packing the model will: the first import takes long, and now nobody waits for it."""
-    program = "from ostro.weights import open_checkpoint; open_checkpoint(None); import torch"
+    program = "from ostro.weights import open_checkpoint; open_checkpoint(None)"
     run(
         [environment.python, "-c", program],
         "The default model could not be fetched: see above. A model of your own: make serve ARGS=./my-model",
@@ -428,6 +439,7 @@ class Steps:
 
 def install(venv: Path, extras: Sequence[str], serve: Sequence[str] | None) -> None:
     project, record, compiler = Project(), Record(venv), find_compiler()
+    extras = extras_here(extras, compiler)
     requirements = project.requirements(extras)
     # Later on the server fetches what it lacks.
     if record.packages:
@@ -441,7 +453,7 @@ def install(venv: Path, extras: Sequence[str], serve: Sequence[str] | None) -> N
     environment.make()
     with ExitStack() as stack:
         build = Build(environment, compiler, stack) if native_due else None
-        torch = choose_torch(environment, project) if packages_due else None
+        torch = choose_torch(environment, project) if packages_due and wants_torch(requirements) else None
         titles = {}
         if packages_due:
             titles["packages"] = f"packages {_size_of_packages(extras, torch)}"
@@ -453,9 +465,7 @@ def install(venv: Path, extras: Sequence[str], serve: Sequence[str] | None) -> N
         print(steps.plan(), flush=True)
         if packages_due:
             since = time.monotonic()
-            if torch is not None and (index := os.environ.get("TORCH_INDEX_URL")):
-                environment.install("torch", index=index)
-            environment.install(*requirements)
+            install_packages(environment, requirements, torch)
             if "dev" in extras:
                 # Tests start processes by the hundred, on some machines with PYTHONDONTWRITEBYTECODE.
                 environment.compile()
@@ -472,8 +482,16 @@ def install(venv: Path, extras: Sequence[str], serve: Sequence[str] | None) -> N
             if build.process.poll() is None:
                 steps.say("native core", "compiling …")
             steps.say("native core", build.finish())
+            if not library_exists() and not wants_torch(requirements):
+                install_packages(environment, project.requirements(["torch"]), choose_torch(environment, project))
             record.note_native(project, compiler)
     print(f"Installed in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def install_packages(environment: Environment, requirements: Sequence[str], torch: Torch | None) -> None:
+    if torch is not None and (index := os.environ.get("TORCH_INDEX_URL")):
+        environment.install("torch", index=index)
+    environment.install(*requirements)
 
 
 def _size_of_packages(extras: Sequence[str], torch: Torch | None) -> str:

@@ -6,7 +6,8 @@
 #   AIOS_MODEL_PATH=./brain AIOS_DEVICE=cpu scripts/run_server.sh
 #
 # What the arguments, variables and `.env` ask for beyond the package itself is installed too: a bucket's client for
-# GCS_BUCKET, gs://… and s3://…, TensorStore for a checkpoint of Levanter's, OpenTelemetry for a collector of traces.
+# GCS_BUCKET, gs://… and s3://…, TensorStore for a checkpoint of Levanter's, OpenTelemetry for a collector of traces,
+# torch for a GPU and for what AIOS_MODEL_PATH names, which may be an HRM.
 #
 # OSTRO_VENV    where the virtual environment is (default: .venv of the checkout)
 # PYTHON        the Python that makes it, 3.11 or later (default: python3)
@@ -40,6 +41,8 @@ gcs|^(export +)?(OSTRO_)?GCS_BUCKET=.|^--gcs-bucket|^gcs[_-]bucket:|gs://
 levanter|^(export +)?OSTRO_CHECKPOINT_PATH=.|^--checkpoint-path|^checkpoint[_-]path:
 otel|^(export +)?OSTRO_OTLP_ENDPOINT=.|^--otlp-|^otlp[_-]
 s3|s3://
+torch|^(export +)?(AIOS|OSTRO)_DEVICE=cuda|^--device=cuda|^cuda$|^device: *cuda|^(export +)?AIOS_MODEL_PATH=.|^--model-path
+torch|^(export +)?OSTRO_CPU_BACKEND=torch|^--cpu-backend=torch|^torch$|^cpu[_-]backend: *torch
 END
 
 python=${PYTHON:-python3}

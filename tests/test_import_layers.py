@@ -26,6 +26,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "env_file": ("errors",),
     "config": ("errors",),
     "backends": ("config", "errors", "machine"),
+    "torch_extra": ("backends", "config", "errors", "extras", "machine"),
     "sampling_params": ("errors",),
     "sampling_defaults": ("errors", "sampling_params"),
     "formats": ("errors",),
@@ -37,14 +38,17 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch_models": ("errors", "kernels", "models"),
     "engine": ("errors", "sampling_params"),
     "runner": (
-        *("backends", "config", "engine", "errors", "formats", "kernels", "machine", "models"),
-        *("sampling_params", "sources", "torch_models", "weights"),
+        *("backends", "config", "engine", "errors", "extras", "formats", "kernels", "machine", "models"),
+        *("sampling_params", "sources", "torch_extra", "torch_models", "weights"),
     ),
     "engine_process": (
         *("backends", "config", "engine", "errors", "processes", "runner", "sampling_params", "sources"),
         *("weights",),
     ),
-    "planning": ("backends", "config", "errors", "kernels", "models", "runner", "sources", "weights"),
+    "planning": (
+        *("backends", "config", "errors", "kernels", "machine", "models", "runner", "sources", "torch_extra"),
+        "weights",
+    ),
     "outputs": ("engine", "errors"),
     "frontend": (
         *("config", "engine", "errors", "outputs", "sampling_defaults", "sampling_params", "sources", "text"),
@@ -52,7 +56,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     ),
     "driver": ("engine", "errors", "frontend", "outputs"),
     "llm": (
-        *("config", "driver", "engine", "errors", "frontend", "outputs", "runner", "sampling_defaults"),
+        *("config", "driver", "engine", "errors", "frontend", "outputs", "planning", "runner", "sampling_defaults"),
         *("sampling_params", "sources", "text", "weights"),
     ),
     "evaluation": ("errors", "extras", "llm", "outputs", "sampling_params"),
@@ -61,7 +65,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "server": (
         *("backends", "config", "engine", "engine_process", "env_file", "errors", "extras", "frontend"),
         *("machine", "outputs", "planning", "pool", "processes", "sampling_defaults", "sampling_params"),
-        *("schemas", "sources", "text", "version", "weights"),
+        *("schemas", "sources", "text", "torch_extra", "version", "weights"),
     ),
     "client": ("errors", "sampling_params", "schemas"),
     "measure": (

@@ -42,7 +42,8 @@ class LLM:
         *,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        # torch takes seconds to import, and nothing else of the package needs it before a model is loaded.
+        # Where torch runs the model it takes seconds to import: not before the rest is known to be right.
+        from ostro.planning.torch_needed import check_without_torch
         from ostro.runner.load import load_runner
 
         self.config = config or EngineConfig()
@@ -50,6 +51,7 @@ class LLM:
             self.config = replace(self.config, model=str(model))
         if adapters is not None:
             self.config = replace(self.config, adapters=tuple((name, str(path)) for name, path in adapters.items()))
+        check_without_torch(self.config.model, self.config)
         checkpoint = open_checkpoint(self.config.model, model_config=self.config.model_config)
         # As long as this lives, nobody may delete its files.
         weakref.finalize(self, ModelStore().hold(checkpoint.path).close)

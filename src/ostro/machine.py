@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 _MIB = 1 << 20
@@ -35,6 +36,19 @@ def device_here(name: str) -> str:
     return name
 
 
+def has_torch() -> bool:
+    """Whether torch is installed, which is an extra. Does not import it."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def has_idle_gpu() -> bool:
+    """Whether there is an NVIDIA GPU that nothing here can use, as torch is not installed."""
+    return Path("/proc/driver/nvidia/version").exists() and not has_torch()
+
+
 def gpu_memory() -> tuple[int, int] | None:
     """Total and free bytes of the GPU here; None if there is none, or it does not tell."""
     if (gpu := _visible_gpu()) is None:
@@ -52,7 +66,7 @@ def gpu_memory() -> tuple[int, int] | None:
 def _visible_gpu() -> str | None:
     """The number of the GPU that torch would take."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if visible in ("", "-1") or not Path("/proc/driver/nvidia/version").exists():
+    if visible in ("", "-1") or not Path("/proc/driver/nvidia/version").exists() or not has_torch():
         return None
     return None if metadata.version("torch").endswith("+cpu") else visible
 

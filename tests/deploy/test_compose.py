@@ -58,10 +58,11 @@ def test_docker_compose_reads_them(files: list[str]) -> None:
 
 def test_targets_are_the_dockerfiles() -> None:
     stages = read_dockerfile(ROOT / "Dockerfile").stages
+    assert COMPOSE["services"]["ostro"]["build"]["target"] == "${IMAGE_TARGET:-cpu}"
+    assert "cpu" in stages
+    assert GPU["services"]["ostro"]["build"]["target"] in stages
     for services in (COMPOSE["services"], GPU["services"]):
-        target = services["ostro"]["build"]["target"]
-        assert target in stages
-        assert services["ostro"]["image"] == f"ostro:{target}"
+        assert services["ostro"]["image"] == f"ostro:{services['ostro']['build']['target']}"
 
 
 def test_ports_are_published_on_this_machine_alone() -> None:

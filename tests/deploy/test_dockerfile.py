@@ -84,8 +84,27 @@ class TestImage:
         assert path in OPEN_PATHS
 
 
-def test_the_target_that_ai_os_scripts_name_is_the_cpu_image() -> None:
-    assert DOCKERFILE.instructions("hrm-serve") == DOCKERFILE.instructions("cpu")
+def copied_from(target: str) -> str:
+    """The stage that an image's environment was made in."""
+    [source] = re.findall(r"--from=(\S+) /opt/venv ", DOCKERFILE.last(target, "COPY").value)
+    return str(source)
+
+
+def test_the_cpu_image_has_no_torch_and_the_others_do() -> None:
+    """HRMs run on torch, and AI-OS's scripts build a target of that name."""
+    installing = [
+        name for name, stage in DOCKERFILE.stages.items() if any("--extras torch" in r.value for r in stage.all("RUN"))
+    ]
+    assert installing == ["build-torch"]
+    assert copied_from("cpu") == "build"
+    assert "torch" not in " ".join(each.value for each in DOCKERFILE.instructions("build"))
+    for target in ("hrm-serve", "cuda"):
+        assert "build-torch" in [stage.name for stage in DOCKERFILE.chain(copied_from(target))]
+
+
+def test_the_target_that_ai_os_scripts_name_is_the_cpu_image_but_for_torch() -> None:
+    ours, theirs = ([each.value for each in DOCKERFILE.instructions(target)] for target in ("cpu", "hrm-serve"))
+    assert [each.replace("build-torch", "build") for each in theirs] == ours
 
 
 def test_the_images_settings_are_the_lowest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,36 @@ def test_the_default_model_is_fetched_only_where_it_is_served(
 
 # --- which torch ----------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(
+    ("gpu", "compiler", "built", "extras"),
+    [
+        (False, "/usr/bin/c++", False, []),
+        (False, None, True, []),
+        (True, "/usr/bin/c++", False, ["torch"]),
+        (False, None, False, ["torch"]),
+    ],
+    ids=["native", "built before", "GPU", "no compiler"],
+)
+def test_torch_is_installed_where_something_here_needs_it(
+    gpu: bool, compiler: str | None, built: bool, extras: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "has_nvidia_gpu", lambda: gpu)
+    monkeypatch.setattr(install, "LIBRARY", tmp_path)
+    if built:
+        (tmp_path / "libostro_native.so").touch()
+    assert install.extras_here([], compiler) == extras
+    assert install.extras_here(["torch"], compiler) == ["torch"]
+    assert install.wants_torch(install.Project().requirements(extras)) is bool(extras)
+
+
+def test_the_tests_have_torch_and_serving_does_without() -> None:
+    project = install.Project()
+    assert install.wants_torch(project.requirements(["dev"]))
+    assert not install.wants_torch(project.requirements([]))
+    assert not install.wants_torch(["torchvision>=1", "torch-xla"])
+
+
 CUDA = ('nvidia-cublas==13.1; platform_system == "Linux"', 'cuda-toolkit==13; platform_system == "Linux"')
 ELSEWHERE = ('nvidia-cublas==13.1; platform_machine == "pdp11"', 'nvidia-cudnn; extra == "all"', "sympy>=1.13")
 

@@ -39,6 +39,7 @@ def test_arguments_and_variables_reach_the_server_from_any_directory(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     environment |= {"AIOS_DEVICE": "cpu", "AIOS_MAX_BATCH_SIZE": "3", "AIOS_MODEL_PATH": "./a model"}
+    mark_as_installed(Path(environment["OSTRO_VENV"]), "torch")
     result = _run("--print-config", "--port", "9123", cwd=tmp_path, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert re.search(r"^port: 9123 +# --port$", result.stdout, re.MULTILINE)
@@ -103,6 +104,10 @@ def noting(environment: dict[str, str], tmp_path: Path) -> Path:
         ((), {"OSTRO_CHECKPOINT_PATH": "runs/x"}, "", {"tensorstore"}),
         (("--checkpoint-path", "gs://b/runs/x"), {}, "", {"tensorstore", "google-cloud-storage"}),
         (("--config", "my.yaml"), {}, "", {"tensorstore"}),
+        (("--device", "cuda"), {}, "", {"torch"}),
+        (("--cpu-backend=torch",), {}, "", {"torch"}),
+        ((), {"AIOS_MODEL_PATH": "./my-brain"}, "", {"torch"}),
+        (("--device", "cpu"), {}, "", set()),
         (("--port", "1"), {"GCS_BUCKET": ""}, "", set()),
     ],
 )
@@ -120,7 +125,7 @@ def test_what_the_settings_need_is_installed_once(
     environment |= variables
     result = _run(*arguments, cwd=tmp_path, env=environment)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
-    known = {"google-cloud-storage", "boto3", "opentelemetry-sdk", "tensorstore"}
+    known = {"google-cloud-storage", "boto3", "opentelemetry-sdk", "tensorstore", "torch"}
     names = {re.split("[>;]", line)[0] for line in noting.read_text().splitlines()}
     assert names & known == installed
     noting.write_text("")

@@ -77,7 +77,7 @@ def _table(plan: Plan) -> str:
 
 def _peak(plan: Plan) -> str:
     if plan.backend.startswith("native"):
-        return "with torch, which packs the weights once, and makes log-probabilities"
+        return "while the weights are packed, once"
     return "while it is loaded, mapped files included"
 
 

@@ -261,7 +261,7 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
             max_batch_seqs=resolved.max_batch_seqs,
             strict=False,
         )
-    # The one import of torch: the fake runner does without it.
+    # Numpy and the native library, or torch: the fake runner does without.
     from ostro.runner.load import load_runner
 
     return load_runner(checkpoint, config)

@@ -41,9 +41,7 @@ class Plan:
     total_bytes: int
     """Weights, keys and values, and other, once requests have filled the pages."""
     peak_bytes: int
-    """The most that the system will have counted: while a model is loaded, mapped files count too; natively it is what
-    there is once torch was needed.
-    """
+    """The most that the system will have counted: while a model is loaded or packed, mapped files count too."""
     host_bytes: int
     """Of the machine's own memory: on a CPU the total."""
     max_seq_len: int

@@ -1,6 +1,6 @@
 """From a checkpoint to a runner that is ready: natively on a CPU where the native core can, else with torch.
 
-Imports torch only where a runner needs it: a model that was packed before starts without.
+Imports torch only where torch runs the model.
 """
 
 import logging
@@ -10,9 +10,12 @@ from ostro.backends import BACKENDS, backend_here
 from ostro.config import EngineConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import Unsupported
+from ostro.extras import needs
+from ostro.machine import has_idle_gpu
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.native.load import native_runner
+from ostro.torch_extra import check_settings, require_torch
 from ostro.weights import Checkpoint, Pooling
 
 if TYPE_CHECKING:
@@ -22,24 +25,33 @@ _log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
+    check_settings(config)
+    hrm = is_hrm(checkpoint.config)
     # Describing a config validates it: before anything else, as a model that was packed before is not built again.
-    if not is_hrm(checkpoint.config):
+    if not hrm:
         describe(checkpoint.config, max_seq_len=config.max_seq_len)
     reason = _why_torch(config)
     if reason is None:
         BACKENDS["cpu"].check(config)
         found = native_runner(checkpoint, config)
         if not isinstance(found, str):
+            _tell_of_gpu(config)
             return found
         reason = found
     if config.cpu_backend == "native":
         raise Unsupported(f"cpu_backend is native, but {reason}. Leave it out to run on torch.", param="cpu_backend")
+    require_torch("An HRM" if hrm else f"{checkpoint.name} ({reason})", param="model")
     from ostro.runner import torch_load
 
     runner = torch_load.load_runner(checkpoint, config)
     if config.cpu_backend == "auto" and backend_here(config.device).has_native_core:
         _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
+
+
+def _tell_of_gpu(config: EngineConfig) -> None:
+    if config.device == "auto" and has_idle_gpu():
+        _log.warning("There is a GPU here, and the model runs on the CPU. %s", needs("The GPU", "torch"))
 
 
 def make_runner(model: "Model", config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:

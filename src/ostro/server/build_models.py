@@ -24,6 +24,7 @@ from ostro.server.settings import ServeSettings
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.place import find_place
 from ostro.sources.references import parse_model
+from ostro.torch_extra import check_settings
 from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_base
 
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 def build_models(settings: ServeSettings) -> Models:
     """Starts nothing."""
     specs = fixed_specs(settings)
+    for config in (settings.engine(), *(spec.config for spec in specs)):
+        check_settings(config)
     catalog = Catalog(
         specs,
         roots=roots(settings),

@@ -408,10 +408,14 @@ def _facts(name: str, info: ModelInfo) -> dict[str, object]:
 
 async def rehearse(settings: ServeSettings) -> str:
     """Loads and warms up the first model, and says what serving it would look like."""
+    from ostro.planning.torch_needed import check_without_torch
+
     specs = fixed_specs(settings)
     if not specs:
         raise BadRequest("--dry-run loads a model, and none was named. Give one with --model.", param="model")
-    service = ModelService(specs[0].config)
+    config = specs[0].config
+    await asyncio.to_thread(check_without_torch, config.model, config)
+    service = ModelService(config)
     await service.start()
     try:
         await service.settled()

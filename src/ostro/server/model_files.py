@@ -42,6 +42,10 @@ class CachedModelFiles:
             ) from None
 
     async def fetch(self, spec: ModelSpec) -> Files:
+        from ostro.planning.torch_needed import check_without_torch
+
+        # A model that could not be loaded is not worth a download.
+        await asyncio.to_thread(check_without_torch, spec.config.model, spec.config)
         process, sock = _spawn(spec.config)
         writer: asyncio.StreamWriter | None = None
         try:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.errors import BadCheckpoint, ModelNotFound, Unsupported, UnsupportedModel
+from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
 from ostro.models.registry import FAMILIES, describe, family_of
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
@@ -262,8 +263,10 @@ def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch
     import pickle
     import zipfile
 
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise Unsupported(needs("A checkpoint of pickles", "torch"), param="model") from error
     del names
     try:
         # The format before torch 1.6 is no archive, and only archives can be mapped.
