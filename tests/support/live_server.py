@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,22 +43,25 @@ def live_server(
     ready: bool = True,
     port: int = 0,
     files: int | None = None,
+    python: Path | None = None,
 ) -> Iterator[LiveServer]:
     """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false. `files`
-    is how many it may open, as `ulimit -n` says.
+    is how many it may open, as `ulimit -n` says. `python` is another environment's, which sees nothing of this one.
 
     A server whose model is not found for long says late where it listens: give it a `port`.
     """
     log = directory / "server.log"
     # In a container a bucket's models are served on all addresses, and tests may run in one.
-    environment = {**os.environ, "OSTRO_FAULTS": faults, "OSTRO_HOST": "127.0.0.1", **(env or {})}
+    inherited = {name: value for name, value in os.environ.items() if python is None or not name.startswith("PYTHON")}
+    environment = {**inherited, "OSTRO_FAULTS": faults, "OSTRO_HOST": "127.0.0.1", **(env or {})}
     command = ["serve", "--port", str(port), "--log-format", "json", *args]
     with log.open("wb") as sink:
         process: Process
-        if files is None and not any(name.startswith("PYTHON") for name in env or {}):
+        if files is None and python is None and not any(name.startswith("PYTHON") for name in env or {}):
             process = warm_start(command, output=sink, environment=environment, cwd=directory)
         else:
-            process = _cold_start(command, files, output=sink, environment=environment, cwd=directory)
+            line = [str(python or sys.executable), "-m", "ostro", *command]
+            process = _cold_start(line, files, output=sink, environment=environment, cwd=directory)
     try:
         server = LiveServer(f"http://127.0.0.1:{port}" if port else _url(process, log), process, log)
         if ready:
@@ -69,9 +72,8 @@ def live_server(
 
 
 def _cold_start(
-    command: Sequence[str], files: int | None, *, output: IO[bytes], environment: Mapping[str, str], cwd: Path
+    line: list[str], files: int | None, *, output: IO[bytes], environment: Mapping[str, str], cwd: Path
 ) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "ostro", *command]
     if files is not None:
         line = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *line]
     return subprocess.Popen(line, stderr=output, stdout=output, env=environment, cwd=cwd)
