@@ -1,5 +1,5 @@
-"""One model's place in the pool: its service while it has one, who uses it, who waits for it, what it takes. Keeps the
-record; decides nothing.
+"""One model's place in the pool: its service while it has one, who uses it, who waits for it, what it takes. Owns the
+transitions between its states; decides none of them.
 """
 
 import asyncio
@@ -159,10 +159,101 @@ class Entry(Generic[S]):
         """When it was in use last, for an order by that. One that was never used counts from when it was ready."""
         return max(self.used_at or 0.0, self.ready_at or 0.0)
 
-    def revive(self) -> None:
-        """It has failed, and may be tried again."""
+    # --- transitions ------------------------------------------------------------------------------------------------
+
+    def begin_load(self, now: float) -> None:
+        """Before its service is made, which may fail."""
+        self.failure = None
+        self.began_at = now
+
+    def load(self, service: S) -> None:
+        """available -> loading: the service takes room from now on."""
+        assert self.service is None, "a model has one service"
+        self.service = service
+        self.state = PoolState.LOADING
+        self.gone.clear()
+
+    def reload(self, now: float) -> None:
+        """ready -> loading: the service starts its engine again by itself."""
+        self.state = PoolState.LOADING
+        if self.coming is None:
+            self.began_at = now
+
+    def loaded(self, now: float) -> bool:
+        """The service is up. Whether for the first time since it was made."""
+        first = self.ready_at is None
+        if first:
+            self.num_loads += 1
+            self.load_seconds = now - self.began_at
+            self.ready_at = now
+        self.num_failures = 0
+        return first
+
+    def open(self) -> None:
+        """loading or draining -> ready: it takes requests."""
+        self.state = PoolState.READY
+
+    def drain(self) -> None:
+        """ready -> draining: it takes no new requests."""
+        self.state = PoolState.DRAINING
+
+    def ask_to_go(self) -> None:
+        """any -> draining: it goes once nobody uses it, whether its room is needed or not."""
+        self.asked_to_go = True
+        self.state = PoolState.DRAINING
+
+    def fail(self, error: OstroError, now: float, pause: float) -> None:
+        """any -> failed: all who wait are told, and whoever asks before the pause is over."""
+        self.state = PoolState.FAILED
+        self.asked_to_go = self.resident
+        self.failure = error
+        self.num_failures += 1
+        self.retry_at = now + pause
+        self.refuse(error)
+
+    def revive(self, *, forgive: bool = False) -> None:
+        """failed -> draining or available: it may be tried again. With `forgive`, as if it had never failed."""
         self.state = PoolState.DRAINING if self.resident else PoolState.AVAILABLE
         self.failure = None
+        if forgive:
+            self.num_failures = 0
+
+    def make_room(self, now: float) -> None:
+        """It is unloaded because others need its room."""
+        self.num_evictions += 1
+        self.evicted_at = now
+
+    def retire(self, ending: asyncio.Task[None]) -> None:
+        """Its service is being ended; one that has failed stays so."""
+        self.going = ending
+        if self.state is not PoolState.FAILED:
+            self.state = PoolState.DRAINING
+
+    def end(self) -> None:
+        """draining -> available: its service has ended, and takes no room any more."""
+        self.service = self.going = self.ready_at = None
+        self.asked_to_go = self.expected = False
+        self.renew()
+        if self.state is not PoolState.FAILED:
+            self.state = PoolState.AVAILABLE
+        self.gone.set()
+
+    def begin_bringing(self, task: "asyncio.Task[Files | None]", now: float) -> None:
+        """Its files are looked for, or fetched."""
+        self.bringing_since = now
+        self.bringing = task
+
+    def end_bringing(self, files: Files | None) -> None:
+        """None if they were looked for in vain: then they must be fetched."""
+        fetched, self.bringing = self.absent, None
+        self.files = files
+        self.absent = files is None and not fetched
+
+    def abandon_bringing(self) -> None:
+        """It was cancelled or has failed; the next try begins with a look."""
+        self.bringing, self.absent = None, False
+
+    # --- what it holds ----------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
         """Takes up what the catalog says now, unless it is in the middle of something with what it said before."""

@@ -171,8 +171,7 @@ class ModelPool(Generic[S]):
         _, entry = await self._find(name)
         failed = entry.state is PoolState.FAILED
         if failed:
-            entry.revive()
-            entry.num_failures = 0
+            entry.revive(forgive=True)
         if entry.bringing is not None:
             entry.refuse(Unavailable(f"{entry.name} was unloaded while it was fetched. Ask again to load it."))
             entry.bringing.cancel()
@@ -383,12 +382,12 @@ class ModelPool(Generic[S]):
         for entry in wanted:
             if entry.state is not PoolState.DRAINING:
                 _log.info("%s takes no new requests: others wait for its room.", entry.name)
-                entry.state = PoolState.DRAINING
+                entry.drain()
                 if not entry.in_use:
                     self._decide_in(0)
         for entry in self._entries.values():
             if entry.state is PoolState.DRAINING and not entry.leaving and entry not in wanted:
-                entry.state = PoolState.READY
+                entry.open()
                 self._look(entry)
                 self._admit_if_ready(entry)
 
@@ -398,26 +397,23 @@ class ModelPool(Generic[S]):
 
     def _bring(self, entry: Entry[S]) -> None:
         """Looks for its files; if that was in vain, fetches them."""
-        entry.bringing_since = self._clock()
-        entry.bringing = asyncio.create_task(self._files_of(entry), name=f"bring {entry.name}")
-        entry.bringing.add_done_callback(lambda task: self._take_files(entry, task))
+        bringing = asyncio.create_task(self._files_of(entry), name=f"bring {entry.name}")
+        bringing.add_done_callback(lambda task: self._take_files(entry, task))
+        entry.begin_bringing(bringing, self._clock())
 
     async def _files_of(self, entry: Entry[S]) -> Files | None:
         assert self._model_files is not None
         return await (self._model_files.fetch(entry.spec) if entry.absent else self._model_files.find(entry.spec))
 
     def _take_files(self, entry: Entry[S], brought: asyncio.Task[Files | None]) -> None:
-        fetched, entry.bringing, entry.absent = entry.absent, None, False
-        if not brought.cancelled():
-            match brought.exception():
-                case None:
-                    entry.files = brought.result()
-                    entry.absent = entry.files is None and not fetched
-                case OstroError() as error:
-                    self._fail(entry, error)
-                case other:
-                    message = f"The files of {entry.name} cannot be had ({other!r}). See the server's messages."
-                    self._fail(entry, ModelError(message))
+        if brought.cancelled():
+            entry.abandon_bringing()
+        elif (error := brought.exception()) is None:
+            entry.end_bringing(brought.result())
+        else:
+            entry.abandon_bringing()
+            message = f"The files of {entry.name} cannot be had ({error!r}). See the server's messages."
+            self._fail(entry, error if isinstance(error, OstroError) else ModelError(message))
         self._decide()
 
     def _expect(self, entry: Entry[S]) -> None:
@@ -445,21 +441,18 @@ class ModelPool(Generic[S]):
             return None
 
     def _load(self, entry: Entry[S]) -> None:
-        entry.failure = None
-        entry.began_at = self._clock()
+        entry.begin_load(self._clock())
         try:
-            entry.service = self._make(entry.spec, entry.files)
+            service = self._make(entry.spec, entry.files)
         except OstroError as error:
             self._fail(entry, error)
             return
-        entry.state = PoolState.LOADING
-        entry.gone.clear()
-        entry.coming = asyncio.create_task(self._bring_up(entry, entry.service), name=f"load {entry.name}")
+        entry.load(service)
+        entry.coming = asyncio.create_task(self._bring_up(entry, service), name=f"load {entry.name}")
 
     async def _bring_up(self, entry: Entry[S], service: S) -> None:
         """To a service that is ready: one that is new, or one that starts its engine again by itself."""
-        first = entry.ready_at is None
-        error = await _settled(service, start=first)
+        error = await _settled(service, start=entry.ready_at is None)
         if error is None:
             entry.footprint = _measured(service)
             error = too_large(entry, self.limits)
@@ -471,19 +464,13 @@ class ModelPool(Generic[S]):
         if idle:
             await asyncio.wait([self._evict(other) for other in idle])
         entry.coming = None
-        now = self._clock()
-        if first:
-            self.counters.loads += 1
-            entry.num_loads += 1
-            entry.load_seconds = now - entry.began_at
-            entry.ready_at = now
-        entry.num_failures = 0
+        self.counters.loads += entry.loaded(self._clock())
         if idle is None:
             # Larger than thought, and the others are in use. What it takes is known now: it waits in line for that.
             _log.warning("%s does not fit beside the models in use and was unloaded again.", entry.name)
             self._retire(entry)
         elif entry.state is PoolState.LOADING:
-            entry.state = PoolState.READY
+            entry.open()
             self._look(entry)
             self._admit_if_ready(entry)
         self._decide()
@@ -496,9 +483,8 @@ class ModelPool(Generic[S]):
             case State.READY:
                 pass
             case State.LOADING:
-                entry.state = PoolState.LOADING
+                entry.reload(self._clock())
                 if entry.coming is None:
-                    entry.began_at = self._clock()
                     entry.coming = asyncio.create_task(
                         self._bring_up(entry, entry.service), name=f"reload {entry.name}"
                     )
@@ -509,35 +495,27 @@ class ModelPool(Generic[S]):
     def _fail(self, entry: Entry[S], error: OstroError) -> None:
         longest = max(_LONGEST_RETRY_PAUSE, self.limits.retry_seconds)
         pause = min(self.limits.retry_seconds * 2.0 ** min(entry.num_failures, 32), longest)
-        entry.state = PoolState.FAILED
-        entry.asked_to_go = entry.resident
-        entry.failure = error
-        entry.num_failures += 1
-        entry.retry_at = self._clock() + pause
         self.counters.failures[type(error).__name__] += 1
-        entry.refuse(error)
+        entry.fail(error, self._clock(), pause)
         # Not at once: this may be part of decisions that are being carried out.
         self._decide_in(0)
 
     def _ask_to_go(self, entry: Entry[S]) -> None:
-        entry.asked_to_go = True
-        entry.state = PoolState.DRAINING
+        entry.ask_to_go()
         self._decide()
 
     def _evict(self, entry: Entry[S]) -> asyncio.Task[None]:
         self.counters.evictions += 1
         self.counters.evicted.append(entry.name)
-        entry.num_evictions += 1
-        entry.evicted_at = self._clock()
+        entry.make_room(self._clock())
         _log.info("%s is unloaded to make room.", entry.name)
         return self._retire(entry)
 
     def _retire(self, entry: Entry[S]) -> asyncio.Task[None]:
         """Ends its service."""
         if entry.going is None:
-            if entry.state is not PoolState.FAILED:
-                entry.state = PoolState.DRAINING
-            entry.going = asyncio.create_task(self._end(entry), name=f"unload {entry.name}")
+            entry.retire(asyncio.create_task(self._end(entry), name=f"unload {entry.name}"))
+        assert entry.going is not None
         return entry.going
 
     async def _end(self, entry: Entry[S]) -> None:
@@ -549,12 +527,7 @@ class ModelPool(Generic[S]):
         [outcome] = await asyncio.gather(entry.service.stop(), return_exceptions=True)
         if outcome is not None:
             _log.error("The service of %s did not end in order: %r", entry.name, outcome)
-        entry.service = entry.going = entry.ready_at = None
-        entry.asked_to_go = entry.expected = False
-        entry.renew()
-        if entry.state is not PoolState.FAILED:
-            entry.state = PoolState.AVAILABLE
-        entry.gone.set()
+        entry.end()
         self._decide()
 
     async def _load_first_models(self) -> None:
