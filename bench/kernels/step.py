@@ -49,7 +49,7 @@ def set_inputs(runner: GpuRunner, rows: int, length: int) -> None:
     """Every row has `length` tokens in pages of its own, and samples."""
     size = runner.spec.page_size
     pages = np.arange(rows * -(-length // size)).reshape(rows, -1)
-    runner._tables.update(pages.tolist())
+    runner.attention.tables.update(pages.tolist())
     place = pages[:, -1] * size + (length - 1) % size
     inputs = np.zeros((5, rows), dtype=np.int32)
     inputs[1], inputs[2], inputs[3], inputs[4] = length - 1, length, place, np.arange(rows)
@@ -76,7 +76,7 @@ def main() -> None:
         max_batch_seqs=most,
         graphs=False,
     )
-    runner._pages.memory.normal_()
+    runner.attention.pages.memory.normal_()
     keys = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * 2
     with torch.inference_mode():
         for rows in options.rows:

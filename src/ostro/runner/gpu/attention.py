@@ -13,13 +13,26 @@ One page more than the scheduler knows of takes the keys of rows that only fill 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ostro.engine.batch import Chunk
 from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode
-from ostro.kernels.gpu.invariant_attention import invariant_attention
-from ostro.kernels.gpu.prefill_attention import PrefillTuning, prefill_attention
+from ostro.kernels.gpu.invariant_attention import invariant_attention, invariant_tuning, single_tiles
+from ostro.kernels.gpu.prefill_attention import Chunk as Piece
+from ostro.kernels.gpu.prefill_attention import (
+    PrefillTuning,
+    prefill_attention,
+    prefill_tiles,
+    tokens_in_tile,
+    tuning_for,
+)
+from ostro.kernels.gpu.step_inputs import LENGTH, POSITION
 from ostro.models.architecture import AttentionSpec, ModelShape
+from ostro.runner.gpu.page_tables import PageTables
+from ostro.runner.gpu.transfer import send
+from ostro.torch_models.base import Model
 
 
 class KVPages:
@@ -121,3 +134,71 @@ class InvariantAttention(StepAttention):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning)
         return out.flatten(1)
+
+
+class AttentionWorkspace:
+    """What attention keeps on the device over all steps, and how each step attends: pages of keys and values, page
+    tables, scratch memory and tuning.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_batch_seqs: int,
+        kv_dtype: torch.dtype,
+        deterministic: bool,
+    ) -> None:
+        shape, parameter = model.shape, next(model.parameters())
+        device, dtype = parameter.device, parameter.dtype
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        self.deterministic = deterministic
+        self.pages = KVPages(shape, num_pages=num_pages, page_size=page_size, dtype=kv_dtype, device=device)
+        self.tables = PageTables(max_batch_seqs, -(-shape.max_seq_len // page_size), device)
+        self._tuning = invariant_tuning(dtype, heads, kv_heads, shape.head_dim) if deterministic else tuning_for(dtype)
+        self._tile = tokens_in_tile(heads, kv_heads, self._tuning)
+        windows = {spec.window for spec in _attention_specs(model)}
+        self.scratch = DecodeScratch(
+            max_batch_seqs,
+            heads,
+            kv_heads,
+            shape.head_dim,
+            page_size,
+            device,
+            windows=sorted(windows, key=lambda window: window or 0),
+        )
+
+    def of_single_tokens(self, sent: Tensor, slots: Tensor) -> StepAttention:
+        """For a step in which every sequence has one token."""
+        tables, lens = self.tables.on_device[: sent.shape[1]], sent[LENGTH]
+        if self.deterministic:
+            tiles = single_tiles(sent[POSITION], lens)
+            return InvariantAttention(self.pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
+        return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens)
+
+    def of_chunks(self, chunks: Sequence[Chunk], tables: Tensor, sent: Tensor, slots: Tensor) -> StepAttention:
+        """For any step, single tokens first."""
+        num_single = 0 if self.deterministic else sum(chunk.length == 1 for chunk in chunks)
+        listed = prefill_tiles(_pieces(chunks, num_single), self._tile)
+        tiles = send(np.array(listed, dtype=np.int32), sent.device) if listed else None
+        if self.deterministic:
+            assert tiles is not None
+            return InvariantAttention(self.pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
+        lens = sent[LENGTH, :num_single]
+        return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens, tiles=tiles)
+
+
+def _pieces(chunks: Sequence[Chunk], num_single: int) -> list[Piece]:
+    """The chunks after the first `num_single`, as the attention kernel wants them."""
+    pieces, offset = [], num_single
+    for row, chunk in enumerate(chunks[num_single:], num_single):
+        pieces.append(Piece(row, offset, chunk.start, chunk.length))
+        offset += chunk.length
+    return pieces
+
+
+def _attention_specs(model: Model) -> list[AttentionSpec]:
+    specs = [getattr(module, "spec", None) for module in model.modules()]
+    return [spec for spec in specs if isinstance(spec, AttentionSpec)]

@@ -21,20 +21,14 @@ from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import BadRequest, Unsupported
-from ostro.kernels.gpu.decode_attention import DecodeScratch
-from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
-from ostro.kernels.gpu.prefill_attention import Chunk as Piece
-from ostro.kernels.gpu.prefill_attention import prefill_tiles, tokens_in_tile, tuning_for
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
-from ostro.models.architecture import AttentionSpec
 from ostro.runner.devices import format_name, weight_formats
-from ostro.runner.gpu.attention import InvariantAttention, KVPages, PlannedAttention, StepAttention
+from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layers import fusible, why_not_fused
-from ostro.runner.gpu.page_tables import PageTables
 from ostro.runner.gpu.projections import Fp8Linear
-from ostro.runner.gpu.sampling import Sampler, SamplerKind, edited, edits, outcome
+from ostro.runner.gpu.sampling import DrawnTokens, Sampler, SamplerKind, edited, edits, outcome
 from ostro.runner.gpu.transfer import fetch, send
 from ostro.runner.logprobs import logprob_table, read_logprobs
 from ostro.runner.memory import gpu_num_pages
@@ -91,36 +85,21 @@ class GpuRunner:
         self._decoder = (
             FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic) if fusible(model) else None
         )
-        self._pages = KVPages(
-            shape, num_pages=num_pages, page_size=page_size, dtype=kv_dtype or self.dtype, device=self.device
-        )
-        self._tables = PageTables(max_batch_seqs, -(-shape.max_seq_len // page_size), self.device)
-        heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        self._deterministic = deterministic
-        self._tuning = (
-            invariant_tuning(self.dtype, heads, kv_heads, shape.head_dim) if deterministic else tuning_for(self.dtype)
-        )
-        self._tile = tokens_in_tile(heads, kv_heads, self._tuning)
-        self._scratch = DecodeScratch(
-            max_batch_seqs,
-            heads,
-            kv_heads,
-            shape.head_dim,
-            page_size,
-            self.device,
-            windows=sorted({spec.window for spec in _attention_specs(model)}, key=lambda window: window or 0),
+        self.attention = AttentionWorkspace(
+            model,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_batch_seqs=max_batch_seqs,
+            kv_dtype=kv_dtype or self.dtype,
+            deterministic=deterministic,
         )
         self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
-        # Of the latest step: who was sampled for, and what, by row; the next step may read it before the host does.
-        self._rows: dict[int, int] = {}
-        capacity = max_batch_seqs * (MAX_CHOICES + 1)
-        self._sampled = torch.zeros(capacity, dtype=torch.int32, device=self.device)
-        self._errors = torch.zeros(capacity, dtype=torch.int8, device=self.device)
+        self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
         # What a graph reads and gives.
         self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
         self._logits: dict[int, Tensor] = {}
         if self._decoder is not None and self.device.type == "cuda" and not deterministic:
-            self._decoder.compile(self._scratch)
+            self._decoder.compile(self.attention.scratch)
         captured = (graph_max_rows or max_batch_seqs) if graphs and self.device.type == "cuda" else 0
         self._graphs = StepGraphs(self._decode_step, idle=self._idle, most=max_batch_seqs, captured=captured)
         if self.device.type == "cuda":
@@ -163,11 +142,11 @@ class GpuRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Wait:
-        self._pages.copy(batch.page_copies)
+        self.attention.pages.copy(batch.page_copies)
         # Single tokens first: attention treats them apart.
         chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
         adapted = self._adapters is not None and self._adapters.begin((self._slot(c), c.length) for c in chunks)
-        tables = self._tables.update([chunk.seq.pages for chunk in chunks])
+        tables = self.attention.tables.update([chunk.seq.pages for chunk in chunks])
         if not adapted and all(
             chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks
         ):
@@ -188,12 +167,12 @@ class GpuRunner:
         run()
         if samples_apart:
             logits = edited(self._logits[size][: len(seqs)], seqs)
-            self._sampler.draw(logits, self._inputs[SAMPLER, : len(seqs)], self._sampled, self._errors, kind)
-        self._rows = {seq.id: row for row, seq in enumerate(seqs)}
+            self._sampler.draw(logits, self._inputs[SAMPLER, : len(seqs)], self._drawn.tokens, self._drawn.errors, kind)
+        self._drawn.rows = {seq.id: row for row, seq in enumerate(seqs)}
         return self._collect(seqs, self._logits[size][: len(seqs)])
 
     def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Tensor:
-        page_size, rows = self._spec.page_size, self._rows
+        page_size, rows = self._spec.page_size, self._drawn.rows
         inputs = np.full((FIELDS, self._spec.max_batch_seqs), -1, dtype=np.int32)
         inputs[[TOKEN, POSITION, LENGTH]] = 0
         table = []
@@ -216,34 +195,18 @@ class GpuRunner:
     def _decode_step(self, size: int, kind: Hashable) -> None:
         """The step that a graph holds: reads `_inputs` and the page tables, leaves logits, and tokens if it samples."""
         sent = self._inputs[:, :size]
-        inputs = unpack(sent, self._sampled)
-        tables, lens = self._tables.on_device[:size], sent[LENGTH]
-        ctx: StepAttention
-        if self._deterministic:
-            tiles = single_tiles(sent[POSITION], lens)
-            ctx = InvariantAttention(self._pages, self._tuning, tables=tables, slots=inputs.slots, tiles=tiles)
-        else:
-            ctx = PlannedAttention(self._pages, self._scratch, tables=tables, slots=inputs.slots, lens=lens)
-        logits = self._head(self._forward(inputs, ctx))
+        inputs = unpack(sent, self._drawn.tokens)
+        logits = self._head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
         self._logits[size] = logits
         if isinstance(kind, SamplerKind):
-            self._sampler.draw(logits, sent[SAMPLER], self._sampled, self._errors, kind)
+            self._sampler.draw(logits, sent[SAMPLER], self._drawn.tokens, self._drawn.errors, kind)
 
     # ---- steps with prompts in them, or with adapters
 
     def _launch_mixed(self, chunks: list[Chunk], tables: Tensor, *, adapted: bool) -> Wait:
-        num_single = 0 if self._deterministic else sum(chunk.length == 1 for chunk in chunks)
         sent = send(self._mixed_inputs(chunks), self.device)
-        inputs = unpack(sent, self._sampled)
-        listed = prefill_tiles(_pieces(chunks, num_single), self._tile)
-        tiles = send(np.array(listed, dtype=np.int32), self.device) if listed else None
-        slots, lens = inputs.slots, sent[LENGTH, :num_single]
-        ctx: StepAttention
-        if self._deterministic:
-            assert tiles is not None
-            ctx = InvariantAttention(self._pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
-        else:
-            ctx = PlannedAttention(self._pages, self._scratch, tables=tables, slots=slots, lens=lens, tiles=tiles)
+        inputs = unpack(sent, self._drawn.tokens)
+        ctx = self.attention.of_chunks(chunks, tables, sent, inputs.slots)
         hidden = self._forward(inputs, ctx, adapted=adapted)
         ends = list(accumulate(chunk.length for chunk in chunks))
         waits = [step(chunks, hidden, ends) for step in (self._sample, self._score, self._pool)]
@@ -264,7 +227,7 @@ class GpuRunner:
             seq, own = chunk.seq, slice(offset, offset + chunk.length)
             tokens = seq.token_ids[chunk.start : chunk.end]
             if tokens[-1] == PENDING:
-                tokens[-1] = -1 - self._rows[seq.id]
+                tokens[-1] = -1 - self._drawn.rows[seq.id]
             positions = np.arange(chunk.start, chunk.end)
             inputs[TOKEN, own] = tokens
             inputs[POSITION, own] = positions
@@ -286,12 +249,12 @@ class GpuRunner:
             self._sampler.draw(
                 edited(logits, seqs) if edits(seqs) else logits,
                 send(np.array(slots, dtype=np.int32), self.device),
-                self._sampled[at:],
-                self._errors[at:],
+                self._drawn.tokens[at:],
+                self._drawn.errors[at:],
                 kind,
             )
             waits.append((seqs, self._collect(seqs, logits, at)))
-        self._rows = {seq.id: row for row, (seq, _) in enumerate(pairs)}
+        self._drawn.rows = {seq.id: row for row, (seq, _) in enumerate(pairs)}
 
         def add(output: StepOutput) -> None:
             for _, wait in waits:
@@ -354,7 +317,7 @@ class GpuRunner:
         """What was drawn for the sequences, in rows `at` and after, with log-probabilities for those that want them."""
         end = at + len(seqs)
         asked = {row: top for row, seq in enumerate(seqs) if (top := seq.request.params.logprobs) is not None}
-        tensors = [self._sampled[at:end], self._errors[at:end]]
+        tensors = [self._drawn.tokens[at:end], self._drawn.errors[at:end]]
         if asked:
             rows = send(np.array(list(asked)), self.device)
             tensors.append(logprob_table(logits[rows].float(), tensors[0][rows].long(), max(asked.values())))
@@ -371,15 +334,6 @@ class GpuRunner:
             )
 
         return wait
-
-
-def _pieces(chunks: list[Chunk], num_single: int) -> list[Piece]:
-    """The chunks after the first `num_single`, as the attention kernel wants them."""
-    pieces, offset = [], num_single
-    for row, chunk in enumerate(chunks[num_single:], num_single):
-        pieces.append(Piece(row, offset, chunk.start, chunk.length))
-        offset += chunk.length
-    return pieces
 
 
 def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
@@ -399,11 +353,6 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             "Products of 8-bit weights depend on the batch: leave out deterministic, or quantize.",
             param="deterministic",
         )
-
-
-def _attention_specs(model: Model) -> list[AttentionSpec]:
-    specs = [getattr(module, "spec", None) for module in model.modules()]
-    return [spec for spec in specs if isinstance(spec, AttentionSpec)]
 
 
 def _overlaps(device: torch.device) -> bool:

@@ -53,6 +53,16 @@ class Sampler:
         sample_tokens(logits, slots, self.tables, tokens, errors, truncated=kind.truncated, penalties=kind.penalties)
 
 
+class DrawnTokens:
+    """What the latest step drew, on the device: the next one may read it before the host does."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.errors = torch.zeros(capacity, dtype=torch.int8, device=device)
+        self.rows: dict[int, int] = {}
+        """By sequence."""
+
+
 def edits(seqs: Iterable[EngineSequence]) -> bool:
     """Whether some sequence wants its logits changed in a way that only the host knows."""
     return any(
