@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kMostThreads = 1024;
 constexpr int kDimMultiple = 16;
-constexpr const char* kNames[kOps] = {"embed", "linear", "norm", "attend", "gather", "softcap", "sample",
-                                         "adapt", "activate", "scale", "apply", "position"};
+constexpr const char* kNames[kOps] = {"embed",  "linear", "norm",     "attend", "gather", "softcap",
+                                      "sample", "adapt",  "activate", "scale",  "apply",  "position"};
 
 // Thrown and caught in this file alone: the checks below read as a list of what must hold.
 struct Broken {

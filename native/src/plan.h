@@ -19,17 +19,17 @@
 namespace ostro {
 
 enum class Op : int32_t {
-  kEmbed = 0,     // out = row of the matrix * scale
-  kLinear = 1,    // out = matrix (normed) in, then `after`
-  kNorm = 2,      // out = normed in, or out += it where `after` adds; with a bias it is a layer norm
-  kAttend = 3,    // keys and values of `in` into pages; out = attention of its queries
-  kGather = 4,    // out = the rows that are asked for
-  kSoftcap = 5,   // out = cap * tanh(out / cap)
-  kSample = 6,    // tokens from the logits in `in`
-  kAdapt = 7,     // out += what each row's adapter adds to a product of (normed) in
-  kActivate = 8,  // out = activated gates * ups, of which a panel each alternate in `in`
-  kScale = 9,     // out = in * scale, or out += it where `after` adds
-  kApply = 10,    // out = what `after`, an activation, makes of it
+  kEmbed = 0,      // out = row of the matrix * scale
+  kLinear = 1,     // out = matrix (normed) in, then `after`
+  kNorm = 2,       // out = normed in, or out += it where `after` adds; with a bias it is a layer norm
+  kAttend = 3,     // keys and values of `in` into pages; out = attention of its queries
+  kGather = 4,     // out = the rows that are asked for
+  kSoftcap = 5,    // out = cap * tanh(out / cap)
+  kSample = 6,     // tokens from the logits in `in`
+  kAdapt = 7,      // out += what each row's adapter adds to a product of (normed) in
+  kActivate = 8,   // out = activated gates * ups, of which a panel each alternate in `in`
+  kScale = 9,      // out = in * scale, or out += it where `after` adds
+  kApply = 10,     // out = what `after`, an activation, makes of it
   kPosition = 11,  // out = row of the matrix that has the number of the token's position
 };
 constexpr int kOps = 12;
@@ -57,7 +57,7 @@ struct Step {
   float eps;
   int32_t norm_size, bias_size;  // numbers in them
   int32_t width;                 // columns that kAdapt and kActivate write
-  const float* norm;  // null is none; of kAttend for each head of queries and keys
+  const float* norm;             // null is none; of kAttend for each head of queries and keys
   const float* bias;
   const Matrix* matrix;
   const Term* terms;  // of kAdapt, one for each adapter
