@@ -269,6 +269,16 @@ def test_gpt2_names_get_their_prefix_and_lose_their_masks(tmp_path: Path) -> Non
     }
 
 
+def test_gpt_neox_has_names_of_its_own_for_its_backbone_and_its_head(tmp_path: Path) -> None:
+    config = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
+    stored = ("gpt_neox.embed_in.weight", "embed_out.weight", "gpt_neox.layers.0.attention.bias")
+    buffers = ("gpt_neox.layers.0.attention.masked_bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq")
+    assert names_of(tmp_path / "whole", config, *stored, *buffers) == set(stored[:2])
+    assert names_of(tmp_path / "tied", {**config, "tie_word_embeddings": True}, *stored) == {stored[0]}
+    bare = {**config, "architectures": ["GPTNeoXModel"]}
+    assert names_of(tmp_path / "bare", bare, "embed_in.weight") == {stored[0]}
+
+
 def test_names_of_a_bare_decoder_get_their_prefix(tmp_path: Path) -> None:
     stored = (
         "embed_tokens.weight",
