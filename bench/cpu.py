@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _part(name: str) -> str:
     if name not in PARTS:
-        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(PARTS)}")
+        raise argparse.ArgumentTypeError(f"{name} is not one of {', '.join(PARTS)}")
     return name
 
 

@@ -42,10 +42,10 @@ def test_every_field_is_described_and_a_client_takes_each_by_its_name_in_request
 @pytest.mark.parametrize(
     ("name", "description"),
     [
-        ("temperature", "0 to 2; 0 is greedy. None is the model's own default, else 1"),
-        ("n", "1 to 128; how many choices to generate; the prompt is computed once for all of them"),
-        ("ignore_eos", "Go on past the end-of-sequence token"),
-        ("seed", "The same seed gives the same tokens, whatever else runs; none draws a fresh one"),
+        ("temperature", "0 to 2; sampling temperature; 0 is greedy. None is the model's own default, otherwise 1"),
+        ("n", "1 to 128; number of choices to generate; the prompt is computed once for all of them"),
+        ("ignore_eos", "Keep generating past the end-of-sequence token"),
+        ("seed", "The same seed gives the same tokens, whatever else is running; without one, a random seed is drawn"),
     ],
 )
 def test_a_description_has_the_range_the_meaning_and_what_holds_otherwise(name: str, description: str) -> None:

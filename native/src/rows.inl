@@ -66,7 +66,7 @@ static void rotate(float* x, int heads, int dim, int rotated, const float* cosin
       store(x + i, a * c - b * s);
       store(x + half + i, b * c + a * s);
     }
-    for (; i < half; ++i) {  // A half of forty, say, is no multiple of sixteen.
+    for (; i < half; ++i) {  // A half of forty, say, is not a multiple of sixteen.
       const float a = x[i], b = x[half + i], c = cosines[i], s = sines[i];
       x[i] = a * c - b * s;
       x[half + i] = b * c + a * s;

@@ -38,7 +38,7 @@ def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
     for name in settings.keys() - ServeSettings.model_fields.keys():
         close = difflib.get_close_matches(name, ServeSettings.model_fields, 1)
         cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."
-        raise BadRequest(f"create_app({name}=…) is no setting. {cure}", param=name)
+        raise BadRequest(f"create_app({name}=…) is not a setting. {cure}", param=name)
     read_cache_variables()
     given = {name: Given(value, f"create_app({name}=…)") for name, value in settings.items()}
     merged = read_settings(given, config=None if config is None else Path(config))

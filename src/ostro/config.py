@@ -1,4 +1,4 @@
-"""Settings of an engine: frozen, validated once. Where they come from is the business of the command line."""
+"""Engine settings: frozen, and validated once. Knows nothing of command lines, files or environment variables."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ GenerationConfig = Literal["auto", "ignore"]
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
-# Beyond these a setting is a slip of the pen, and what it would do is worse than an error.
+# A value beyond these is a typo, and acting on it would be worse than an error.
 _MOST = {
     "max_seq_len": 100_000_000,
     "page_size": 4096,
@@ -55,7 +55,7 @@ _CHOICES = {
 
 
 def _means(words: str) -> dict[str, str]:
-    """A field's metadata: `--help` and the reference in the docs show it."""
+    """A field's metadata, shown in `--help` and in the reference docs."""
     return {"meaning": words}
 
 
@@ -70,134 +70,148 @@ class EngineConfig:
     )
     model_config: str | None = field(
         default=None,
-        metadata=_means("the YAML file that a model of Levanter's was trained with: its checkpoints hold no settings"),
+        metadata=_means(
+            "training config (YAML) of a Levanter model, whose checkpoints do not store the model's settings"
+        ),
     )
     tokenizer: str | None = field(
         default=None,
         metadata=_means(
-            "in place of the model's own: a Hub id, a directory with tokenizer.json, a GGUF file, or any other "
-            "reference that model takes; no weights are fetched"
+            "tokenizer to use instead of the model's own: a Hub id, a directory with tokenizer.json, a GGUF file, or "
+            "any other model reference; weights are not downloaded"
         ),
     )
     chat_template: str | None = field(
         default=None,
         metadata=_means(
-            "chatml, gemma, llama3, mistral, generic, or a .jinja file; a model without a template gets the one whose "
-            "special tokens it has (default: the model's own)"
+            "chatml, gemma, llama3, mistral, generic, or a .jinja file; a model that ships no template gets the "
+            "built-in one that matches its special tokens (default: the model's own)"
         ),
     )
     generation_config: GenerationConfig = field(
         default="auto",
         metadata=_means(
-            "auto takes the model's own sampling defaults (generation_config.json, or general.sampling.* of a GGUF "
-            "file) where a request is silent; ignore does not"
+            "auto fills in what a request leaves out with the model's own sampling defaults (generation_config.json, "
+            "or general.sampling.* in a GGUF file); ignore does not use them"
         ),
     )
     adapters: tuple[tuple[str, str], ...] = field(
         default=(),
-        metadata=_means("LoRA adapters beside the model: the names that requests give them, and their directories"),
+        metadata=_means("LoRA adapters loaded alongside the model, as (name used in requests, directory)"),
     )
     max_seq_len: int | None = field(
         default=None,
-        metadata=_means("longest sequence, prompt and output together (default: what the model was made for)"),
+        metadata=_means("maximum sequence length, prompt plus output (default: the model's context length)"),
     )
-    device: Device = field(default="auto", metadata=_means("cpu or cuda; auto is a GPU if there is one"))
+    device: Device = field(default="auto", metadata=_means("cpu or cuda; auto uses a GPU if there is one"))
     dtype: DType = field(
-        default="auto", metadata=_means("float32, float16, bfloat16; auto is bfloat16 on a GPU, else float32")
+        default="auto", metadata=_means("float32, float16 or bfloat16; auto is bfloat16 on a GPU, float32 on a CPU")
     )
     quantize: Quantization = field(
         default="none",
-        metadata=_means("weights in fewer bits: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster"),
+        metadata=_means("quantise weights on load: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster"),
     )
     kv_dtype: KVDType = field(
         default="auto",
         metadata=_means(
-            "what keys and values are kept in: fp8 on a GPU; float32, float16 or int8 on the native CPU backend "
-            "(default: the model's own on a GPU, float32 on a CPU)"
+            "KV cache precision: fp8 on a GPU; float32, float16 or int8 on the native CPU backend (default: the "
+            "model's own on a GPU, float32 on a CPU)"
         ),
     )
     cpu_backend: CpuBackend = field(
         default="auto",
         metadata=_means(
-            "what runs the model on a CPU: the native core, or torch; auto is the native core where it knows the model"
+            "what runs the model on a CPU: the native core or torch; auto is the native core if it supports the model"
         ),
     )
-    page_size: int | None = field(default=None, metadata=_means("tokens a page (default: 16 on a CPU, 64 on a GPU)"))
+    page_size: int | None = field(
+        default=None, metadata=_means("KV cache page size in tokens (default: 16 on a CPU, 64 on a GPU)")
+    )
     pages_per_seq: int | None = field(
         default=None,
-        metadata=_means("longest sequence, in pages: at most so many times page_size tokens (default: max_seq_len)"),
+        metadata=_means("maximum sequence length in pages of page_size tokens (default: max_seq_len)"),
     )
     kv_memory: int | None = field(
         default=None,
-        metadata=_means("memory for keys and values of each model, such as 2G (default: a share of what is free)"),
+        metadata=_means("memory for each model's KV cache, such as 2G (default: a share of what is free)"),
     )
     kv_memory_limit: int | None = field(
         default=None,
-        metadata=_means("the most that such a share may be, for an engine that is not alone (default: none)"),
+        metadata=_means("upper limit on that share, for an engine that shares the machine (default: none)"),
     )
     max_running_tokens: int | None = field(
         default=None,
-        metadata=_means("size of the KV cache in tokens, all sequences together (default: what the memory holds)"),
+        metadata=_means("KV cache size in tokens, for all sequences together (default: what fits in memory)"),
     )
     gpu_memory_utilization: float = field(
-        default=0.9, metadata=_means("share of a GPU's memory to take: weights, keys and values, and a step's work")
+        default=0.9, metadata=_means("fraction of GPU memory to use for weights, KV cache and activations")
     )
     max_batch_tokens: int | None = field(
         default=None,
         metadata=_means(
-            "tokens computed in a step: longer prompts are computed in chunks, beside the sequences that generate "
-            "(default: on a CPU 128 in a server and 256 offline, on a GPU 8192 and 16384)"
+            "tokens computed per step; longer prompts are prefilled in chunks, alongside the sequences that are "
+            "decoding (default: 128 in a server and 256 offline on a CPU, 8192 and 16384 on a GPU)"
         ),
     )
     max_batch_seqs: int | None = field(
-        default=None, metadata=_means("sequences run at a time (default: 64 on a CPU, 256 on a GPU)")
+        default=None, metadata=_means("sequences running at once (default: 64 on a CPU, 256 on a GPU)")
     )
     cuda_graphs: bool = field(
-        default=True, metadata=_means("on a GPU, replay whole steps instead of launching their kernels one by one")
+        default=True,
+        metadata=_means("on a GPU, replay decode steps as CUDA graphs instead of launching kernels one by one"),
     )
     cuda_graph_max_bs: int | None = field(
         default=None,
         metadata=_means(
-            "on a GPU, the largest batch that is replayed as a CUDA graph; larger ones launch their kernels one by one "
+            "on a GPU, the largest batch to capture as a CUDA graph; larger batches launch their kernels one by one "
             "(default: max_batch_seqs)"
         ),
     )
     deterministic: bool = field(
-        default=False, metadata=_means("on a GPU, the same bits alone and in a batch, at some cost")
+        default=False,
+        metadata=_means("on a GPU, make results bitwise identical whatever the batch, at some cost in speed"),
     )
-    prefix_caching: bool = field(default=True, metadata=_means("share computed prefixes between requests"))
+    prefix_caching: bool = field(
+        default=True, metadata=_means("reuse the KV cache of shared prompt prefixes across requests")
+    )
     hrm_dialect: HrmDialect = field(
-        default="auto", metadata=_means("how an HRM computes: upstream or aios; auto is what its files tell")
+        default="auto",
+        metadata=_means("which HRM implementation to follow: upstream or aios; auto goes by the model's files"),
     )
     hrm_config: str | None = field(
         default=None,
         metadata=_means(
-            "a brain.json, an all_config.yaml or the like that tells an HRM's architecture "
-            "(default: the one beside its weights)"
+            "a brain.json, all_config.yaml or similar file that describes an HRM's architecture (default: the one next "
+            "to its weights)"
         ),
     )
     hrm_num_heads: int | None = field(
-        default=None, metadata=_means("an HRM's attention heads, where no file tells them, or tells them wrongly")
+        default=None, metadata=_means("number of attention heads of an HRM, if its files do not say or are wrong")
     )
-    hrm_h_cycles: int | None = field(default=None, metadata=_means("its high-level cycles in an outer step, likewise"))
-    hrm_l_cycles: int | None = field(default=None, metadata=_means("its low-level cycles in each of those, likewise"))
+    hrm_h_cycles: int | None = field(
+        default=None,
+        metadata=_means("high-level cycles per outer step of an HRM, if its files do not say or are wrong"),
+    )
+    hrm_l_cycles: int | None = field(
+        default=None,
+        metadata=_means("low-level cycles per high-level cycle of an HRM, if its files do not say or are wrong"),
+    )
     hrm_h_layers: int | None = field(
-        default=None, metadata=_means("its high-level layers; the weights tell them, and must agree")
+        default=None, metadata=_means("high-level layers of an HRM; must agree with its weights")
     )
     hrm_l_layers: int | None = field(
-        default=None, metadata=_means("its low-level layers; the weights tell them, and must agree")
+        default=None, metadata=_means("low-level layers of an HRM; must agree with its weights")
     )
     hrm_steps: int | None = field(
-        default=None, metadata=_means("outer steps of an HRM for a token (default: the dialect's)")
+        default=None, metadata=_means("outer steps per token of an HRM (default: the dialect's)")
     )
-    hrm_halting: bool = field(
-        default=False, metadata=_means("let an HRM halt before that, where its own head prefers to")
-    )
-    threads: int | None = field(default=None, metadata=_means("CPU threads (default: one a core)"))
+    hrm_halting: bool = field(default=False, metadata=_means("let an HRM stop earlier when its halting head says so"))
+    threads: int | None = field(default=None, metadata=_means("CPU threads (default: one per core)"))
     serving: bool = field(
         default=False,
         metadata=_means(
-            "people read along, so steps are short: what others wait while a prompt is computed is one step"
+            "favour latency over throughput: steps are kept short, because a running stream waits one step while a "
+            "prompt is prefilled"
         ),
     )
 
@@ -230,11 +244,11 @@ class EngineConfig:
         for each in fields(self):
             if each.name.startswith("hrm_") and getattr(self, each.name) != each.default:
                 raise BadRequest(
-                    f"{each.name} is for HRM checkpoints, and this model is none. Leave it out.", param=each.name
+                    f"{each.name} is for HRM checkpoints, and this model is not one. Leave it out.", param=each.name
                 )
 
     def check_recomputing(self) -> None:
-        """Raises BadRequest for settings that mean nothing to a model without a cache of keys and values."""
+        """Raises BadRequest for settings that mean nothing to a model without a KV cache."""
         for name, idle in (
             ("adapters", ()),
             ("quantize", "none"),
@@ -266,13 +280,13 @@ def meaning_of(name: str) -> str:
 
 
 def read_size(text: str) -> int:
-    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError for what is no size."""
+    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError for what is not a size."""
     number = text.lower().removesuffix("b").removesuffix("i")
     unit = _UNITS.get(number[-1:], 1)
     try:
         return int(float(number[:-1] if unit > 1 else number) * unit)
     except OverflowError:
-        raise ValueError(f"{text!r} is no size") from None
+        raise ValueError(f"{text!r} is not a size") from None
 
 
 def read_dtype(text: str) -> DType | None:

@@ -1,8 +1,8 @@
-"""How one request wants its tokens chosen. Frozen, and validated once, at the edge.
+"""One request's sampling settings: frozen, and validated once, at the edge.
 
-This is the one definition of a sampling parameter: its default, its range and what it means. The fields of requests,
-the options of commands, what a client takes and the tables in the docs are made from it. The ranges are OpenAI's where
-OpenAI has the field, else those of the servers its users come from.
+This is the single definition of every sampling parameter: its default, range and meaning. Request schemas, command-line
+options, client keyword arguments and the tables in the docs are generated from it. Ranges are OpenAI's where OpenAI has
+the field, otherwise those of the servers that users come from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,30 +33,30 @@ _OPEN: Any = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What there is to know of a field of SamplingParams beside its type and its default."""
+    """What a field of SamplingParams has besides its type and default."""
 
     meaning: str
-    """In words that go on after a range, and stand by themselves in `--help`."""
+    """Reads well after a range, and on its own in `--help`."""
     low: float | None = None
     high: float | None = None
     not_low: str | None = None
-    """Where `low` itself is out of range: what to do instead."""
+    """If `low` itself is out of range: what to do instead."""
     neutral: float | None = None
-    """The value of a field that was left out, where the model brings no default of its own. None: no model may."""
+    """The value of a field that was left out, if the model has no default of its own. None: models may not set one."""
     is_option: bool = False
     """Whether commands take it as an option."""
     wire_name: str | None = None
-    """What it is called in requests, where that differs."""
+    """Its name in requests, if different."""
 
     @property
     def description(self) -> str:
-        """Its range, what it means, and what holds where it is left out."""
+        """Its range, its meaning, and what happens if it is left out."""
         words = self.meaning
-        # A seed's range is that of its type, which is nothing to tell.
+        # A seed's range is that of its type: not worth mentioning.
         if self.low is not None and self.high is not None and self.high < MAX_SEED:
             least = f"{self.low:g} to" if self.not_low is None else f"above {self.low:g}, up to"
             words = f"{least} {self.high:g}; {words}"
-        otherwise = "" if self.neutral is None else f". None is the model's own default, else {self.neutral:g}"
+        otherwise = "" if self.neutral is None else f". None is the model's own default, otherwise {self.neutral:g}"
         return words[0].upper() + words[1:] + otherwise
 
 
@@ -74,25 +74,29 @@ class SamplingParams:
 
     n: int = _parameter(
         1,
-        "how many choices to generate; the prompt is computed once for all of them",
+        "number of choices to generate; the prompt is computed once for all of them",
         low=1,
         high=MAX_CHOICES,
         is_option=True,
     )
     max_tokens: int | None = _parameter(
-        16, "most tokens to generate; 0 generates none, for scores of the prompt", low=0, is_option=True
+        16, "maximum number of tokens to generate; 0 generates none, to score the prompt only", low=0, is_option=True
     )
     """None sets no limit: the output may grow to `default_max_tokens`, or fill the context, and one that runs in a loop
     ends, unless `ignore_eos`."""
     default_max_tokens: int | None = _parameter(
-        None, "most tokens where max_tokens is None, and fewer if the context has less room", low=1
+        None, "limit that applies if max_tokens is None, or less if the context has less room", low=1
     )
     """None is the model's own default."""
-    min_tokens: int = _parameter(0, "no end-of-sequence or stop before this many tokens", low=0, is_option=True)
-    temperature: float = _parameter(_OPEN, "0 is greedy", low=0, high=2, neutral=1.0, is_option=True)
+    min_tokens: int = _parameter(
+        0, "suppress end-of-sequence and stops until this many tokens have been generated", low=0, is_option=True
+    )
+    temperature: float = _parameter(
+        _OPEN, "sampling temperature; 0 is greedy", low=0, high=2, neutral=1.0, is_option=True
+    )
     top_p: float = _parameter(
         _OPEN,
-        "keep the likeliest tokens that hold this share",
+        "nucleus sampling: keep the most likely tokens whose probabilities add up to this",
         low=0,
         high=1,
         not_low="for greedy decoding set temperature to 0",
@@ -100,11 +104,11 @@ class SamplingParams:
         is_option=True,
     )
     top_k: int = _parameter(
-        _OPEN, "keep this many of the likeliest tokens; 0 and -1 keep all", low=0, neutral=0, is_option=True
+        _OPEN, "keep this many of the most likely tokens; 0 and -1 keep all", low=0, neutral=0, is_option=True
     )
     min_p: float = _parameter(
         _OPEN,
-        "keep tokens at least this likely, relative to the likeliest",
+        "keep tokens at least this likely, relative to the most likely one",
         low=0,
         high=1,
         neutral=0.0,
@@ -112,14 +116,14 @@ class SamplingParams:
     )
     top_n_sigma: float = _parameter(
         0.0,
-        "keep tokens whose scores lie at most this many standard deviations of all scores below the best; 0 keeps all",
+        "keep tokens whose logit is at most this many standard deviations of all logits below the highest; 0 keeps all",
         low=0,
         high=100,
         is_option=True,
     )
     repetition_penalty: float = _parameter(
         _OPEN,
-        "over prompt and output, as in the CTRL paper; 1 is off",
+        "penalise tokens that occur in the prompt or output, as in the CTRL paper; 1 is off",
         low=0,
         high=10,
         not_low="1 turns it off",
@@ -127,56 +131,58 @@ class SamplingParams:
         is_option=True,
     )
     presence_penalty: float = _parameter(
-        0.0, "over the output, once for each token that occurred", low=-2, high=2, is_option=True
+        0.0, "penalise tokens that occur in the output, once for each token", low=-2, high=2, is_option=True
     )
     frequency_penalty: float = _parameter(
-        0.0, "over the output, by how often a token occurred", low=-2, high=2, is_option=True
+        0.0, "penalise tokens in proportion to how often they occur in the output", low=-2, high=2, is_option=True
     )
-    logit_bias: Mapping[int, float] = _parameter({}, f"by token id, -100 to 100; at most {MAX_LOGIT_BIAS} of them")
+    logit_bias: Mapping[int, float] = _parameter(
+        {}, f"number from -100 to 100 to add to a token's logit, by token id; at most {MAX_LOGIT_BIAS} of them"
+    )
     bad_words: tuple[str, ...] = _parameter(
         (),
-        "words whose usual tokens, with and without a space before them, must not follow one another in the output; at "
-        f"most {MAX_BAD_WORDS} of them, each of at most {MAX_WORD_CHARACTERS} characters in a request, and "
-        f"{MAX_BAD_WORD_CHARACTERS} over all",
+        "words that must not appear in the output, as their usual tokenisation with or without a leading space; at "
+        f"most {MAX_BAD_WORDS} of them, each at most {MAX_WORD_CHARACTERS} characters long in a request, and "
+        f"{MAX_BAD_WORD_CHARACTERS} characters in total",
     )
     seed: int | None = _parameter(
         None,
-        "the same seed gives the same tokens, whatever else runs; none draws a fresh one",
+        "the same seed gives the same tokens, whatever else is running; without one, a random seed is drawn",
         low=-MAX_SEED - 1,
         high=MAX_SEED,
         is_option=True,
     )
     stop: tuple[str, ...] = _parameter(
         (),
-        f"end before any of these texts; at most {MAX_STOPS} of them, each of at most {MAX_WORD_CHARACTERS} characters "
-        "in a request",
+        f"stop before any of these strings; at most {MAX_STOPS} of them, each at most {MAX_WORD_CHARACTERS} characters "
+        "long in a request",
         is_option=True,
     )
     stop_token_ids: tuple[int, ...] = _parameter(
-        (), f"end after any of these tokens; at most {MAX_STOP_TOKEN_IDS} of them"
+        (), f"stop after any of these tokens; at most {MAX_STOP_TOKEN_IDS} of them"
     )
-    ignore_eos: bool = _parameter(False, "go on past the end-of-sequence token", is_option=True)
+    ignore_eos: bool = _parameter(False, "keep generating past the end-of-sequence token", is_option=True)
     logprobs: int | None = _parameter(
         None,
-        "log-probabilities of each generated token and of this many most likely alternatives",
+        "return the log-probability of each generated token and of this many most likely alternatives",
         low=0,
         high=MAX_LOGPROBS,
     )
     prompt_logprobs: int | None = _parameter(
         None,
-        "log-probabilities of each of the prompt's tokens but the first, likewise; not in a stream",
+        "return the log-probability of each prompt token but the first and of this many alternatives; not in a stream",
         low=0,
         high=MAX_LOGPROBS,
     )
     truncate_prompt_tokens: int | None = _parameter(
         None,
-        "keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output",
+        "keep only this many tokens at the end of the prompt, at least 1; -1 keeps as many as fit next to the output",
         low=-1,
         is_option=True,
     )
-    skip_special_tokens: bool = _parameter(True, "leave special tokens out of the text")
+    skip_special_tokens: bool = _parameter(True, "leave special tokens out of the output text")
     include_stop_in_output: bool = _parameter(
-        False, "let the text end with what stopped it", wire_name="include_stop_str_in_output"
+        False, "include the stop string or token at the end of the output text", wire_name="include_stop_str_in_output"
     )
     unset: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     """Fields that were left out and hold their neutral values: a model's defaults may replace these."""

@@ -181,7 +181,7 @@ def test_commands_and_mistakes(server: LiveServer) -> None:
             ("/model nobody", "There is no model 'nobody'"),
             ("/save", "Name a file"),
             ("/save /nowhere/at/all.json", "Cannot write /nowhere/at/all.json"),
-            ("/nonsense", "/nonsense is no command"),
+            ("/nonsense", "/nonsense is not a command"),
             ("the fox " * 400, "/clear."),
             ("the fox", "2 tokens · "),
         ]:

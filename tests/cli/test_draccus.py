@@ -54,8 +54,8 @@ def test_what_is_no_setting_stays_as_it_is(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--trainer.num_train_steps 5", "--trainer.num_train_steps cannot be honoured: a server does not train"),
-        ("trainer.tracker.type=wandb", "--trainer.tracker.type cannot be honoured: a server does not train"),
+        ("--trainer.num_train_steps 5", "--trainer.num_train_steps is not supported: a server does not train"),
+        ("trainer.tracker.type=wandb", "--trainer.tracker.type is not supported: a server does not train"),
         ("--model.num_layers=3", "--model-config FILE"),
         ("--service.max_pages 64", "write --max-running-tokens, which is max_pages times page_size"),
         ("--trainer.mesh.axes x", "--tensor-parallel"),
@@ -88,5 +88,5 @@ def test_the_command_itself_reads_them(tmp_path: Path) -> None:
 def test_a_refused_key_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--optimizer.learning_rate", "1"]) == 1
     assert capsys.readouterr().err == (
-        "ostro: --optimizer.learning_rate cannot be honoured: a server does not train; leave it out.\n"
+        "ostro: --optimizer.learning_rate is not supported: a server does not train; leave it out.\n"
     )

@@ -109,9 +109,9 @@ def test_a_wheels_model_is_listed_and_said_to_be_unchecked(capsys: pytest.Captur
     ("reference", "message"),
     [
         (f"gs://{BUCKET}/models/acme/none", "There is nothing at gs://"),
-        ("gs://models/../x", "is no model reference"),
+        ("gs://models/../x", "is not a model reference"),
         (os.curdir, "is on this machine already"),
-        ("one-word", "is no model reference. Give a directory"),
+        ("one-word", "is not a model reference. Give a directory"),
     ],
 )
 def test_what_cannot_be_pulled_is_one_clear_line(

@@ -123,7 +123,7 @@ DIED = event({"error": {"message": "engine\ndied", "type": "server_error"}})
         ((text_event("x"), DIED, DONE), False, "engine died"),
         ((event({"error": "plain words"}),), False, "plain words"),
         ((b"data: {half\n\n",), False, "not JSON: {half"),
-        ((b"data: [1]\n\n",), False, "no JSON object: [1]"),
+        ((b"data: [1]\n\n",), False, "not a JSON object: [1]"),
         ((b"data: " + b"[" * 200_000 + b"\n\n",), False, "not JSON"),
         ((event({"choices": "none"}), event({"choices": [None]}), event({"usage": 1}), DONE), False, "finish reason"),
     ],

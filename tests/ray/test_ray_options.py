@@ -22,12 +22,12 @@ def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ({"replica": "2"}, "replica is no setting. Did you mean replicas?"),
+        ({"replica": "2"}, "replica is not a setting. Did you mean replicas?"),
         ({"replicas": "none"}, "replicas"),
         ({"replicas": "3", "max_replicas": "2"}, "max_replicas must not be lower than replicas"),
         ({"replicas": "2", "target_requests": "4"}, "without it target_requests would do nothing"),
         ({"routing": "luck"}, "routing"),
-        ({"trust_remote_code": "true"}, "cannot be honoured"),
+        ({"trust_remote_code": "true"}, "is not supported"),
         ({"kv_memory": "much"}, "kv_memory"),
     ],
 )

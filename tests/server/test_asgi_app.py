@@ -123,5 +123,5 @@ def test_settings_may_be_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (ran.returncode, ran.stdout) == (0, f"{FastAPI.__name__}\n"), ran.stderr
     with pytest.raises(BadRequest, match=r"max_batch_seqs = 0 \(create_app\(max_batch_seqs=…\)\)"):
         create_app(max_batch_seqs=0)
-    with pytest.raises(BadRequest, match=r"create_app\(modle=…\) is no setting\. Did you mean model\?"):
+    with pytest.raises(BadRequest, match=r"create_app\(modle=…\) is not a setting\. Did you mean model\?"):
         create_app(modle="./m")

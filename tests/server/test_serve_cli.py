@@ -364,10 +364,10 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
     ("args", "status", "complaint"),
     [
         (("--port", "many"), 1, "port = 'many' (--port): Input should be a valid integer"),
-        (("--max-batch-size", "1", "--max-num-seqs", "2"), 2, "--max-num-seqs says again what --max-batch-size has"),
+        (("--max-batch-size", "1", "--max-num-seqs", "2"), 2, "--max-num-seqs sets what --max-batch-size has"),
         (("a=org/a", "--model", "a=org/b"), 1, "Two models are called 'a'"),
         (("--checkpoint-path", "x", "--model", "y"), 1, "exclude each other"),
-        (("--trust-remote-code",), 1, "--trust-remote-code cannot be honoured"),
+        (("--trust-remote-code",), 1, "--trust-remote-code is not supported"),
         (("--device", "tpu"), 1, "'auto', 'cpu' or 'cuda'"),
         (("--no-such-flag",), 2, "unrecognized arguments: --no-such-flag"),
         (("--config", "nowhere.yaml"), 1, "Cannot read the config file nowhere.yaml"),

@@ -159,7 +159,7 @@ def test_without_a_tokenizer_texts_are_token_ids(solver: LiveServer) -> None:
     assert text == ids
     assert all(0 <= int(word) < 11 for word in text["completions"][0].split())
     assert refused.status_code == 400
-    assert "'three' is no token id from 0 to 10. This model has no tokenizer" in refused.json()["error"]["message"]
+    assert "'three' is not a token id from 0 to 10. This model has no tokenizer" in refused.json()["error"]["message"]
     assert "no chat template" in chat.json()["error"]["message"]
 
 

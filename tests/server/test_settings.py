@@ -139,9 +139,11 @@ def test_keys_of_other_servers_are_read_from_yaml(tmp_path: Path, key: str, fiel
 
 
 def test_unknown_key_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"ostro\.yaml: max_batch_seq is no setting\. Did you mean max_batch_seqs\?$"):
+    with pytest.raises(
+        BadRequest, match=r"ostro\.yaml: max_batch_seq is not a setting\. Did you mean max_batch_seqs\?$"
+    ):
         read(tmp_path, yaml_text="max_batch_seq: 3")
-    with pytest.raises(BadRequest, match=r"zzz is no setting\. docs/configuration\.md lists them all\.$"):
+    with pytest.raises(BadRequest, match=r"zzz is not a setting\. docs/configuration\.md lists them all\.$"):
         read(tmp_path, yaml_text="zzz: 3")
 
 
@@ -171,8 +173,8 @@ def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
         ("enable_chunked_prefill: false", "always computed in chunks"),
         ("log_level: loud", "'debug', 'info', 'warning' or 'error'"),
         ("checkpoint_path: x\nhf_checkpoint: y", "exclude each other"),
-        ("port: 1\nserve: {port: 2}", "port says again what port in .* has said"),
-        ("model: a\nhf_checkpoint: b", "hf_checkpoint says again what model in"),
+        ("port: 1\nserve: {port: 2}", "port sets what port in .* has already set"),
+        ("model: a\nhf_checkpoint: b", "hf_checkpoint sets what model in"),
         ("- 1", "must hold settings"),
         ("a: [", "not valid YAML"),
         ("enable_cors: true\ncors_credentials: true", "needs origins by name"),
@@ -297,7 +299,7 @@ def test_another_programs_file_in_that_place_is_told_of_and_left_alone(tmp_path:
 
 def test_a_wrong_setting_in_a_found_file_is_an_error(tmp_path: Path) -> None:
     write_found(tmp_path, "default.yaml", "serve: {hrm: {prot: 1}}")
-    with pytest.raises(BadRequest, match=r"default\.yaml: prot is no setting\. Did you mean port\?"):
+    with pytest.raises(BadRequest, match=r"default\.yaml: prot is not a setting\. Did you mean port\?"):
         read(tmp_path)
 
 
@@ -371,9 +373,9 @@ def test_models_that_make_no_sense_are_refused(tmp_path: Path, text: str, words:
 @pytest.mark.parametrize(
     ("own", "complaint"),
     [
-        ("{colour: 1}", "colour is no setting of a model. Those are"),
-        ("{max_seq_length: 1}", "max_seq_length is no setting of a model. Did you mean max_seq_len"),
-        ("{port: 1}", "port is no setting of a model"),
+        ("{colour: 1}", "colour is not a per-model setting. The per-model settings are"),
+        ("{max_seq_length: 1}", "max_seq_length is not a per-model setting. Did you mean max_seq_len"),
+        ("{port: 1}", "port is not a per-model setting"),
         ("{max_seq_len: lots}", "max_seq_len = 'lots': Input should be a valid integer"),
         ("{kv_memory: lots}", "kv_memory = 'lots': a memory size is written 512M or 2G"),
         ("{kv_memory: 4000000000000000000}", "kv_memory must be at most"),

@@ -417,7 +417,7 @@ def test_other_protocols_are_refused_by_name(protocol: str) -> None:
 
 def test_variable_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
-    with pytest.raises(BadRequest, match="A variable of OpenTelemetry's cannot be honoured: max_queue_size"):
+    with pytest.raises(BadRequest, match="An OpenTelemetry variable is not supported: max_queue_size"):
         start_tracing("http://127.0.0.1:4318")
 
 

@@ -128,7 +128,7 @@ def test_a_limit_is_written_with_a_unit(text: str, size: int | None, monkeypatch
 @pytest.mark.parametrize("text", ["much", "-1", "50 parsecs", "1e9"])
 def test_a_limit_that_is_no_size_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_CACHE_LIMIT", text)
-    with pytest.raises(BadRequest, match=r"is no size\. Write 50G"):
+    with pytest.raises(BadRequest, match=r"is not a size\. Write 50G"):
         cache_limit()
 
 

@@ -452,8 +452,8 @@ def test_a_table_of_positions_tells_the_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("inner.embed_tokens.embedding_weight", None, "holds no tensor .*, so it is no HRM"),
-        ("inner.embed_tokens.embedding_weight", torch.ones(9), "which is no matrix"),
+        ("inner.embed_tokens.embedding_weight", None, "holds no tensor .*, so it is not an HRM"),
+        ("inner.embed_tokens.embedding_weight", torch.ones(9), "which is not a matrix"),
         ("inner.L_level.layers.0.mlp.gate_up_proj.weight", None, "holds no tensor"),
         ("inner.H_level.layers.3.mlp.gate_up_proj.weight", torch.ones(1), r"layers \[0, 1, 3\] of level H"),
         ("model.inner.H_init", torch.ones(32), "the same tensors twice"),

@@ -42,7 +42,7 @@ def test_a_missing_path_object_is_never_taken_for_a_hub_id(tmp_path: Path, monke
     ],
 )
 def test_what_is_no_reference_is_answered_with_the_accepted_forms(ref: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"is no model reference\. Give a directory, .* a Hub id ORG/NAME"):
+    with pytest.raises(ModelNotFound, match=r"is not a model reference\. Give a directory, .* a Hub id ORG/NAME"):
         open_checkpoint(ref)
 
 
@@ -54,7 +54,7 @@ def test_a_malformed_wheel_reference_says_how_to_write_it(ref: str) -> None:
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ModelNotFound, match=r"notes\.txt is no model file"):
+    with pytest.raises(ModelNotFound, match=r"notes\.txt is not a model file"):
         open_checkpoint(tmp_path / "notes.txt")
 
 

@@ -1,4 +1,4 @@
-"""The `ostro` command: one file a subcommand. A subcommand's imports wait until it is called."""
+"""The `ostro` command: one file per subcommand. A subcommand is imported only when it is called."""
 
 import argparse
 import os
@@ -13,15 +13,15 @@ from ostro.errors import OstroError
 from ostro.platforms import check_platform
 
 COMMANDS = {
-    "serve": "serve a model over HTTP, as OpenAI's API",
-    "chat": "talk with a model in the terminal",
+    "serve": "serve models over an OpenAI-compatible HTTP API",
+    "chat": "chat with a model in the terminal",
     "generate": "complete a prompt or a file of prompts",
-    "batch": "run a file of requests in OpenAI's batch format",
-    "bench": "put load on a server and measure latencies and throughput",
-    "compare": "ask two servers or models the same and put their answers and speed side by side",
-    "score": "say how likely a model is to continue prompts in given ways",
-    "models": "list, fetch, delete and check the models in the local cache",
-    "plan": "say how much memory a model needs and what fits, without loading it",
+    "batch": "run a file of requests in OpenAI's batch format, offline",
+    "bench": "load-test a server: latency and throughput",
+    "compare": "send the same prompts to two servers or models and compare outputs and speed",
+    "score": "score how likely a model is to continue each prompt with a given text",
+    "models": "list, download, delete and verify models in the local cache",
+    "plan": "estimate how much memory a model needs and what fits, without loading it",
 }
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         given = sys.argv[1:] if argv is None else argv
-        # Before anything of a command is imported: that would fail in words of Python's own.
+        # Before a command is imported: the import itself could fail, with a bare Python error.
         check_platform(_command(given))
         words = _translated(given)
         parser = _parser(words)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more when it flushes stdout at exit.
+        # The reader of our output is gone; Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -60,7 +60,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _translated(words: Sequence[str]) -> list[str]:
-    """In our own flags, where a command understands those of others."""
+    """The words in our own flags, where a command also understands another program's."""
     if not words or words[0] != "serve":
         return list(words)
     from ostro.cli.serve import translate
@@ -71,16 +71,16 @@ def _translated(words: Sequence[str]) -> list[str]:
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     from ostro.version import __version__
 
-    parser = CommandParser(prog="ostro", description="Serves language models.")
+    parser = CommandParser(prog="ostro", description="An inference server for language models.")
     describe(
         parser,
         {
             "ostro serve": "the embedded model, at http://127.0.0.1:8000",
-            "ostro serve Qwen/Qwen3-0.6B --ui": "one of the Hugging Face Hub, with a page to try it",
-            "ostro chat": "talk with it in this terminal",
+            "ostro serve Qwen/Qwen3-0.6B --ui": "a model from the Hugging Face Hub, with a playground",
+            "ostro chat": "chat with it in this terminal",
             "ostro models available": "models that have a short name",
         },
-        "ostro COMMAND --help says more of each.",
+        "Run `ostro COMMAND --help` for a command's options.",
     )
     parser.add_argument("--version", action="version", version=f"ostro {__version__}", help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=bool(argv))

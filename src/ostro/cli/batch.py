@@ -41,13 +41,14 @@ from ostro.server.responses import chat_response, completion_response, embedding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("requests", type=Path, metavar="FILE", help="requests, one a line; - reads standard input")
+    parser.add_argument("requests", type=Path, metavar="FILE", help="requests, one per line; - reads standard input")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results here instead of to stdout")
     describe(
         parser,
         {"ostro batch requests.jsonl --output results.jsonl": "run a file"},
         "Each line is {custom_id, method: POST, url, body}; url is /v1/chat/completions, /v1/completions or "
-        "/v1/embeddings. The exit status is 0 if every line succeeded and 1 if any failed: its result says why.",
+        "/v1/embeddings. The exit status is 0 if every line succeeded and 1 if any failed; a failed line's result says "
+        "why.",
     )
     add_engine_options(parser)
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     lines = _lines(args.requests)
     tell_progress()
     llm = LLM(config=engine_config(args))
-    # Opened before the work: a place that cannot be written to should not cost a night's run.
+    # Opened first: an unwritable path should be reported before the work, not after a night's run.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:
         results = _results(llm, lines)
         file.writelines(result.model_dump_json() + "\n" for result in results)
@@ -112,7 +113,7 @@ def _lines(path: Path) -> list[BatchRequest | BatchResult]:
     seen: set[str] = set()
     lines = [_line(number, text, seen) for number, text in read_lines(path)]
     if not lines:
-        raise BadRequest(f"{path} holds no requests. Write one a line.")
+        raise BadRequest(f"{path} holds no requests. Write one per line.")
     return lines
 
 

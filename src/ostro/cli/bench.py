@@ -1,4 +1,4 @@
-"""ostro bench: load on a server that speaks OpenAI's API, and what it does to latencies and throughput."""
+"""ostro bench: load-tests a server with an OpenAI-compatible API and reports latency and throughput."""
 
 import argparse
 import json
@@ -34,62 +34,103 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         {
-            "ostro bench": "one client, the server at localhost:8000",
-            "ostro bench --concurrency 1,8,32 --requests 200": "a run for each number of clients",
-            "ostro bench --rate 2,4 --duration 60 --plot r.html": "at given rates, with a report",
+            "ostro bench": "one client against the server at localhost:8000",
+            "ostro bench --concurrency 1,8,32 --requests 200": "one run per number of clients",
+            "ostro bench --rate 2,4 --duration 60 --plot r.html": "at fixed request rates, with an HTML report",
         },
-        "The exit status is 0; 1 if the server cannot be asked or no request succeeded; 2 for options that are wrong; "
-        "130 if it was interrupted, after it has shown what there is.",
+        "The exit status is 0; 1 if the server cannot be reached or no request succeeded; 2 for invalid options; 130 "
+        "if interrupted, after printing the results so far.",
     )
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--url", default="http://localhost:8000", metavar="URL", help="with or without /v1 (%(default)s)"
+        "--url",
+        default="http://localhost:8000",
+        metavar="URL",
+        help="the server's address, with or without /v1 (%(default)s)",
     )
-    group.add_argument("--model", default="", metavar="NAME", help="default: the first that the server lists")
-    group.add_argument("--api-key", metavar="KEY", help="default: OSTRO_API_KEY in the environment")
-    group.add_argument("--header", action="append", default=[], metavar="NAME: VALUE", help="sent too; repeatable")
-    group.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: %(default)s")
-    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a whole answer (%(default)g)")
-    group = parser.add_argument_group("load: one of these, a run for each value")
+    group.add_argument(
+        "--model", default="", metavar="NAME", help="model name (default: the first one the server lists)"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="API key (default: OSTRO_API_KEY in the environment)")
+    group.add_argument(
+        "--header", action="append", default=[], metavar="NAME: VALUE", help="extra header to send; repeatable"
+    )
+    group.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="API to call (%(default)s)")
+    group.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds allowed for a whole response (%(default)g)"
+    )
+    group = parser.add_argument_group("load (choose one; one run per value)")
     kind = group.add_mutually_exclusive_group()
-    kind.add_argument("--concurrency", metavar="N,…", help="clients that ask again when answered (default: 1)")
-    kind.add_argument("--rate", metavar="X,…", help="requests a second, at random times, whatever was answered")
     kind.add_argument(
-        "--trace", type=Path, metavar="FILE", help="JSON lines: timestamp (s), prompt or input_len, output_len"
+        "--concurrency",
+        metavar="N,…",
+        help="closed loop: this many clients, each sending one request at a time (default: 1)",
     )
-    group = parser.add_argument_group("how much of it")
-    group.add_argument("--requests", type=int, metavar="N", help=f"of each run (default: {_REQUESTS})")
-    group.add_argument("--duration", type=float, metavar="S", help="no request begins later than this in a run")
-    group.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before each run (%(default)s)")
-    group.add_argument("--speed", default="1", metavar="X,…", help="how many times as fast a trace is replayed (1)")
-    group.add_argument("--burstiness", type=float, default=1.0, metavar="X", help="1 is Poisson's; below, bursts (1)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and times (%(default)s)")
-    group = parser.add_argument_group("what is asked")
+    kind.add_argument(
+        "--rate",
+        metavar="X,…",
+        help="open loop: requests per second, sent at random times whether or not earlier ones finished",
+    )
+    kind.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay a trace: JSON lines with timestamp (s), prompt or input_len, and output_len",
+    )
+    group = parser.add_argument_group("amount of load")
+    group.add_argument("--requests", type=int, metavar="N", help=f"requests per run (default: {_REQUESTS})")
+    group.add_argument("--duration", type=float, metavar="S", help="stop starting requests after this many seconds")
+    group.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="unmeasured requests before each run (%(default)s)"
+    )
+    group.add_argument("--speed", default="1", metavar="X,…", help="speed-up factor for replaying a trace (1)")
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="X", help="1 is a Poisson process, lower is burstier (1)"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed for prompts, lengths and arrival times (%(default)s)"
+    )
+    group = parser.add_argument_group("requests")
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--prompt", metavar="TEXT", help="the same for every request")
+    what.add_argument("--prompt", metavar="TEXT", help="send this prompt with every request")
     what.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="in turn; one a line; .jsonl: {prompt} or {messages} a line"
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="cycle through prompts, one per line; .jsonl: {prompt} or {messages} per line",
     )
-    what.add_argument("--input-len", metavar="N or A-B", help=f"tokens of random words (default: {_INPUT})")
+    what.add_argument(
+        "--input-len", metavar="N or A-B", help=f"length of random prompts, in tokens (default: {_INPUT})"
+    )
     group.add_argument(
         "--output-len", "--max-tokens", dest="output_len", metavar="N or A-B", help=f"tokens to generate ({_OUTPUT})"
     )
     group.add_argument(
-        "--shared-prefix", type=int, default=0, metavar="N", help="tokens that all random prompts begin with"
+        "--shared-prefix",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of leading tokens that all random prompts share",
     )
-    group.add_argument("--vocab-size", type=int, metavar="N", help="random prompts of token ids below N (completions)")
+    group.add_argument(
+        "--vocab-size", type=int, metavar="N", help="send random token ids below N instead of words (completions only)"
+    )
     group.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
-        help="ask for exactly so many tokens (default: where prompts are random, if the server knows it)",
+        help="always generate exactly --output-len tokens (default: on for random prompts, if the server supports it)",
     )
-    group.add_argument("--body", metavar="JSON", help='fields for every request, such as {"temperature": 0}')
+    group.add_argument("--body", metavar="JSON", help='extra fields for every request, such as {"temperature": 0}')
     group = parser.add_argument_group("measuring and output")
-    group.add_argument("--slo", metavar="LIMITS", help="count what keeps to them: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s")
-    group.add_argument("--processes", type=int, default=1, metavar="N", help="that make the load (%(default)s)")
-    group.add_argument("--no-self-test", action="store_true", help="do not measure what measuring adds")
-    group.add_argument("--output-file", type=Path, metavar="FILE", help="everything that was measured, as JSON")
-    group.add_argument("--plot", type=Path, metavar="FILE", help="one HTML file that needs nothing else")
+    group.add_argument(
+        "--slo", metavar="LIMITS", help="also report goodput under these limits: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s"
+    )
+    group.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="processes that generate the load (%(default)s)"
+    )
+    group.add_argument("--no-self-test", action="store_true", help="skip measuring the benchmark's own overhead")
+    group.add_argument("--output-file", type=Path, metavar="FILE", help="write all measurements as JSON")
+    group.add_argument("--plot", type=Path, metavar="FILE", help="write a self-contained HTML report")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"ostro: {error}", file=sys.stderr)
         return 2
     with ExitStack() as files:
-        # Opened before the work: a place that cannot be written to should not cost it.
+        # Opened first: an unwritable path should be reported before the work, not after it.
         as_json, as_page = (path and files.enter_context(written_whole(path)) for path in (args.output_file, args.plot))
         found = bench(options, _watched)
         if as_json:
@@ -253,7 +294,7 @@ def _headers(args: argparse.Namespace) -> dict[str, str]:
         name, colon, value = (part.strip() for part in header.partition(":"))
         if not (name and colon) or not header.isascii() or not header.isprintable():
             raise BadRequest("--header takes `Name: value`.", param="header")
-        # So written, one that we send anyway is replaced, and not sent twice.
+        # In this spelling, a header that we send anyway is replaced instead of sent twice.
         headers[name.title()] = value
     return headers
 
@@ -277,7 +318,7 @@ def _items(path: Path, endpoint: str, *, timed: bool) -> list[Item]:
     """The requests of a file, in the order of their times if they have some."""
     lines = read_lines(path)
     if not lines:
-        raise BadRequest(f"{path} holds no requests. Write one a line.")
+        raise BadRequest(f"{path} holds no requests. Write one per line.")
     if path.suffix != ".jsonl" and not timed:
         return [Item(prompt=line) for _, line in lines]
     items = []
@@ -312,7 +353,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadRequest(f"{path}, line {number} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise BadRequest(f"{path}, line {number} is no JSON object.")
+        raise BadRequest(f"{path}, line {number} is not a JSON object.")
     return value
 
 

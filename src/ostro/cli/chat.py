@@ -1,4 +1,4 @@
-"""ostro chat: a conversation in the terminal, with a server that runs or one that is started for it."""
+"""ostro chat: a conversation in the terminal, with a running server or one started for it."""
 
 import argparse
 import sys
@@ -23,28 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reference",
         nargs="?",
         metavar="MODEL",
-        help="short name, directory, file or Hub id to serve for this conversation (default: what a running server "
-        "has, or the embedded model)",
+        help="short name, directory, file or Hub id to load for this conversation (default: the model of a running "
+        "server, or the embedded model)",
     )
-    parser.add_argument("--url", metavar="URL", help=f"a server that runs (default: {DEFAULT_URL}, if one is there)")
+    parser.add_argument(
+        "--url", metavar="URL", help=f"a running server (default: {DEFAULT_URL}, if one is listening there)"
+    )
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (default: its first)")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: OSTRO_API_KEY)")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's API key (default: OSTRO_API_KEY)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_sampling_options(parser)
     describe(
         parser,
         {
-            "ostro chat": "with the server at 127.0.0.1:8000, or one of its own",
-            "ostro chat qwen2.5-coder-0.5b": "with this model",
-            "ostro chat < question.txt": "one answer, and nothing else",
+            "ostro chat": "use the server at 127.0.0.1:8000, or start one",
+            "ostro chat qwen2.5-coder-0.5b": "load this model",
+            "ostro chat < question.txt": "print one answer and exit",
         },
-        "What is not set here is the model's own: temperature, top_p and how long an answer may be.",
+        "Sampling parameters that are not set here take the model's own defaults, including the length limit.",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.n not in (None, 1):
-        raise BadRequest("A conversation goes on with one answer: leave --n out.", param="n")
+        raise BadRequest("A conversation continues with a single answer: leave --n out.", param="n")
     terminal = Terminal()
     with _server(args, terminal) as client:
         conversation = Conversation(client, _options(args), system=args.system)
@@ -59,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
 def _server(args: argparse.Namespace, terminal: Terminal) -> Iterator[Client]:
     """One that is ready."""
     if args.reference is not None and (args.url is not None or args.model is not None):
-        raise BadRequest("MODEL is served here; --url and --model are for a server that runs: leave one of them out.")
+        raise BadRequest(
+            "MODEL starts a server of its own, --url and --model use a running one: leave one of them out."
+        )
     with Client(args.url or DEFAULT_URL, args.api_key) as client:
         found = args.reference is None and client.healthy(_LOOK_SECONDS)
         if found:

@@ -1,4 +1,4 @@
-"""ostro compare: two servers or models, the same prompts and settings, side by side."""
+"""ostro compare: two servers or models side by side, on the same prompts and settings."""
 
 import argparse
 import json
@@ -31,35 +31,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "ostro compare --a offline:default --b offline:default?quantize=int8 --prompts p.txt": "two precisions",
         },
         "A side is http://… (OpenAI's API), tgi+http://… (Text Generation Inference), ostro+http://… (our /generate) "
-        "or offline:MODEL, a model in this process (a path, a short name, a Hub id or `default`; settings as in "
-        "offline:default?quantize=int8). The exit status is 0; 1 if a side never answered or --fail-under is not met; "
-        "2 for options that are wrong.",
+        "or offline:MODEL, a model loaded in this process (a path, a short name, a Hub id or `default`; engine "
+        "settings as in offline:default?quantize=int8). The exit status is 0; 1 if a side never answered or "
+        "--fail-under is not met; 2 for invalid options.",
     )
     for side in "ab":
         group = parser.add_argument_group(f"side {side.upper()}")
         group.add_argument(f"--{side}", required=True, metavar="SIDE", help="a server's address or offline:MODEL")
-        group.add_argument(f"--model-{side}", metavar="NAME", help="default: the first that the server lists")
         group.add_argument(
-            f"--api-key-{side}", metavar="KEY", help=f"default: OSTRO_COMPARE_KEY_{side.upper()} in the environment"
+            f"--model-{side}", metavar="NAME", help="model name (default: the first one the server lists)"
+        )
+        group.add_argument(
+            f"--api-key-{side}",
+            metavar="KEY",
+            help=f"API key (default: OSTRO_COMPARE_KEY_{side.upper()} in the environment)",
         )
     group = parser.add_argument_group("prompts and sampling")
     group.add_argument(
-        "--prompts", type=Path, required=True, metavar="FILE", help="one a line; .jsonl: {prompt} or {messages} a line"
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="prompts, one per line; .jsonl: {prompt} or {messages} per line",
     )
-    group.add_argument("--chat", action="store_true", help="take a prompt as a user's message, by the chat template")
-    group.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most to generate (%(default)s)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: 0, which is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="X", help="default: %(default)s")
-    group.add_argument("--seed", type=int, metavar="N", help="the same for every prompt, on both sides")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    group.add_argument("--logprobs", action="store_true", help="ask for tokens' log-probabilities and compare them")
+    group.add_argument(
+        "--chat", action="store_true", help="send each prompt as a user message, through the chat template"
+    )
+    group.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="tokens to generate at most (%(default)s)"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="sampling temperature (default: 0, greedy)"
+    )
+    group.add_argument("--top-p", type=float, default=1.0, metavar="X", help="nucleus sampling (default: %(default)s)")
+    group.add_argument("--seed", type=int, metavar="N", help="seed for every prompt, on both sides")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="stop before this string; repeatable"
+    )
+    group.add_argument("--logprobs", action="store_true", help="request log-probabilities and compare them too")
     group = parser.add_argument_group("run and output")
-    group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests at a time (%(default)s)")
-    group.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before any counts (%(default)s)")
-    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds of silence (%(default)g)")
-    group.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
-    group.add_argument("--report", type=Path, metavar="FILE", help="one HTML file that needs nothing else")
-    group.add_argument("--fail-under", type=float, metavar="SHARE", help="exit status 1 below this exact agreement")
+    group.add_argument(
+        "--concurrency", type=int, default=1, metavar="N", help="requests in flight at once (%(default)s)"
+    )
+    group.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="unmeasured requests to start with (%(default)s)"
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="give up after this many seconds of silence (%(default)g)",
+    )
+    group.add_argument("--json", type=Path, metavar="FILE", help="write all measurements as JSON")
+    group.add_argument("--report", type=Path, metavar="FILE", help="write a self-contained HTML report")
+    group.add_argument(
+        "--fail-under", type=float, metavar="SHARE", help="exit with status 1 if exact agreement is below this share"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"ostro: {error}", file=sys.stderr)
         return 2
     with ExitStack() as files:
-        # Opened before the work: a place that cannot be written to should not cost it.
+        # Opened first: an unwritable path should be reported before the work, not after it.
         as_json, as_page = (path and files.enter_context(written_whole(path)) for path in (args.json, args.report))
         for name, side in zip("AB", plan.sides, strict=True):
             _prepare(name, side)
@@ -155,7 +183,7 @@ def _prompts(path: Path, *, chat: bool) -> list[Prompt]:
         else [line for _, line in lines]
     )
     if not prompts:
-        raise BadRequest(f"{path} holds no prompts. Write one a line.")
+        raise BadRequest(f"{path} holds no prompts. Write one per line.")
     return [({"role": "user", "content": each},) if chat and isinstance(each, str) else each for each in prompts]
 
 

@@ -151,7 +151,7 @@ class Conversation:
             return
         name, _, rest = text.partition(" ")
         if name not in self._commands:
-            raise BadRequest(f"{name} is no command. /help lists them.")
+            raise BadRequest(f"{name} is not a command. /help lists them.")
         self._commands[name](terminal, rest.strip())
 
     def _answer(self, terminal: Terminal, text: str) -> None:

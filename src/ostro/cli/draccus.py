@@ -1,4 +1,4 @@
-"""Command lines in the style of Levanter's configuration library, draccus, as ours.
+"""Command lines in the style of draccus, Levanter's configuration library, translated to ours.
 
     --hf_checkpoint ./model      underscores for dashes
     port=9000                    a setting without dashes
@@ -31,7 +31,7 @@ _INSTEAD: Mapping[str, str] = {
     "trainer.tensor_parallel_axes": "devices that a model runs on are --tensor-parallel",
     "trainer.mesh": "devices that a model runs on are --tensor-parallel",
     "trainer": "a server does not train; leave it out. Of the trainer's settings it takes trainer.mp",
-    "model": "a model's shape comes with its checkpoint or, for one of Levanter's, from the YAML file it was trained "
+    "model": "a model's shape comes with its checkpoint or, for a Levanter model, from the YAML file it was trained "
     "with: --model-config FILE",
     "service": "there is no such setting. docs/configuration.md lists them all",
     "optimizer": "a server does not train; leave it out",
@@ -122,4 +122,4 @@ def _check_section(word: str) -> None:
     section = key.partition(".")[0]
     known = [each for each in _INSTEAD if key == each or key.startswith(f"{each}.")]
     reason = _INSTEAD[max(known, key=len)] if known else f"there is no section {section} here; leave it out"
-    raise BadRequest(f"--{key} cannot be honoured: {reason}.")
+    raise BadRequest(f"--{key} is not supported: {reason}.")

@@ -1,4 +1,4 @@
-"""ostro generate: complete a prompt, streamed to the terminal, or a file of prompts, batched into another file."""
+"""ostro generate: completes one prompt, streamed to the terminal, or a file of prompts as a batch."""
 
 import argparse
 import json
@@ -20,9 +20,13 @@ from ostro.sampling_params import SamplingParams
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads standard input")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a file with one prompt a line")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write JSON lines here instead of text to stdout")
-    parser.add_argument("--chat", action="store_true", help="take a prompt as a user's message, by the chat template")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a file with one prompt per line")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write JSON lines to this file instead of text to stdout"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="send the prompt as a user message, through the chat template"
+    )
     add_sampling_options(parser)
     add_engine_options(parser)
     describe(
@@ -30,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         {
             'ostro generate "Once upon a time" --max-tokens 64': "continue a text",
             'ostro generate --chat "Why is the sky blue?"': "answer a question",
-            "ostro generate --prompts in.txt --output out.jsonl": "one JSON line a prompt",
-            "ostro generate - --model qwen2.5-coder-0.5b": "standard input, another model",
+            "ostro generate --prompts in.txt --output out.jsonl": "write one JSON line per prompt",
+            "ostro generate - --model qwen2.5-coder-0.5b": "read standard input, use another model",
         },
     )
 
@@ -60,7 +64,7 @@ def _texts(args: argparse.Namespace) -> list[str]:
         return [read_text(Path("-"))] if args.prompt == "-" else [args.prompt]
     texts = [line for _, line in read_lines(args.prompts)]
     if not texts:
-        raise BadRequest(f"{args.prompts} holds no prompts. Write one a line.")
+        raise BadRequest(f"{args.prompts} holds no prompts. Write one per line.")
     return texts
 
 

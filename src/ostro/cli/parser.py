@@ -38,7 +38,7 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(each) for each in action.choices]
-            told = f"{value!r} is none of {', '.join(choices)}{did_you_mean(str(value), choices, '. ')}"
+            told = f"{value!r} is not one of {', '.join(choices)}{did_you_mean(str(value), choices, '. ')}"
             raise argparse.ArgumentError(action, told)
 
     def _meant(self, unknown: Iterable[str]) -> str:

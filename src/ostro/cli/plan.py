@@ -22,10 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="short name, directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION (default: the embedded model)",
     )
     parser.add_argument(
-        "--memory", type=memory_size, metavar="SIZE", help="what is free on another machine, or a GPU's, such as 16G"
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="plan for this much free memory instead of this machine's, such as 16G",
     )
-    parser.add_argument("--model-config", metavar="FILE", help="a YAML file, for Levanter's checkpoints")
-    parser.add_argument("--json", action="store_true", help="all figures, in bytes")
+    parser.add_argument("--model-config", metavar="FILE", help="training config (YAML) of a Levanter checkpoint")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON, in bytes")
     add_size_options(parser.add_argument_group("engine", "As for serve and generate."))
     describe(
         parser,

@@ -21,32 +21,36 @@ _Pair = dict[str, str | list[int]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help="pairs, one a line; - reads standard input"
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="prompt and continuation pairs, one per line; - reads standard input",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the scores here instead of to stdout")
     parser.add_argument(
         "--one-pass",
         action="store_true",
-        help="for an HRM: a continuation in one pass, which is no likelihood",
+        help="for an HRM: score each continuation in a single pass; the result is not a likelihood",
     )
     parser.add_argument(
         "--truncate-prompt-tokens",
         type=int,
         metavar="N",
-        help="keep so many of a prompt's last tokens; -1 keeps what fits",
+        help="keep only this many tokens at the end of a prompt; -1 keeps what fits",
     )
     describe(
         parser,
         {"ostro score --input pairs.jsonl --output scores.jsonl": "score a file"},
-        "Each line is {prompt, continuation}, two texts or two lists of token ids, and becomes a line "
-        "{logprob, is_greedy, num_tokens} with whatever else it holds, such as an id.",
+        "Each input line is {prompt, continuation}: two texts, or two lists of token ids. Each output line is "
+        "{logprob, is_greedy, num_tokens}, plus any other fields of the input line, such as an id.",
     )
     add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     pairs = _pairs(args.input)
-    # Opened before the work: a place that cannot be written to should not come up at its end.
+    # Opened first: an unwritable path should be reported before the work, not after it.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:
         tell_progress()
         llm = LLM(config=engine_config(args))
@@ -82,7 +86,7 @@ def _check_each(llm: LLM, pairs: Sequence[_Pair], *, one_pass: bool, truncate_pr
 def _pairs(path: Path) -> list[_Pair]:
     pairs = [_pair(number, text) for number, text in read_lines(path)]
     if not pairs:
-        raise BadRequest(f"{path} holds no pairs. Write one a line.")
+        raise BadRequest(f"{path} holds no pairs. Write one per line.")
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""ostro serve: the OpenAI API over models. Its options are the fields of `server.settings`, one flag each."""
+"""ostro serve: models over an OpenAI-compatible API. Its options are the fields of `server.settings`, one flag each."""
 
 import argparse
 import asyncio
@@ -64,7 +64,9 @@ class _Once(argparse.Action):
         flag = option_string or "MODEL"
         given: Given | None = getattr(namespace, self.dest, None)
         if given is not None:
-            raise argparse.ArgumentError(None, f"{flag} says again what {given.origin} has said: give one of the two")
+            raise argparse.ArgumentError(
+                None, f"{flag} sets what {given.origin} has already set: give only one of them"
+            )
         setattr(namespace, self.dest, Given(self._value(flag, values), flag))
 
     def _value(self, flag: str, values: object) -> object:
@@ -87,7 +89,7 @@ class _Many(argparse.Action):
         flag = option_string or "MODEL"
         given: Given | None = getattr(namespace, self.dest, None)
         before = given.value if given is not None and isinstance(given.value, tuple) else ()
-        # What is not named by a flag comes first, wherever it stands: it is the model that answers by default.
+        # The positional argument comes first, wherever it stands: it is the model that answers by default.
         gathered = (values, *before) if option_string is None else (*before, values)
         setattr(namespace, self.dest, Given(gathered, flag if given is None else f"{given.origin}, {flag}"))
 
@@ -107,11 +109,11 @@ class _Refused(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        raise BadRequest(f"{option_string} cannot be honoured: {REFUSED[self.dest]}")
+        raise BadRequest(f"{option_string} is not supported: {REFUSED[self.dest]}")
 
 
 def translate(words: Sequence[str]) -> list[str]:
-    """A command line in the style of Levanter's, in ours."""
+    """A Levanter-style command line, translated to our flags."""
     valued, switches = {"--config", "--config-path"}, {"--print-config", "--dry-run"}
     for name, field in ServeSettings.model_fields.items():
         known = _flags(name, is_switch=field.annotation is bool)
@@ -121,24 +123,28 @@ def translate(words: Sequence[str]) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", action=_Many, help="the same as --model")
-    parser.add_argument("--config", "--config-path", type=Path, metavar="FILE", help="a YAML file of settings")
+    parser.add_argument("--config", "--config-path", type=Path, metavar="FILE", help="read settings from a YAML file")
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings, their origins and what will run, and exit"
+        "--print-config",
+        action="store_true",
+        help="print the settings, where each comes from and what will run, then exit",
     )
-    parser.add_argument("--dry-run", action="store_true", help="load and warm up, report memory and limits, and exit")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="load and warm up the model, report memory and limits, then exit"
+    )
     _add_settings(parser)
     describe(
         parser,
         {
             "ostro serve": "the embedded model",
-            "ostro serve Qwen/Qwen3-0.6B --port 9000 --ui": "one of the Hugging Face Hub, with a page to try it",
-            "ostro serve ./model.gguf --host 0.0.0.0 --api-key KEY": "a file, for other machines",
-            "ostro serve --models ./models --memory-budget 12G": "every model of a directory, when it is asked for",
-            "ostro serve --config ostro.yaml --print-config": "what the settings are, and where each comes from",
+            "ostro serve Qwen/Qwen3-0.6B --port 9000 --ui": "a model from the Hugging Face Hub, with a playground",
+            "ostro serve ./model.gguf --host 0.0.0.0 --api-key KEY": "a local file, reachable from other machines",
+            "ostro serve --models ./models --memory-budget 12G": "every model in a directory, loaded on demand",
+            "ostro serve --config ostro.yaml --print-config": "show the settings and where each comes from",
         },
-        "Every setting --some-name is also OSTRO_SOME_NAME in the environment or a .env file, and some_name in the "
-        "config file. The command line wins over the environment, that over .env, and that over the file. More on each "
-        "is in docs/configuration.md.",
+        "Every setting --some-name can also be set as OSTRO_SOME_NAME in the environment or a .env file, and as "
+        "some_name in the config file. The command line overrides the environment, which overrides .env, which "
+        "overrides the config file. See docs/configuration.md for details.",
     )
     for name in REFUSED:
         parser.add_argument(_flag(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
@@ -154,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     merged = merged_settings(args)
     if args.print_config:
         print(merged.describe(), *(f"# {note}\n" for note in merged.notes), sep="", end="", flush=True)
-    # Not above: what has to do with serving takes a while to import, and a wrong setting should not.
+    # Imported late: the server's modules take a while to import, and a wrong setting should be reported at once.
     from ostro.server.build_models import outlook
     from ostro.server.lifecycle import rehearse, serve
 

@@ -42,7 +42,7 @@ def read(schema: type[Model], payload: bytes) -> Model:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "all of it"
         raise BadAnswer(
-            f"The answer is no {schema.__name__} of Ostro's ({place}: {first['msg']}): {shortened(payload)[:100]}. "
+            f"The answer is not an Ostro {schema.__name__} ({place}: {first['msg']}): {shortened(payload)[:100]}. "
             "Is the address that of an Ostro server?"
         ) from error
 

@@ -116,7 +116,7 @@ class Awaited:
 
 
 def check_address(url: str) -> str:
-    """Without a slash at its end; raises BadRequest for what is no server's address."""
+    """Without a slash at its end; raises BadRequest for what is not a server address."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -128,7 +128,7 @@ def check_address(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise BadRequest("An address is shown in messages: give a key by itself, not in the URL.", param="base_url")
     if not known or parts.scheme.lower() not in ("http", "https") or parts.query or parts.fragment:
-        raise BadRequest(f"{url!r} is no server's address. Write it as http://HOST:PORT.", param="base_url")
+        raise BadRequest(f"{url!r} is not a server address. Write it as http://HOST:PORT.", param="base_url")
     return url.rstrip("/")
 
 

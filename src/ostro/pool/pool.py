@@ -255,7 +255,7 @@ class ModelPool(Generic[S]):
             if spec.adapter not in entry.latest.config.adapter_names:
                 raise UnknownModel(f"{spec.name} is no longer there. Ask for another model.")
             if entry.state is PoolState.READY:
-                _log.info("%s is loaded anew, with adapters found since: %s is asked for.", entry.name, spec.name)
+                _log.info("%s is being reloaded with adapters found since: %s was requested.", entry.name, spec.name)
                 self._ask_to_go(entry)
 
     async def _enter(self, entry: Entry[S], name: str | None, seconds: float | None) -> S:

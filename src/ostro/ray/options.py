@@ -52,11 +52,11 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
     known = [*RayOptions.model_fields, *ServeSettings.model_fields]
     for name in args:
         if name in REFUSED:
-            raise BadRequest(f"{name} cannot be honoured: {REFUSED[name]}", param=name)
+            raise BadRequest(f"{name} is not supported: {REFUSED[name]}", param=name)
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             cure = f"Did you mean {close[0]}?" if close else "docs/ray.md and docs/configuration.md list them all."
-            raise BadRequest(f"{name} is no setting. {cure}", param=name)
+            raise BadRequest(f"{name} is not a setting. {cure}", param=name)
     own = {name: value for name, value in args.items() if name in RayOptions.model_fields}
     try:
         options = RayOptions(**own)  # type: ignore[arg-type]

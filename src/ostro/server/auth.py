@@ -124,10 +124,10 @@ def read_key_file(path: Path) -> list[str]:
     except OSError as error:
         raise BadRequest(f"Cannot read the key file {path}: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
-        raise BadRequest(f"The key file {path} is not UTF-8 text. Write one key a line.") from error
+        raise BadRequest(f"The key file {path} is not UTF-8 text. Write one key per line.") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise BadRequest(f"The key file {path} holds no keys. Write one a line.")
+        raise BadRequest(f"The key file {path} holds no keys. Write one per line.")
     if not all(map(str.isascii, keys)):
         raise BadRequest(f"The key file {path} holds a key that is not plain ASCII, as a header's text must be.")
     return keys

@@ -373,7 +373,7 @@ class News:
             now = 0 if service is None else service.restarts
             self._seen[view.name] = view.state, now
             if now > restarts:
-                log.error("the engine ended and is started anew", model=view.name, restarts=now)
+                log.error("the engine exited and is being restarted", model=view.name, restarts=now)
             became_ready = view.state is PoolState.READY and state is not PoolState.READY
             if became_ready and service is not None and (info := service.info) is not None:
                 own = service.sampling_defaults or SamplingDefaults()

@@ -249,7 +249,7 @@ def _apply(path: Path) -> None:
         raise BadRequest(f"Cannot read the logging config {path}: {error.strerror}. Check the path.") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise BadRequest(
-            f"{path} is no logging config: {_one_line(error)}. See logging.config's dictConfig."
+            f"{path} is not a logging config: {_one_line(error)}. See logging.config's dictConfig."
         ) from error
 
 

@@ -156,7 +156,7 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("ostro_sampled_tokens", "Tokens sampled, aborted requests included.", lambda totals: totals.generated_tokens),
     ("ostro_outer_steps", "Outer steps of an HRM.", lambda totals: totals.outer_steps),
     ("ostro_outer_steps_saved", "Outer steps that halting early has saved.", lambda totals: totals.saved_steps),
-    ("ostro_engine_restarts", "Times the engine was started anew.", lambda totals: totals.restarts),
+    ("ostro_engine_restarts", "Number of times the engine was restarted.", lambda totals: totals.restarts),
 )
 _LOADED: Sequence[tuple[str, str, Callable[[ModelInfo], float]]] = (
     ("ostro_load_seconds", "Time to load the model.", lambda info: info.load_seconds),

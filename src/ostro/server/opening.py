@@ -87,7 +87,9 @@ class Opening:
         address = self._address
         self._log.info("listening", url=address.url, model=self._models.first_name)
         if not self._has_keys and not address.is_private:
-            self._log.warning("no API key is set: whoever reaches this address may use the server", url=address.url)
+            self._log.warning(
+                "no API key is set: anyone who can reach this address can use the server", url=address.url
+            )
         if self._has_page:
             # It can be looked at while the model loads.
             page = f"{address.local_url}/"

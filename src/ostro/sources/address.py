@@ -63,7 +63,7 @@ def parse_address(text: str) -> StoreAddress:
     match = _ADDRESS.fullmatch(text)
     key = (match["key"] or "").strip("/") if match else ""
     if match is None or (key and not is_plain_path(key)):
-        raise ModelNotFound(f"{text!r} is no model reference. Write gs://BUCKET/PATH or s3://BUCKET/PATH.")
+        raise ModelNotFound(f"{text!r} is not a model reference. Write gs://BUCKET/PATH or s3://BUCKET/PATH.")
     scheme = cast(Scheme, match["scheme"])
     endpoint = next((value for name in _ENDPOINTS[scheme] if (value := os.environ.get(name))), "")
     return StoreAddress(scheme, match["bucket"], key, endpoint.rstrip("/"))

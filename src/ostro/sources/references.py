@@ -84,7 +84,7 @@ def parse_model(ref: str | Path | None) -> ModelReference:
     if isinstance(ref, Path) or _looks_like_path(text, hub_id):
         return LocalModel(path, exists=False)
     if hub_id is None:
-        raise ModelNotFound(f"{text[:200]!r} is no model reference. {suggestion(text)}Give {FORMS}.")
+        raise ModelNotFound(f"{text[:200]!r} is not a model reference. {suggestion(text)}Give {FORMS}.")
     return hub_id
 
 

@@ -24,7 +24,7 @@ def encode_ids(core: tokenizers.Tokenizer, texts: Sequence[str], *, add_special:
         encodings = core.encode_batch_fast(list(texts), add_special_tokens=add_special)
     except TypeError as error:
         # JSON can spell half a surrogate pair, which Python keeps and no encoding of text has.
-        raise BadRequest("The text holds half a surrogate pair, which is no character.") from error
+        raise BadRequest("The text holds half a surrogate pair, which is not a character.") from error
     return [encoding.ids for encoding in encodings]
 
 

@@ -46,7 +46,7 @@ def read_core(directory: Path) -> tokenizers.Tokenizer:
 
 
 def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
-    """A vocabulary of BERT's from the time before tokenizer.json: pieces one a line, and a few settings."""
+    """A BERT vocabulary from before tokenizer.json: one piece per line, and a few settings."""
     path = directory / "vocab.txt"
     config = {**_json(directory, "special_tokens_map.json"), **_json(directory, "tokenizer_config.json")}
     special = {name: _piece(config.get(name)) or usual for name, usual in _BERT_SPECIALS.items()}
@@ -58,7 +58,7 @@ def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
     missing = next((special[name] for name, token in ids.items() if token is None), None)
     if missing is not None:
         raise UnsupportedModel(
-            f"{path} has no {missing}, so it is no vocabulary of BERT's. Make a tokenizer.json with transformers: "
+            f"{path} has no {missing}, so it is not a BERT vocabulary. Make a tokenizer.json with transformers: "
             "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
         )
     core.add_special_tokens(list(special.values()))

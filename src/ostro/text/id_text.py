@@ -30,5 +30,5 @@ class IdTokenizer(Tokenizer):
         for text in texts:
             for word in text.split():
                 if self._core.token_to_id(word) is None:
-                    raise BadRequest(f"{word[:32]!r} is no token id from 0 to {self.vocab_size - 1}. {_HELP}")
+                    raise BadRequest(f"{word[:32]!r} is not a token id from 0 to {self.vocab_size - 1}. {_HELP}")
         return super().encode_batch(texts, add_special=add_special)

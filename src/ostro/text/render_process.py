@@ -37,7 +37,7 @@ class _Rendering:
             return msgspec.msgpack.encode(Refused(error.message, isinstance(error, Unsupported)))
         except UnicodeEncodeError:
             return msgspec.msgpack.encode(
-                Refused("The chat template failed: it made half a surrogate pair, which is no character.")
+                Refused("The chat template failed: it made half a surrogate pair, which is not a character.")
             )
         except MemoryError:
             return self._out_of_memory

@@ -256,8 +256,8 @@ def _half_pairs_refused(path: Path) -> Iterator[None]:
     except UnicodeEncodeError as error:
         raise BadCheckpoint(
             f"The tokenizer or the chat template of {path} holds half a surrogate pair "
-            f"({error.object[error.start]!a}), which is no character. Download the files again, or choose others with "
-            "--tokenizer or --chat-template."
+            f"({error.object[error.start]!a}), which is not a character. Download the files again, or choose others "
+            "with --tokenizer or --chat-template."
         ) from error
 
 

@@ -147,7 +147,7 @@ class _Scaling:
                 # A pattern stands for the end of a name, from one of its dots on.
                 alphas[re.compile(rf"(?:.*\.)?(?:{pattern})")] = _number(path, "alpha_pattern", alpha)
             except re.error as error:
-                raise BadCheckpoint(f"{path}: 'alpha_pattern' holds {pattern!r}, which is no pattern.") from error
+                raise BadCheckpoint(f"{path}: 'alpha_pattern' holds {pattern!r}, which is not a pattern.") from error
         return cls(
             ranks=frozenset(_rank(path, rank) for rank in ranks),
             alpha=_number(path, "lora_alpha", config.get("lora_alpha", 8)),
@@ -209,7 +209,7 @@ def _target(path: Path, name: str) -> tuple[str, str]:
             f"{path} changes embeddings or the head ({name!r}); Ostro serves adapters of layers' projections. {_MERGE}"
         )
     if match is None:
-        raise UnsupportedModel(f"{path} holds a tensor {name!r}, which is no half of a low-rank product. {_MERGE}")
+        raise UnsupportedModel(f"{path} holds a tensor {name!r}, which is not half of a low-rank product. {_MERGE}")
     return target, match["half"]
 
 

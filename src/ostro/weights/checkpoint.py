@@ -119,7 +119,7 @@ def _open(reference: ModelReference, path: Path, model_config: str | None, *, pr
     if path.suffix == ".gguf":
         return _open_gguf(path, name)
     if path.suffix not in SUFFIXES:
-        raise ModelNotFound(f"{path} is no model file that Ostro knows. Give {FORMS}.")
+        raise ModelNotFound(f"{path} is not a model file that Ostro knows. Give {FORMS}.")
     usual = path.stem in USUAL_STEMS
     return open_file(path, name=name or (path.absolute().parent.name if usual else path.stem))
 

@@ -142,16 +142,18 @@ class Shapes:
     def matrix(self, name: str) -> tuple[int, int]:
         shape = self.of.get(name)
         if shape is None:
-            raise BadCheckpoint(f"{self.path} holds no tensor {name!r}, so it is no HRM ACT-v1 checkpoint.")
+            raise BadCheckpoint(f"{self.path} holds no tensor {name!r}, so it is not an HRM ACT-v1 checkpoint.")
         if len(shape) != 2 or 0 in shape:
-            raise BadCheckpoint(f"{self.path}: tensor {name!r} has shape {shape}, which is no matrix.")
+            raise BadCheckpoint(f"{self.path}: tensor {name!r} has shape {shape}, which is not a matrix.")
         return shape[0], shape[1]
 
     def layers(self, level: str) -> int:
         found = [_LAYER.match(name) for name in self.of]
         numbers = {int(match[2]) for match in found if match is not None and match[1] == level}
         if numbers != set(range(len(numbers))) or not numbers:
-            raise BadCheckpoint(f"{self.path} holds layers {sorted(numbers)} of level {level}, which is no full stack.")
+            raise BadCheckpoint(
+                f"{self.path} holds layers {sorted(numbers)} of level {level}, which is not a full stack."
+            )
         return len(numbers)
 
     def experts(self) -> int:

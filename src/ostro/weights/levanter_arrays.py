@@ -121,7 +121,7 @@ def _tensorstore() -> Any:
     try:
         import tensorstore
     except ImportError as error:
-        raise Unsupported(needs("A checkpoint of Levanter's", "levanter"), param="model") from error
+        raise Unsupported(needs("A Levanter checkpoint", "levanter"), param="model") from error
     return tensorstore
 
 

@@ -101,7 +101,7 @@ class LevanterCheckpoint:
 
 
 def is_levanter(path: Path) -> bool:
-    """Whether a directory looks like a checkpoint of Levanter's, or like a run with some; complete or not."""
+    """Whether a directory looks like a Levanter checkpoint, or like a run that has some; complete or not."""
     if not path.is_dir() or (path / "config.json").is_file():
         return False
     return _has_arrays(path) or any(_has_arrays(child) for child in _children(path) if _STEP.fullmatch(child.name))
@@ -116,7 +116,7 @@ def open_levanter(path: Path, model_config: Path | None, *, name: str | None = N
     step, directory = _newest(path)
     if model_config is None:
         raise BadRequest(
-            f"{directory} is a checkpoint of Levanter's, which does not hold the model's settings. Give --model-config "
+            f"{directory} is a Levanter checkpoint, which does not hold the model's settings. Give --model-config "
             "the YAML that it was trained with.",
             param="model_config",
         )
@@ -158,7 +158,7 @@ def _newest(path: Path) -> tuple[int, Path]:
         return max(found)
     if incomplete:
         raise BadCheckpoint(incomplete[-1])
-    raise ModelNotFound(f"{path} holds no checkpoint of Levanter's. Give the path of a run, or of its step-N.")
+    raise ModelNotFound(f"{path} holds no Levanter checkpoint. Give the path of a run, or of its step-N.")
 
 
 def _step(directory: Path) -> int:

@@ -160,5 +160,5 @@ _LLAMA3_DEFAULTS: Mapping[str, object] = {
 
 def _unsupported(settings: Settings, what: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{settings.path} asks for {what}, which Ostro does not serve of Levanter's type {settings.get('type')!r}."
+        f"{settings.path} asks for {what}, which Ostro does not serve for Levanter's type {settings.get('type')!r}."
     )

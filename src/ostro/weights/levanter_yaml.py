@@ -77,7 +77,7 @@ def read_model_section(path: Path) -> Settings:
 
 
 class LevanterLoader(yaml.SafeLoader):
-    """Takes what has a tag of Levanter's, such as !include, for nothing."""
+    """Reads any value with one of Levanter's tags, such as !include, as None."""
 
 
 LevanterLoader.add_multi_constructor("!", lambda loader, suffix, node: None)

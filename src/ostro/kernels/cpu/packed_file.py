@@ -184,7 +184,7 @@ def _check_owner(file: BinaryIO, path: Path) -> None:
         return
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
-        raise _bad(path, "is no regular file")
+        raise _bad(path, "is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):
         raise _bad(path, f"is owned by user {status.st_uid}, neither this one nor root")
     # A group of our own may share the cache: volumes in Kubernetes are given to one.
@@ -210,7 +210,7 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[int, Header]:
     file.seek(0)
     start = file.read(ALIGN)
     if len(start) < ALIGN or not start.startswith(MAGIC):
-        raise _bad(path, "is no file of packed weights")
+        raise _bad(path, "is not a packed weights file")
     head = start[: _HEAD.size]
     magic, at, nbytes, expected = _HEAD.unpack(head)
     if magic.rstrip(b"\0") != MAGIC or _SUM.unpack(start[_HEAD.size :])[0] != digest(head):

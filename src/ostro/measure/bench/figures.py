@@ -51,7 +51,7 @@ class Slo(msgspec.Struct, frozen=True):
                 seconds = -1.0
             if name not in LATENCIES or not 0 < seconds < float("inf"):
                 raise BadRequest(
-                    f"--slo {clause!r} is no limit. Write one of {', '.join(LATENCIES)} with a time in ms or s, "
+                    f"--slo {clause!r} is not a limit. Write one of {', '.join(LATENCIES)} with a time in ms or s, "
                     "as in ttft=500ms,itl=50ms,e2e=5s.",
                     param="slo",
                 )

@@ -69,7 +69,7 @@ class Target:
         except ValueError:
             host = port = None
         if parts.scheme not in ("http", "https") or not host or parts.query:
-            raise BadRequest(f"{url!r} is no server's address. {example}", param="url")
+            raise BadRequest(f"{url!r} is not a server address. {example}", param="url")
         base = parts.path.rstrip("/")
         secure = parts.scheme == "https"
         base = base if base.endswith("/v1") else base + "/v1"

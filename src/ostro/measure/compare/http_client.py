@@ -46,7 +46,7 @@ class Server:
 def _event(payload: bytes) -> Event:
     event = _json(payload)
     if not isinstance(event, dict):
-        raise BadAnswer(f"An event is no JSON object: {shortened(payload)}")
+        raise BadAnswer(f"An event is not a JSON object: {shortened(payload)}")
     if event.get("error") and (error := error_in(payload)) is not None:
         raise error
     return event

@@ -61,7 +61,9 @@ def side_of(reference: str, options: SideOptions) -> Side:
     """Raises BadRequest for a reference that means nothing."""
     match = _SCHEME.match(reference)
     if match is None and "://" in reference and not reference.startswith(("offline:", "gs://", "s3://")):
-        raise BadRequest(f"{reference!r} is no side. Give http://…, tgi+http://…, ostro+http://… or offline:MODEL.")
+        raise BadRequest(
+            f"{reference!r} is not a valid side. Give http://…, tgi+http://…, ostro+http://… or offline:MODEL."
+        )
     return _offline(reference, options) if match is None else _over_http(reference, match[1], options)
 
 
@@ -76,7 +78,7 @@ def _over_http(reference: str, dialect: str | None, options: SideOptions) -> Sid
         case "ostro":
             return HttpSide(reference, Native(server, options.model))
         case unknown:
-            raise BadRequest(f"{unknown}+http is no dialect. Know openai (plain http), tgi and ostro.")
+            raise BadRequest(f"{unknown}+http is not a known dialect. Use openai (plain http), tgi or ostro.")
 
 
 def _offline(reference: str, options: SideOptions) -> Side:

@@ -43,4 +43,4 @@ def _check(model: Model, layers: list[DecoderLayer]) -> None:
     if device.type == "cuda" and dtype == torch.float32:
         raise Unsupported(f"{refusal}it needs dtype bfloat16 or float16, got float32.", param="quantize")
     if any(size % MULTIPLE for weight in weights for size in weight.shape):
-        raise Unsupported(f"{refusal}a layer's width is no multiple of {MULTIPLE}. Leave it out.", param="quantize")
+        raise Unsupported(f"{refusal}a layer's width is not a multiple of {MULTIPLE}. Leave it out.", param="quantize")

@@ -53,7 +53,7 @@ def with_packed_weights(key: PackedKey, pack: Pack, use: Callable[[PackedFile], 
                 return found.value
             if found is not None:
                 aside = store.quarantine(target)
-                _log.warning("%s It was moved to %s, and the weights are packed anew.", found.reason, aside)
+                _log.warning("%s It was moved to %s, and the weights are packed again.", found.reason, aside)
             packed = _pack_and_keep(store, target, key, pack, work)
     except (DiskFull, DownloadFailed) as error:
         return use(_pack_for_now(key, pack, error.message))

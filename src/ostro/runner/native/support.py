@@ -25,7 +25,7 @@ def native_architecture(described: Description, panel: int) -> Architecture:
     if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
         raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
     if shape.hidden_size % panel:
-        raise WrongPanel(f"its hidden size, {shape.hidden_size}, is no multiple of {panel}")
+        raise WrongPanel(f"its hidden size, {shape.hidden_size}, is not a multiple of {panel}")
     for layer in described.layers:
         if layer.mlp.activation not in (GATED if layer.mlp.gated else ACTIVATIONS):
             raise NotNative(f"its activation, {layer.mlp.activation}, has no native kernel")

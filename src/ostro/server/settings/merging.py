@@ -61,7 +61,7 @@ class Merged:
     notes: tuple[str, ...] = ()
     """What of the sources was left out on purpose, a line each, for the log."""
     dotenv_cache: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a .env that move the cache of models, which is no setting."""
+    """Variables of a .env that move the cache of models, which is not a setting."""
 
     def from_outside(self) -> dict[str, dict[str, str]]:
         """What was set by neither a flag nor a config file, by place: easily overlooked. Secrets are masked."""

@@ -52,7 +52,7 @@ def check_environment(names: Iterable[str]) -> None:
     for name in unknown:
         # Close ones only: Kubernetes makes up variables from the names of services.
         if close := difflib.get_close_matches(name, ours, 1, 0.85):
-            raise BadRequest(f"{name} in the environment is no setting. Did you mean {close[0]}?")
+            raise BadRequest(f"{name} in the environment is not a setting. Did you mean {close[0]}?")
 
 
 def named_config(directory: Path) -> Path | None:
@@ -69,7 +69,7 @@ class File:
     path: Path | None = None
     settings: Mapping[str, Given] = field(default_factory=dict)
     is_training: bool = False
-    """Whether it is the YAML of a training run of Levanter's."""
+    """Whether it is the YAML of a Levanter training run."""
     notes: tuple[str, ...] = ()
 
 
@@ -93,7 +93,7 @@ def _gathered(content: object, path: Path, found: dict[str, Given]) -> dict[str,
     """With the settings of a file, none of which may be said twice, added to those found in it before."""
     for key, name, value in _settings_in(content, path):
         if name in found:
-            raise BadRequest(f"{path}: {key} says again what {found[name].origin} has said. Keep one of the two.")
+            raise BadRequest(f"{path}: {key} sets what {found[name].origin} has already set. Keep one of the two.")
         if value is not None:
             found[name] = Given(value, f"{key} in {path}")
     return found
@@ -175,17 +175,17 @@ def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object
     if content is None:
         return
     if not isinstance(content, dict):
-        raise BadRequest(f"The config file {path} must hold settings, one a line, such as `port: 8000`.")
+        raise BadRequest(f"The config file {path} must hold settings, one per line, such as `port: 8000`.")
     known = _known_keys()
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name in _SECTIONS and isinstance(value, dict | None):
             yield from _settings_in(value, path)
         elif name in REFUSED:
-            raise BadRequest(f"{path}: {key} cannot be honoured: {REFUSED[name]}")
+            raise BadRequest(f"{path}: {key} is not supported: {REFUSED[name]}")
         elif name in known:
             yield str(key), known[name], value
         else:
             close = difflib.get_close_matches(name, known, 1)
             cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."
-            raise BadRequest(f"{path}: {key} is no setting. {cure}")
+            raise BadRequest(f"{path}: {key} is not a setting. {cure}")

@@ -34,7 +34,7 @@ class Tracer(Protocol):
 def start_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ) -> Tracer | None:
     """None if requests are not traced. Raises BadRequest if they are, by our own setting, and cannot be.
 
-    Variables of OpenTelemetry's may be meant for other programs: that they cannot be honoured is only logged.
+    OpenTelemetry variables may be meant for other programs: one that we do not support is only logged.
     """
     url = traces_url(endpoint, environ)
     if url is None:
@@ -81,7 +81,7 @@ def _tracer(url: str, environ: Mapping[str, str]) -> Tracer:
     try:
         return OtlpTracer(url)
     except ValueError as error:
-        raise BadRequest(f"A variable of OpenTelemetry's cannot be honoured: {error}", param="otlp_endpoint") from error
+        raise BadRequest(f"An OpenTelemetry variable is not supported: {error}", param="otlp_endpoint") from error
 
 
 class TraceParent:
