@@ -3,10 +3,11 @@
 A function here makes a call from a method's arguments; `Client` and `AsyncClient` have a method for each.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Generic, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -62,6 +63,8 @@ Body = Mapping[str, object]
 Refusal = Callable[[int, Mapping[str, str], bytes], OstroError]
 
 _EVENTS = "text/event-stream"
+
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +266,12 @@ def _conversation(messages: Messages) -> object:
 
 def _pairs(prompts: Prompts, continuations: Prompts, options: ScoreOptions) -> Body:
     return {"prompts": prompts, "continuations": continuations, **options}
+
+
+def documented(method: Method, endpoint: Callable[..., object]) -> Method:
+    """The method, with what `help` shows of the endpoint; what it gives is the client's, and not a description."""
+    update_wrapper(method, endpoint)
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [this, *inspect.signature(endpoint).parameters.values()]
+    method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return method

@@ -9,10 +9,9 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 import httpx
 
 from ostro.client import calls
-from ostro.client.calls import Call, Question, StreamCall
+from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
 from ostro.client.gathering import Gathering, Reading
-from ostro.client.method import documented
 from ostro.client.target import Awaited, Target
 from ostro.errors import OstroError, RequestTimeout, Unreachable
 from ostro.schemas import Readiness

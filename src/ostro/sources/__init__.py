@@ -8,9 +8,9 @@ remote_headers   a model elsewhere, by the headers of its files
 tokenizer_files  a tokenizer that was named apart from its model
 address     gs://… and s3://…, as people write them
 base        what a store can do: list, stat, read a range of one generation; clients, who does it
-gcs s3      two stores; local, the listing of a directory
+gcs s3      two stores
 models      which models lie under a prefix
-files       which objects are a model's files, and whether all are there; levanter, those of a Levanter checkpoint
+files       which objects are a model's files, and whether all are there
 fetch       a model's files, from a store into the cache; with download_threads and progress, what is shown
 partial     a download under way, on the disk
 checksum    what a file adds up to; crc64, one of the ways

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
-from ostro.sources.levanter import levanter_files
+from ostro.errors import ModelNotFound
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -47,6 +47,13 @@ _ITS_OWN_CONFIG = (".gguf", "manifest.ocdbt", "/.zarray", "/zarr.json")
 _WEIGHTS = (".safetensors", ".bin", *_ITS_OWN_CONFIG)
 _NO_WEIGHTS = f"weights ({SINGLE}, a GGUF file or {PICKLE})"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>gguf|safetensors|bin)")
+# Of a Levanter checkpoint: FOLDER is the place itself, or step-N in it, of which the newest that is complete is taken.
+#   FOLDER/metadata.json                 written last: without it the checkpoint is incomplete
+#   FOLDER/model/…                       the weights; the optimizer's state, beside it, is left
+#   FOLDER/manifest.ocdbt, FOLDER/d/…    or a database, whose files hold weights and optimizer's state mixed: all
+_ARRAYS = re.compile(r"(?P<folder>(?:step-(?P<step>\d+)/)?)(?:manifest\.ocdbt|model/transformer/.+)")
+# metadata.json, manifest.json, and a tokenizer if there is one.
+_BESIDE = r"[^/.][^/]*\.(?:json|jinja)|tokenizer\.model"
 # What the files of a split model need beside them, unless there is one that is whole.
 _WHOLE_AND_INDEX = {"safetensors": (SINGLE, INDEX), "bin": (PICKLE, PICKLE_INDEX)}
 
@@ -61,6 +68,24 @@ def model_files(names: Collection[str]) -> list[str]:
     read = weight_format(wanted)
     others = [pattern for form, pattern in _FORMATS.items() if form != read]
     return [name for name in wanted if not any(pattern.fullmatch(name) for pattern in others)]
+
+
+def levanter_files(names: Collection[str]) -> list[str] | None:
+    """The files to fetch; None where there is no such checkpoint. ModelNotFound if none is complete."""
+    folders = {match["folder"]: int(match["step"] or -1) for name in names if (match := _ARRAYS.fullmatch(name))}
+    if not folders or "config.json" in names:
+        return None
+    complete = [folder for folder in folders if f"{folder}metadata.json" in names]
+    if not complete:
+        newest = max(folders, key=folders.__getitem__)
+        raise ModelNotFound(
+            f"The checkpoint is incomplete: it has no {newest}metadata.json, which Levanter writes last. "
+            "Wait until it is written, or give another step."
+        )
+    folder = "" if "" in complete else max(complete, key=folders.__getitem__)
+    data = r"manifest\.ocdbt|d/.+" if f"{folder}manifest.ocdbt" in names else r"model/.+"
+    wanted = re.compile(f"{re.escape(folder)}(?:{_BESIDE}|{data})")
+    return [name for name in names if wanted.fullmatch(name)]
 
 
 def hrm_files(names: Collection[str]) -> list[str] | None:

@@ -14,6 +14,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,7 +24,6 @@ from ostro.sources.address import StoreAddress, is_address, parse_address
 from ostro.sources.base import ObjectChanged, ObjectInfo, Source, patiently
 from ostro.sources.clients import open_source
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from ostro.sources.local import list_directory
 
 CONFIG = "config.json"
 GGUF = ".gguf"
@@ -77,7 +77,7 @@ def list_models(root: str) -> list[FoundModel]:
         directory = Path(os.path.expanduser(root)).absolute()
         if not directory.is_dir():
             raise ModelNotFound(f"There is no directory {directory} to find models in. Check the path.")
-        files = {info.key: info for info in list_directory(directory, _LEVELS + 1) if _tells(info.key)}
+        files = {info.key: info for info in _list_directory(directory, _LEVELS + 1) if _tells(info.key)}
         base, read = str(directory), partial(_read_file, directory)
     directories = _directories(files)
     own_name = base.rsplit("/", 1)[-1]
@@ -201,3 +201,25 @@ def _home(directory: str, last: str) -> str:
 def _is_name(text: str) -> bool:
     parts = text.split("/")
     return len(parts) <= _LEVELS and all(_PART.fullmatch(part) for part in parts)
+
+
+def _list_directory(root: Path, depth: int) -> Iterator[ObjectInfo]:
+    """Files down to that many directories below the root; links are followed, hidden ones and unreadable ones left."""
+    yield from _below(root, "", depth)
+
+
+def _below(directory: Path, prefix: str, depth: int) -> Iterator[ObjectInfo]:
+    try:
+        found = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in found:
+        if entry.name.startswith("."):
+            continue
+        # It may have gone, or be a link to itself.
+        with suppress(OSError):
+            if entry.is_file():
+                status = entry.stat()
+                yield ObjectInfo(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+            elif depth and entry.is_dir():
+                yield from _below(Path(entry.path), f"{prefix}{entry.name}/", depth - 1)
