@@ -2,7 +2,7 @@
 #include "math.inl"
 #include "linear.inl"
 #include "attention.inl"
-#include "rows.inl"
+#include "row_ops.inl"
 
 // clang-format off: in the order of struct Kernels
 #define OSTRO_TABLE(title, runs)                                                                          \

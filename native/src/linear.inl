@@ -12,7 +12,7 @@
 
 #include "format.h"
 #include "kernels.h"
-#include "lanes.inl"
+#include "broadcast.inl"
 
 namespace OSTRO_ISA {
 

@@ -1,4 +1,4 @@
-// What is done to one row at a time. Included once for each instruction set.
+// Operations on one row at a time: norms, activations, rotation, soft caps. Included once for each instruction set.
 #pragma once
 
 #include <cmath>

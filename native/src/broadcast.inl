@@ -1,4 +1,4 @@
-// Some numbers that lie beside each other, each to be multiplied by a vector. Included once for each instruction set.
+// Numbers that lie beside each other, broadcast one by one to be multiplied by a vector. Included once per instruction set.
 //
 // Where products can take a number out of a vector's lane, four are loaded at once; elsewhere each is spread from memory.
 #pragma once
