@@ -4,6 +4,7 @@ Imported before any kernel is declared, for that is when Triton decides.
 """
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,3 +26,17 @@ if DEVICE.type == "cpu":
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # type: ignore[attr-defined]
 
     interpreter._patch_lang_tensor = _patch_with_index
+
+    patch_language = interpreter._patch_lang
+    patched: set[str] = set()
+
+    def _patch_once(function: Callable[..., object]) -> object:
+        """Triton swaps the language's functions for the interpreter's anew in each call within a kernel, which takes
+        longer than the kernel's own work. Here nothing is ever compiled, so they stay swapped.
+        """
+        if function.__module__ not in patched:
+            patched.add(function.__module__)
+            patch_language(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = _patch_once
