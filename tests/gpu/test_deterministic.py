@@ -135,7 +135,12 @@ def test_logits_have_the_same_bits_beside_another_sequence(device: torch.device,
 
 
 def asked(
-    count: int, *, shared: int = 0, longest: int = 90 if ON_GPU else 14, max_tokens: int = 4, scored: bool = True
+    count: int,
+    *,
+    shared: int = 0,
+    longest: int = 90 if ON_GPU else 14,
+    max_tokens: int = 4 if ON_GPU else 3,
+    scored: bool = True,
 ) -> list[Request]:
     """Requests that want all that shows their numbers."""
     torch.manual_seed(2)

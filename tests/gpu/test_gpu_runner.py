@@ -26,6 +26,8 @@ CONFIGS = {
 }
 # The interpreter takes milliseconds for what a GPU does in none: there the same tests are shorter.
 ON_GPU = DEVICE.type == "cuda"
+# What happens after the layers needs no more than one of them.
+SHALLOW: Mapping[str, object] = {**QWEN3, "num_hidden_layers": 2 if ON_GPU else 1}
 GREEDY = SamplingParams(max_tokens=8 if ON_GPU else 3, temperature=0)
 Gains = dict[tuple[int, int], tuple[list[int], list[TokenLogprob], list[TokenLogprob], str | None]]
 
@@ -112,8 +114,8 @@ SAMPLED = [
 @pytest.mark.parametrize("rows", [3, 16] if ON_GPU else [8])
 def test_sampled_tokens_equal_the_cpus(device: torch.device, rows: int) -> None:
     asked = requests(SAMPLED)
-    expected = on_cpu(random_model(QWEN3), asked)
-    given, _ = on_gpu(random_model(QWEN3), device, asked, rows=rows)
+    expected = on_cpu(random_model(SHALLOW), asked)
+    given, _ = on_gpu(random_model(SHALLOW), device, asked, rows=rows)
     assert tokens(given) == tokens(expected)
     for key, (_, logprobs, _, _) in expected.items():
         assert [each.token_id for each in given[key][1]] == [each.token_id for each in logprobs]
@@ -123,10 +125,10 @@ def test_sampled_tokens_equal_the_cpus(device: torch.device, rows: int) -> None:
 
 def test_words_that_are_banned_by_what_stands_before_them(device: torch.device) -> None:
     [plain] = requests([GREEDY])
-    free = tokens(on_cpu(random_model(QWEN3), [plain]))[0, 0]
+    free = tokens(on_cpu(random_model(SHALLOW), [plain]))[0, 0]
     asked = [Request(id=0, prompt_ids=plain.prompt_ids, params=GREEDY, seed=0, bad_word_ids=((free[0], free[1]),))]
-    expected = on_cpu(random_model(QWEN3), asked)
-    given, _ = on_gpu(random_model(QWEN3), device, asked)
+    expected = on_cpu(random_model(SHALLOW), asked)
+    given, _ = on_gpu(random_model(SHALLOW), device, asked)
     assert tokens(given) == tokens(expected) != {(0, 0): free}
 
 
@@ -146,8 +148,8 @@ def test_prompts_are_scored_as_on_the_cpu(device: torch.device) -> None:
         Request(id=r.id, prompt_ids=r.prompt_ids, params=params, seed=0, prompt_logprobs_from=1)
         for r in requests([params] * (4 if ON_GPU else 2))
     ]
-    expected = on_cpu(random_model(QWEN3), asked)
-    given, _ = on_gpu(random_model(QWEN3), device, asked, budget=16)
+    expected = on_cpu(random_model(SHALLOW), asked)
+    given, _ = on_gpu(random_model(SHALLOW), device, asked, budget=16)
     for key, (_, _, scored, _) in expected.items():
         assert [(s.token_id, s.rank, [t for t, _ in s.top]) for s in given[key][2]] == [
             (s.token_id, s.rank, [t for t, _ in s.top]) for s in scored
@@ -160,7 +162,7 @@ def test_embeddings_equal_the_cpus(device: torch.device) -> None:
     request = Request(id=0, prompt_ids=tuple(range(30)), params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED)
     vectors = []
     for make in (TorchRunner, GpuRunner):
-        model = random_model(QWEN3)
+        model = random_model(SHALLOW)
         runner = make(
             model.to(device) if make is GpuRunner else model,
             page_size=16,
@@ -178,7 +180,7 @@ def test_embeddings_equal_the_cpus(device: torch.device) -> None:
 
 
 def test_row_whose_logits_are_not_finite_fails_alone(device: torch.device) -> None:
-    model = random_model(QWEN3)
+    model = random_model(SHALLOW)
     model.get_parameter("model.embed_tokens.weight").data[7] = float("nan")
     asked = [
         Request(id=0, prompt_ids=(1, 2, 7), params=GREEDY, seed=0),
