@@ -1,10 +1,9 @@
 """Command lines in the style of Levanter's configuration library."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_start import warm_run
 
 from ostro.cli import main
 from ostro.cli.serve import translate
@@ -72,14 +71,7 @@ def test_a_key_that_stands_for_nothing_is_refused_with_what_to_write(words: str,
 
 def test_the_command_itself_reads_them(tmp_path: Path) -> None:
     args = "port=9000 --service.max_seqs 4 --trainer.mp p=f32,c=bfloat16 --hf_checkpoint ./m tiny=./n --print_config"
-    ran = subprocess.run(
-        [sys.executable, "-m", "ostro", "serve", *args.split()],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=60,
-    )
+    ran = warm_run(["serve", *args.split()], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     for line in ("port: 9000", "max_batch_seqs: 4", 'dtype: "bfloat16"', 'model: ["tiny=./n", "./m"]'):
         assert line in ran.stdout

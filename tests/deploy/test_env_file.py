@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_start import warm_run
 
 from ostro.env_file import as_in_dotenv
 from ostro.errors import BadRequest
@@ -30,8 +29,8 @@ def docker_reads(text: str) -> dict[str, str]:
 
 
 def settings(directory: Path, env: dict[str, str]) -> dict[str, str]:
-    command = [sys.executable, "-m", "ostro", "serve", "--print-config"]
-    ran = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=True)
+    ran = warm_run(["serve", "--print-config"], cwd=directory, environment=env)
+    ran.check_returncode()
     found = re.findall(r"^(\w+): (.*?) +# (?!default)", ran.stdout, re.MULTILINE)
     return dict(found)
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from live_server import LiveServer, live_server
 from model_directory import CONTEXT, write_cycling_model
 from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
+from warm_start import warm_run
 
 from ostro import LLM, Client, SamplingParams
 
@@ -158,8 +157,7 @@ def test_offline_outputs_end_alike(model: Path) -> None:
 
 def test_commands_end_alike(model: Path, tmp_path: Path) -> None:
     def ostro(*args: str) -> str:
-        command = [sys.executable, "-m", "ostro", *args, "--model", str(model)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+        done = warm_run([*args, "--model", str(model)], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import httpx
 import pytest
 from live_server import LiveServer, live_server
 from model_directory import write_model
+from warm_start import warm_run
 
 SAY = [{"role": "user", "content": "the fox"}]
 ENDPOINTS: dict[str, dict[str, object]] = {
@@ -109,10 +108,7 @@ def test_the_file_can_be_ignored(model: Path, tmp_path: Path) -> None:
 
 
 def ostro(directory: Path, *args: str, **env: str) -> str:
-    command = [sys.executable, "-m", "ostro", *args]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=directory, timeout=120, env={**os.environ, **env}
-    )
+    done = warm_run(args, cwd=directory, environment={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

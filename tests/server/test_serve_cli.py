@@ -17,21 +17,14 @@ import httpx
 import pytest
 from live_server import LiveServer, live_server
 from model_directory import write_model
+from warm_start import warm_run
 
 SLOW = "fake,step_seconds=0.05"
 
 
 def serve(directory: Path, *args: str, faults: str = "fake", **env: str) -> subprocess.CompletedProcess[str]:
     """Runs it until it ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "ostro", "serve", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        timeout=60,
-        env={**os.environ, "OSTRO_FAULTS": faults, **env},
-    )
+    return warm_run(["serve", *args], cwd=directory, environment={**os.environ, "OSTRO_FAULTS": faults, **env})
 
 
 class Streaming(threading.Thread):

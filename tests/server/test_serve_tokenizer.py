@@ -1,7 +1,5 @@
 """`ostro serve --tokenizer`: fetched by the process that fetches models, and told apart from the model in errors."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 from fake_hub import Hub, hub_environment, running_hub
 from live_server import live_server
 from model_directory import write_model
+from warm_start import warm_run
 
 from ostro.text.tokenizer import Tokenizer
 
@@ -36,10 +35,8 @@ def test_a_model_is_served_with_a_tokenizer_of_the_hub(hub: Hub, export: Path, t
 
 def test_a_tokenizer_that_cannot_be_had_is_named(hub: Hub, tmp_path: Path) -> None:
     bare = write_model(tmp_path / "bare")
-    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", str(bare), "--tokenizer", "acme/none"]
+    command = ["serve", "--port", "0", str(bare), "--tokenizer", "acme/none"]
     environment = hub_environment(hub.address, tmp_path / "hf") | {"OSTRO_FAULTS": "fake"}
-    result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    result = warm_run(command, environment=environment, cwd=tmp_path)
     assert result.returncode == 1
     assert "ostro: The tokenizer acme/none cannot be used. The Hub has no repository acme/none" in result.stderr

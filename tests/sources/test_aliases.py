@@ -3,14 +3,13 @@
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_hub import Hub, hub_environment, running_hub, silent_hub
 from gguf_factory import write_tiny_gguf
+from warm_start import warm_run
 from wheel_index import pieces_of, write_parts
 
 from ostro.errors import ModelNotFound
@@ -60,28 +59,20 @@ class World:
         parts = write_parts(self.index, "tiny", pieces_of(data, 2))
         self.parts = [hashlib.sha256(data).hexdigest(), *({**vars_of(part)} for part in parts)]
 
-    def run(self, address: str, *command: str) -> str:
-        """What a process says whose Hub is at that address."""
+    def run(self, address: str, *words: str, program: str | None = None) -> str:
+        """What `ostro` or a program says in a process whose Hub is at that address."""
         environment = hub_environment(address, self.directory / "hf") | {
             "OSTRO_CACHE": str(self.directory / "cache"),
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(self.index),
         }
-        result = subprocess.run(
-            [sys.executable, *command],
-            env=environment,
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        result = warm_run(words, program=program, environment=environment, cwd=self.directory)
         return result.stdout.strip() + result.stderr.strip()
 
     def fetch(self, address: str) -> str:
         import json
 
-        return self.run(address, "-c", PROGRAM, json.dumps(self.parts))
+        return self.run(address, json.dumps(self.parts), program=PROGRAM)
 
 
 def vars_of(part: pypi.Wheel) -> dict[str, object]:
@@ -159,22 +150,22 @@ print(place.name, place.path.name, parse_model("{CODER}").name)
 
 def test_an_alias_is_taken_wherever_a_reference_is(world: World, hub: Hub) -> None:
     """The shipped one, whose repository is in our Hub with another file, which is taken by its own name only."""
-    lines = world.run(hub.address, "-c", SURVEY).splitlines()
+    lines = world.run(hub.address, program=SURVEY).splitlines()
     assert lines == ["None", CODER_REPO, CODER, f"{CODER} {CODER_FILE} {CODER}"]
     assert "README.md" not in hub.served
-    pulled = world.run(NOWHERE, "-m", "ostro", "models", "pull", CODER)
+    pulled = world.run(NOWHERE, "models", "pull", CODER)
     assert pulled.endswith(CODER_FILE)
 
 
 def test_the_table_is_listed_with_what_is_here(world: World, hub: Hub) -> None:
-    before = world.run(NOWHERE, "-m", "ostro", "models", "available").splitlines()
+    before = world.run(NOWHERE, "models", "available").splitlines()
     assert before[0].split()[:4] == ["NAME", "SIZE", "LICENCE", "HERE"]
     rows = {line.split()[0]: line for line in before[1:]}
     assert rows.keys() == ALIASES.keys()
     assert {line.split("  ")[-1].partition(":")[0].strip() for line in rows.values()} == {"Hub", "PyPI"}
     assert f"{CODER}  491.4 MB  Apache-2.0  no " in rows[CODER]
-    world.run(hub.address, "-m", "ostro", "models", "pull", f"{CODER_REPO}:{CODER_FILE}")
-    after = world.run(NOWHERE, "-m", "ostro", "models", "available")
+    world.run(hub.address, "models", "pull", f"{CODER_REPO}:{CODER_FILE}")
+    after = world.run(NOWHERE, "models", "available")
     assert f"{CODER}  491.4 MB  Apache-2.0  yes" in after
 
 

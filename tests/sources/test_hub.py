@@ -1,8 +1,6 @@
 """A small Hub of our own on the loopback. Its client reads its settings on import, so it runs in another process."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from fake_hub import COMMIT, Hub, hub_environment, running_hub, silent_hub
 from gguf_factory import write_tiny_gguf
 from hrm_brain import write_brain
+from warm_start import warm_run
 
 REPO = "acme/tiny-llama"
 
@@ -72,14 +71,8 @@ def open_from(hub: Hub | str, tmp_path: Path, ref: str = REPO, *, program: str =
     """What a fresh process says of the model."""
     address = hub if isinstance(hub, str) else hub.address
     # Run where no directory could be taken for the model.
-    result = subprocess.run(
-        [sys.executable, "-c", program, ref],
-        env=hub_environment(address, tmp_path / "hf") | environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    result = warm_run(
+        [ref], program=program, environment=hub_environment(address, tmp_path / "hf") | environment, cwd=tmp_path
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()

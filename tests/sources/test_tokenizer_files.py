@@ -1,8 +1,6 @@
 """A tokenizer that is named apart from its model: from wherever a model may come, without its weights."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from levanter_directory import TINY_LLAMA, levanter_arrays, write_checkpoint, wr
 from model_directory import write_model
 from object_stores import running_store
 from safetensors.torch import load_file
+from warm_start import warm_run
 
 from ostro import LLM, EngineConfig
 from ostro.errors import ModelNotFound
@@ -65,15 +64,9 @@ def models(export: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple
 
 def run(hub: Hub | str, home: Path, reference: str, models: list[tuple[str, dict[str, str]]]) -> list[str]:
     """What a process says of each model with this tokenizer."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, reference, json.dumps(models)],
-        env=hub_environment(hub if isinstance(hub, str) else hub.address, home),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    environment = hub_environment(hub if isinstance(hub, str) else hub.address, home)
+    result = warm_run([reference, json.dumps(models)], program=PROGRAM, environment=environment, cwd=home, timeout=300)
+    result.check_returncode()
     return result.stdout.splitlines()
 
 

@@ -1,11 +1,14 @@
-"""`ostro` commands that start at once: forked from a process that has imported them, which takes most of a second.
+"""`ostro` commands and programs that start at once: forked from a process that has imported what they need, which takes
+most of a second.
 
-What is started is a process like any other, with arguments, environment, directory, output and signals of its own. Only
-Python's own variables (PYTHONPATH and the like) came too early for it.
+What is started is a process like any other, with arguments, environment, directory, files and signals of its own. Only
+Python's own variables (PYTHONPATH and the like) came too early for it, and what tests say of imports and of starting
+itself takes a process that starts cold.
 """
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import select
@@ -13,8 +16,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 
@@ -53,16 +60,68 @@ class WarmProcess:
         return self.returncode
 
 
+_one_at_a_time = threading.Lock()
+
+
 def warm_start(command: Sequence[str], *, output: IO[bytes], environment: Mapping[str, str], cwd: Path) -> WarmProcess:
     """`ostro` with these words; both of its outputs go to the one file."""
-    parent = _parent()
+    with open(os.devnull, "rb") as nothing:
+        return _start(None, command, [nothing.fileno(), output.fileno(), output.fileno()], environment, cwd)
+
+
+def warm_run(
+    words: Sequence[str],
+    *,
+    program: str | None = None,
+    cwd: Path | str = ".",
+    environment: Mapping[str, str] | None = None,
+    input: str = "",
+    timeout: float = 120.0,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `ostro` with these words to its end, or this Python program with them as its arguments."""
+    outputs = [os.pipe() for _ in range(2)]
+    with TemporaryFile() as stdin, ThreadPoolExecutor(2) as readers:
+        stdin.write(input.encode())
+        stdin.seek(0)
+        told = [readers.submit(_read_to_the_end, reading) for reading, _ in outputs]
+        try:
+            ends = (stdin.fileno(), *(writing for _, writing in outputs))
+            surroundings = os.environ if environment is None else environment
+            process = _start(program, words, ends, surroundings, Path(cwd).absolute())
+        finally:
+            for _, writing in outputs:
+                os.close(writing)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        stdout, stderr = (each.result().decode() for each in told)
+    return subprocess.CompletedProcess([*words], status, stdout, stderr)
+
+
+def _read_to_the_end(descriptor: int) -> bytes:
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def _start(
+    program: str | None,
+    words: Sequence[str],
+    files: Sequence[int],
+    environment: Mapping[str, str],
+    cwd: Path,
+) -> WarmProcess:
     reading, writing = os.pipe()
-    order = json.dumps({"command": list(command), "environment": dict(environment), "cwd": str(cwd)})
-    try:
-        socket.send_fds(parent, [order.encode() + b"\n"], [output.fileno(), writing])
-    finally:
+    order = {"program": program, "words": list(words), "environment": dict(environment), "cwd": str(cwd)}
+    with _one_at_a_time:
+        parent = _parent()
+        socket.send_fds(parent, [b"\n"], [*files, writing])
         os.close(writing)
-    return WarmProcess(int(_line(parent)), os.fdopen(reading, "rb"))
+        parent.sendall(json.dumps(order).encode() + b"\n")
+        pid = int(_line(parent))
+    return WarmProcess(pid, os.fdopen(reading, "rb"))
 
 
 @functools.cache
@@ -91,22 +150,30 @@ def _line(conversation: socket.socket) -> str:
     return line.decode()
 
 
-def _next_command(tests: socket.socket) -> list[str] | None:
-    """Returns a command in each process that is to run one, and nothing in this one, once the tests are over."""
+@dataclass(frozen=True)
+class _Order:
+    program: str | None
+    words: list[str]
+    environment: dict[str, str]
+    cwd: str
+
+
+def _next_order(tests: socket.socket) -> _Order | None:
+    """Returns an order in each process that is to carry one out, and nothing in this one, once the tests are over."""
     while True:
-        start, descriptors, _, _ = socket.recv_fds(tests, 1 << 16, 2)
+        start, descriptors, _, _ = socket.recv_fds(tests, 1, 4)
         if not start:
             return None
-        order = json.loads(start if start.endswith(b"\n") else start.decode() + _line(tests))
-        output, ended = descriptors
+        order = _Order(**json.loads(_line(tests)))
+        *files, ended = descriptors
         if os.fork() == 0:
             _watch_over_child(tests, ended)
             tests.close()
             os.close(ended)
-            _become(output, order["environment"], order["cwd"])
-            return list(order["command"])
-        os.close(output)
-        os.close(ended)
+            _become(files, order)
+            return order
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _watch_over_child(tests: socket.socket, ended: int) -> None:
@@ -121,23 +188,45 @@ def _watch_over_child(tests: socket.socket, ended: int) -> None:
         os._exit(0)
 
 
-def _become(output: int, environment: Mapping[str, str], cwd: str) -> None:
+def _become(files: Sequence[int], order: _Order) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(output, sys.stdout.fileno())
-    os.dup2(output, sys.stderr.fileno())
-    os.close(output)
+    for standard, given in enumerate(files):
+        os.dup2(given, standard)
+        os.close(given)
     os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(cwd)
+    os.environ.update(order.environment)
+    os.chdir(order.cwd)
+
+
+def _carry_out(order: _Order) -> int:
+    if order.program is None:
+        return main(order.words)
+    sys.argv = ["-c", *order.words]
+    exec(order.program, {"__name__": "__main__"})
+    return 0
+
+
+def _forget(package: str) -> None:
+    """Its next import runs it anew, with all that it needs in memory."""
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
 
 
 if __name__ == "__main__":
-    import ostro.cli.serve
-    import ostro.server.lifecycle  # noqa: F401
-    from ostro.cli import main
+    import huggingface_hub.hf_api  # noqa: F401
 
+    import ostro.cli.serve
+    import ostro.planning
+    import ostro.server.lifecycle
+    import ostro.weights  # noqa: F401
+    from ostro.cli import COMMANDS, main
+
+    for name in COMMANDS:
+        importlib.import_module(f"ostro.cli.{name}")
+    # It reads its settings from the environment when it is imported.
+    _forget("huggingface_hub")
     # Ctrl-C is for whoever runs the tests; nobody asks how the processes in between have ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    found = _next_command(socket.socket(fileno=int(sys.argv[1])))
-    sys.exit(None if found is None else main(found))
+    found = _next_order(socket.socket(fileno=int(sys.argv[1])))
+    sys.exit(None if found is None else _carry_out(found))
