@@ -21,7 +21,7 @@ from checkout import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LIBRARY = "ostro/kernels/cpu/libostro_native"
-NOT_BUILT = "The native CPU core was not built: models run on torch."
+NOT_BUILT = "The native CPU core was not built, and without it models need the extra torch."
 SDIST = "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
 
