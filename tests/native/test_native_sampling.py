@@ -224,6 +224,17 @@ def test_logprob_rank_and_top_are_torchs(logits: list[float], data: st.DataObjec
     assert_alike(token_logprob(np.array(logits, np.float32), target, top), theirs)
 
 
+@pytest.mark.parametrize("vocab", [2560, 2600, 5000])
+def test_the_most_likely_of_many_that_tie_are_torchs(vocab: int) -> None:
+    """Rows long enough that only the best of each block are looked at first."""
+    logits = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)).mul(2).round()
+    logits[0] = 1.0
+    logits[1, -1] = 100.0
+    for row, top in enumerate((1, 2, 5, 19, 20) * 4):
+        [theirs] = position_logprobs(logits[row : row + 1], [vocab - 1], top)
+        assert_alike(token_logprob(logits[row].numpy(), vocab - 1, top), theirs)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_give_a_logprob_that_is_none(bad: float) -> None:
     row = np.array([0.5, bad, 1.0, -2.0], np.float32)
