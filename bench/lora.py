@@ -3,9 +3,9 @@
     python bench/lora.py                        # 16 and 32 sequences, 64 tokens in, 64 out, medians of 3
     python bench/lora.py --requests 24 --uneven # 2 to 4 sequences an adapter
 
-The default model in fp32; random adapters of rank 8 on all projections, as PEFT saves them. Both sides have the same
-prompts and lengths. The runs alternate, so that a busy moment of the machine hits both. The prefix cache is emptied
-before each run.
+The default model, on whatever runs it here; random adapters of rank 8 on all projections, as PEFT saves them. Both
+sides have the same prompts and lengths. The runs alternate, so that a busy moment of the machine hits both. The prefix
+cache is emptied before each run.
 """
 
 import argparse
