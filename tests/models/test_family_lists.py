@@ -35,6 +35,15 @@ def test_the_families_that_fused_kernels_run_are_those_that_the_page_names() -> 
     assert set(re.split(", | and ", sentence[1])) == fused
 
 
+def test_the_page_on_levanter_names_every_type_that_is_served() -> None:
+    table = (
+        (ROOT / "docs/levanter.md").read_text().split("| `type` | served as | |\n|---|---|---|\n")[1].split("\n\n")[0]
+    )
+    rows = [row.split("|")[1] for row in table.splitlines() if not row.endswith("refused |")]
+    named = {name for row in rows for name in re.findall("`(.*?)`", row)}
+    assert named == {names.type for family in FAMILIES for names in family.levanter}
+
+
 def unfused(model_type: str) -> str | None:
     described = describe(BY_MODEL_TYPE[model_type])
     return unfused_part(described) if isinstance(described, Architecture) else "it has no description of this kind"
