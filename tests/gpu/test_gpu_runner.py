@@ -133,6 +133,20 @@ def test_words_that_are_banned_by_what_stands_before_them(device: torch.device) 
 
 
 @slow_in_the_interpreter
+def test_steps_of_one_size_that_are_sampled_in_turn_by_graphs_and_apart(device: torch.device) -> None:
+    """Graphs share memory: what one has left must be read as its own, whichever was captured last."""
+    apart = SamplingParams(max_tokens=6, temperature=0, logit_bias={3: 2.5}, logprobs=1)
+    within = [SamplingParams(max_tokens=6, temperature=1.0), SamplingParams(max_tokens=6, temperature=1.0, top_k=5)]
+    core = gpu_engine(random_model(SHALLOW), device, rows=1)
+    for params in (apart, *within, apart, *within, apart):
+        asked = requests([params])
+        expected, given = on_cpu(random_model(SHALLOW), asked), run(core, asked)
+        assert tokens(given) == tokens(expected)
+        for ours, theirs in zip(given[0, 0][1], expected[0, 0][1], strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+
+
+@slow_in_the_interpreter
 def test_preempted_and_shared_sequences_give_the_same_tokens(device: torch.device) -> None:
     asked = requests([SamplingParams(max_tokens=16, temperature=1.0)] * 3, shared=17)
     expected = on_cpu(random_model(QWEN3), asked)

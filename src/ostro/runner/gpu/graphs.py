@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,12 +19,15 @@ def ladder(most: int, captured: int = 0) -> list[int]:
     return sorted(size for size in sizes if 0 < size <= most)
 
 
-class StepGraphs:
+_Kind = TypeVar("_Kind", bound=Hashable)
+
+
+class StepGraphs(Generic[_Kind]):
     """Makes `step(size, kind)` callable: as a replayed graph up to a batch of `captured` rows, directly beyond it."""
 
     def __init__(
         self,
-        step: Callable[[int, Hashable], None],
+        step: Callable[[int, _Kind], None],
         *,
         idle: Callable[[], None],
         most: int,
@@ -35,13 +38,13 @@ class StepGraphs:
         self._step = step
         self._idle = idle
         self._captured = captured
-        self._graphs: dict[tuple[int, Hashable], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, _Kind], Callable[[], None]] = {}
         self._pool: Any = None
 
     def size_for(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
 
-    def get(self, size: int, kind: Hashable) -> Callable[[], None]:
+    def get(self, size: int, kind: _Kind) -> Callable[[], None]:
         """The step of this size. May overwrite the step's inputs: ask for it before they are set."""
         run = self._graphs.get((size, kind))
         if run is None:
@@ -49,7 +52,7 @@ class StepGraphs:
             self._graphs[size, kind] = run
         return run
 
-    def _capture(self, size: int, kind: Hashable) -> Callable[[], None]:
+    def _capture(self, size: int, kind: _Kind) -> Callable[[], None]:
         self._idle()
         # Once outside: kernels are compiled and libraries set up, which must not happen within a capture.
         stream = torch.cuda.Stream()

@@ -5,11 +5,11 @@ on the device beforehand. Any other step launches its kernels one by one: with p
 with adapters its products depend on whose rows it has.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -44,6 +44,14 @@ from ostro.weights import Pooling
 _LOGITS_BLOCK_BYTES = 512 << 20
 
 Wait = Callable[[], StepOutput]
+
+
+class StepKind(NamedTuple):
+    """Which variant of a decode step is wanted; each is a graph of its own."""
+
+    sampler: SamplerKind | None
+    """None leaves sampling to whoever edits the logits first."""
+    keeps_logits: bool
 
 
 class GpuRunner:
@@ -97,7 +105,7 @@ class GpuRunner:
         self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
         # What a graph reads and gives.
         self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
-        self._logits: dict[int, Tensor] = {}
+        self._logits: Tensor | None = None
         if self._decoder is not None and self.device.type == "cuda" and not deterministic:
             self._decoder.compile(self.attention.scratch)
         captured = (graph_max_rows or max_batch_seqs) if graphs and self.device.type == "cuda" else 0
@@ -162,14 +170,15 @@ class GpuRunner:
         size = self._graphs.size_for(len(seqs))
         slots, kind = self._sampler.slots_for(seqs)
         samples_apart = edits(seqs)
-        run = self._graphs.get(size, None if samples_apart else kind)
+        keeps_logits = samples_apart or any(seq.request.params.logprobs is not None for seq in seqs)
+        run = self._graphs.get(size, StepKind(None if samples_apart else kind, keeps_logits))
         self._inputs.copy_(self._decode_inputs(seqs, slots), non_blocking=True)
         run()
         if samples_apart:
-            logits = edited(self._logits[size][: len(seqs)], seqs)
+            logits = edited(self._kept_logits(len(seqs)), seqs)
             self._sampler.draw(logits, self._inputs[SAMPLER, : len(seqs)], self._drawn.tokens, self._drawn.errors, kind)
         self._drawn.rows = {seq.id: row for row, seq in enumerate(seqs)}
-        return self._collect(seqs, self._logits[size][: len(seqs)])
+        return self._collect(seqs, self._kept_logits(len(seqs)) if keeps_logits else None)
 
     def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Tensor:
         page_size, rows = self._spec.page_size, self._drawn.rows
@@ -192,14 +201,25 @@ class GpuRunner:
         self._inputs[TOKEN : LENGTH + 1] = 0
 
     @torch.inference_mode()
-    def _decode_step(self, size: int, kind: Hashable) -> None:
-        """The step that a graph holds: reads `_inputs` and the page tables, leaves logits, and tokens if it samples."""
+    def _decode_step(self, size: int, kind: StepKind) -> None:
+        """The step that a graph holds: reads `_inputs` and the page tables, leaves tokens, logits, or both."""
         sent = self._inputs[:, :size]
         inputs = unpack(sent, self._drawn.tokens)
         logits = self._head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
-        self._logits[size] = logits
-        if isinstance(kind, SamplerKind):
-            self._sampler.draw(logits, sent[SAMPLER], self._drawn.tokens, self._drawn.errors, kind)
+        if kind.keeps_logits:
+            self._keep(logits)
+        if kind.sampler is not None:
+            self._sampler.draw(logits, sent[SAMPLER], self._drawn.tokens, self._drawn.errors, kind.sampler)
+
+    def _keep(self, logits: Tensor) -> None:
+        """Where every graph finds them: its own memory belongs to the graphs that are captured after it, too."""
+        if self._logits is None:
+            self._logits = logits.new_empty(self._spec.max_batch_seqs, logits.shape[-1])
+        self._logits[: len(logits)].copy_(logits)
+
+    def _kept_logits(self, rows: int) -> Tensor:
+        assert self._logits is not None
+        return self._logits[:rows]
 
     # ---- steps with prompts in them, or with adapters
 
@@ -313,12 +333,16 @@ class GpuRunner:
     def _block(self) -> int:
         return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
 
-    def _collect(self, seqs: list[Sequence], logits: Tensor, at: int = 0) -> Wait:
-        """What was drawn for the sequences, in rows `at` and after, with log-probabilities for those that want them."""
+    def _collect(self, seqs: list[Sequence], logits: Tensor | None, at: int = 0) -> Wait:
+        """What was drawn for the sequences, in rows `at` and after, with log-probabilities for those that want them.
+
+        `logits` may be None where nobody does.
+        """
         end = at + len(seqs)
         asked = {row: top for row, seq in enumerate(seqs) if (top := seq.request.params.logprobs) is not None}
         tensors = [self._drawn.tokens[at:end], self._drawn.errors[at:end]]
         if asked:
+            assert logits is not None
             rows = send(np.array(list(asked)), self.device)
             tensors.append(logprob_table(logits[rows].float(), tensors[0][rows].long(), max(asked.values())))
         arrived = fetch(*tensors)
