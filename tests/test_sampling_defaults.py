@@ -133,7 +133,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> LLM:
-    return LLM(directory)
+    return LLM(directory, EngineConfig(threads=1))
 
 
 def test_offline_calls_take_the_models_defaults_where_they_are_silent(llm: LLM) -> None:
@@ -152,7 +152,7 @@ def test_offline_calls_that_name_a_value_have_it(llm: LLM) -> None:
 
 
 def test_offline_engines_can_ignore_the_file(directory: Path, llm: LLM) -> None:
-    plain = LLM(directory, EngineConfig(generation_config="ignore"))
+    plain = LLM(directory, EngineConfig(generation_config="ignore", threads=1))
     assert plain.sampling_defaults == SamplingDefaults()
     silent = SamplingParams(max_tokens=24, ignore_eos=True, seed=5)
     named = silent.with_changes(**NEUTRAL)
@@ -163,9 +163,9 @@ def test_offline_engines_can_ignore_the_file(directory: Path, llm: LLM) -> None:
 def test_every_end_of_sequence_id_of_the_file_ends_a_text_whatever_the_tokenizer(tmp_path: Path) -> None:
     """With another model's tokenizer only that one's ids counted."""
     model, other = write_model(tmp_path / "model"), write_model(tmp_path / "other")
-    first, second = LLM(model).generate("the fox", GREEDY)[0].choices[0].token_ids[3:5]
+    first, second = LLM(model, EngineConfig(threads=1)).generate("the fox", GREEDY)[0].choices[0].token_ids[3:5]
     write_generation_config(model, eos_token_id=[first, second])
-    llm = LLM(model, EngineConfig(tokenizer=str(other)))
+    llm = LLM(model, EngineConfig(tokenizer=str(other), threads=1))
     assert {first, second} < llm.tokenizer.eos_ids
     [choice] = llm.generate("the fox", GREEDY.with_changes(ignore_eos=False))[0].choices
     assert choice.finish_reason == "stop"

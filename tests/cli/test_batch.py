@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ostro import LLM, SamplingParams
 from ostro.cli import main
+from ostro.config import EngineConfig
 
 Json = dict[str, Any]
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -44,7 +45,9 @@ class Batch:
     def __call__(self, *lines: Json | str) -> list[Json]:
         texts = [each if isinstance(each, str) else json.dumps(each) for each in lines]
         self.input.write_text("\n".join(texts) + "\n", encoding="utf-8")
-        self.status = main(["batch", str(self.input), "--output", str(self.output), "--model", str(self.model)])
+        self.status = main(
+            ["batch", str(self.input), "--output", str(self.output), "--model", str(self.model), "--threads", "1"]
+        )
         return [json.loads(text) for text in self.output.read_text(encoding="utf-8").split("\n")[:-1]]
 
     def body(self, url: str, **fields: object) -> Json:
@@ -133,7 +136,7 @@ def test_requests_run_together_give_what_each_gives_alone(batch: Batch, model: P
     results = batch(
         *(line(COMPLETIONS, prompt, prompt=prompt, **fields) for prompt, fields in zip(prompts, settings, strict=True))
     )
-    llm = LLM(model)
+    llm = LLM(model, EngineConfig(threads=1))
     for prompt, fields, result in zip(prompts, settings, results, strict=True):
         alone = llm.generate([prompt], SamplingParams(**fields))[0]  # type: ignore[arg-type]
         assert result["response"]["body"]["choices"][0]["text"] == alone.text
@@ -151,7 +154,7 @@ def test_results_go_to_standard_output_from_standard_input(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(line(COMPLETIONS, "one", prompt="x"))))
-    assert main(["batch", "-", "--model", str(model)]) == 0
+    assert main(["batch", "-", "--model", str(model), "--threads", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["response"]["status_code"] == 200
 
 
@@ -216,7 +219,7 @@ def test_choices_are_numbered_prompt_by_prompt(batch: Batch) -> None:
 
 
 def test_scoring_request_of_the_evaluation_harness_is_answered_as_it_expects(batch: Batch, model: Path) -> None:
-    ids = LLM(model).tokenizer.encode(PROMPT)
+    ids = LLM(model, EngineConfig(threads=1)).tokenizer.encode(PROMPT)
     body = batch.body(COMPLETIONS, prompt=[ids], max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234)
     [choice] = body["choices"]
     logprobs = choice["logprobs"]
@@ -233,7 +236,7 @@ def test_log_probabilities_are_the_facades(batch: Batch, model: Path) -> None:
     body = batch.body(COMPLETIONS, prompt=PROMPT, max_tokens=0, echo=True, logprobs=0)
     [choice] = body["choices"]
     assert (choice["text"], choice["finish_reason"], choice["logprobs"]["top_logprobs"]) == (PROMPT, "length", None)
-    scored = LLM(model).score(["the"], [PROMPT.removeprefix("the")])[0]
+    scored = LLM(model, EngineConfig(threads=1)).score(["the"], [PROMPT.removeprefix("the")])[0]
     assert sum(choice["logprobs"]["token_logprobs"][1:]) == pytest.approx(scored.logprob, abs=1e-4)
 
 
@@ -257,7 +260,7 @@ def test_stop_string_ends_the_text_and_usage_counts_what_was_generated(batch: Ba
 
 
 def test_prompt_log_probabilities_are_given_by_token_id(batch: Batch, model: Path) -> None:
-    ids = LLM(model).tokenizer.encode(PROMPT)
+    ids = LLM(model, EngineConfig(threads=1)).tokenizer.encode(PROMPT)
     [choice] = batch.body(COMPLETIONS, prompt=PROMPT, max_tokens=1, prompt_logprobs=2)["choices"]
     first, *rest = choice["prompt_logprobs"]
     assert first is None
@@ -290,7 +293,7 @@ def test_chat_completion_has_openais_shape(batch: Batch, model: Path) -> None:
     assert body["id"].startswith("chatcmpl-")
     assert body["object"] == "chat.completion"
     [choice] = body["choices"]
-    alone = LLM(model).chat(messages, SamplingParams(max_tokens=5, temperature=0))
+    alone = LLM(model, EngineConfig(threads=1)).chat(messages, SamplingParams(max_tokens=5, temperature=0))
     assert choice["message"] == {"role": "assistant", "content": alone.text, "refusal": None}
     assert choice["finish_reason"] == alone.choices[0].finish_reason
     assert choice["logprobs"]["refusal"] is None
@@ -325,7 +328,7 @@ def test_embeddings_are_the_facades_and_base64_says_the_same(vectors: Batch, emb
             line(EMBEDDINGS, "b", input=texts, encoding_format="base64", dimensions=HIDDEN),
         )
     )
-    expected = LLM(embedding_model).embed(texts)
+    expected = LLM(embedding_model, EngineConfig(threads=1)).embed(texts)
     assert [entry["index"] for entry in plain["data"]] == [0, 1]
     for entry, coded, vector in zip(plain["data"], packed["data"], expected, strict=True):
         assert entry["embedding"] == pytest.approx(vector, abs=1e-5)

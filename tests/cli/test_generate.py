@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(model: Path, *args: str) -> int:
-    return main(["generate", "--model", str(model), "--temperature", "0", "--ignore-eos", *args])
+    return main(["generate", "--model", str(model), "--threads", "1", "--temperature", "0", "--ignore-eos", *args])
 
 
 def test_a_prompt_is_completed_on_the_terminal(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from model_directory import write_model
 from ostro import LLM, AsyncClient, Client, OstroError, SamplingParams
 from ostro.client import options
 from ostro.client.gathering import read
+from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ContextLengthExceeded, NotAuthorized, UnknownModel, Unsupported
 from ostro.schemas import (
     ChatCompletionRequest,
@@ -76,7 +77,7 @@ def test_an_answer_may_be_read_as_a_dict_is(ask: Asker) -> None:
 
 def test_texts_are_those_of_the_model_in_process(ask: Asker, model: Path) -> None:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    llm = LLM(model)
+    llm = LLM(model, EngineConfig(threads=1))
     assert ask.call("chat", MESSAGES, **GREEDY).choices[0].message.content == llm.chat(MESSAGES, params).text
     assert ask.call("complete", "the fox", **GREEDY).choices[0].text == llm.generate("the fox", params)[0].text
 
@@ -116,7 +117,7 @@ def test_a_stream_left_early_has_no_whole_answer(server: LiveServer) -> None:
 
 
 def test_scores_and_tokens(ask: Asker, model: Path) -> None:
-    [score] = LLM(model).score(["the fox"], [" the dog"])
+    [score] = LLM(model, EngineConfig(threads=1)).score(["the fox"], [" the dog"])
     scored = ask.call("loglikelihood", ["the fox"], [" the dog"])
     assert (scored.ll, scored.num_tokens) == ([pytest.approx(score.logprob, abs=1e-4)], [score.num_tokens])
     tokens = ask.call("tokenize", "the fox").tokens

@@ -16,6 +16,7 @@ from stub_server import Asked, Reply, stub_server, tgi
 
 from ostro import LLM, SamplingParams
 from ostro.cli import main
+from ostro.config import EngineConfig
 
 TEXTS = ["the quick brown fox", "über <b>die</b> Brücke", "yes, no", "the lazy dog and the dog"]
 MESSAGES = [{"role": "system", "content": "yes"}, {"role": "user", "content": "the fox"}]
@@ -66,7 +67,9 @@ def test_a_server_agrees_with_its_model_in_process(
     status, found = compare(dialect + server.url, f"offline:{model}", prompts, "--concurrency", "3")
     assert status == 0
     assert found["agreement"]["exact"] == len(TEXTS)
-    completions = LLM(model).generate(TEXTS, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0))
+    completions = LLM(model, EngineConfig(threads=1)).generate(
+        TEXTS, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    )
     assert texts(found, "a") == texts(found, "b") == [each.text for each in completions]
     for side in "ab":
         assert found[side]["answered"] == len(TEXTS)
@@ -102,7 +105,7 @@ def test_a_file_of_json_lines_mixes_texts_and_conversations(server: LiveServer, 
     lines.write_text("\n".join(json.dumps(each) for each in ({"prompt": "the fox\nthe dog"}, {"messages": MESSAGES})))
     status, found = compare(server.url, f"offline:{model}", lines)
     assert (status, found["agreement"]["exact"]) == (0, 2)
-    llm = LLM(model)
+    llm = LLM(model, EngineConfig(threads=1))
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
     expected = [llm.generate("the fox\nthe dog", params)[0], llm.chat(MESSAGES, params)]
     assert texts(found, "a") == [each.text for each in expected]

@@ -16,6 +16,7 @@ from checkout import ROOT
 from model_directory import write_model
 
 from ostro import LLM, SamplingParams
+from ostro.config import EngineConfig
 
 MODEL = ROOT / "deploy" / "triton" / "ostro"
 FINAL = 1
@@ -128,7 +129,9 @@ def test_requests_at_once_get_the_answers_that_the_engine_gives_alone(model: Any
     prompts = ["the fox", "the dog", "yes", "no, the quick fox", "a"]
     asked = [request(prompt, **GREEDY) for prompt in prompts]
     assert model.execute(asked) is None
-    expected = LLM(directory).generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    expected = LLM(directory, EngineConfig(threads=1)).generate(
+        prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    )
     assert [[response.text for response in each.wait()] for each in asked] == [[each.text] for each in expected]
 
 

@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from warm_start import warm_run
 
 from ostro import LLM, Client, SamplingParams
+from ostro.config import EngineConfig
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "the fox"}]
 LOOP = 96
@@ -144,7 +145,7 @@ def test_the_operators_number_is_no_limit_of_the_requests(model: Path, tmp_path:
 
 
 def test_offline_outputs_end_alike(model: Path) -> None:
-    llm = LLM(model)
+    llm = LLM(model, EngineConfig(threads=1))
     assert llm.chat(HELLO).choices[0].finish_reason == "repetition"
     endless = SamplingParams(max_tokens=None)
     together = llm.generate(["a", "the fox", "ab"], endless)
@@ -157,7 +158,7 @@ def test_offline_outputs_end_alike(model: Path) -> None:
 
 def test_commands_end_alike(model: Path, tmp_path: Path) -> None:
     def ostro(*args: str) -> str:
-        done = warm_run([*args, "--model", str(model)], cwd=tmp_path)
+        done = warm_run([*args, "--model", str(model), "--threads", "1"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -128,12 +128,12 @@ def test_the_embedded_models_defaults_are_its_cards(tmp_path: Path) -> None:
 
 
 def test_the_commands_take_the_models_defaults(model: Path, tmp_path: Path) -> None:
-    generate = ("generate", "--model", str(model), "the fox", "--max-tokens", "24")
+    generate = ("generate", "--model", str(model), "--threads", "1", "the fox", "--max-tokens", "24")
     greedy = ostro(tmp_path, *generate, "--temperature", "0")
     assert ostro(tmp_path, *generate) == greedy
     assert ostro(tmp_path, *generate, "--generation-config", "ignore", "--seed", "3") != greedy
     body = {"prompt": "the fox", "max_tokens": 24}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     (tmp_path / "batch.jsonl").write_text(json.dumps(line))
-    batch = json.loads(ostro(tmp_path, "batch", "batch.jsonl", "--model", str(model)))
+    batch = json.loads(ostro(tmp_path, "batch", "batch.jsonl", "--model", str(model), "--threads", "1"))
     assert batch["response"]["body"]["choices"][0]["text"] + "\n" == greedy

@@ -46,12 +46,12 @@ def test_service_gives_what_the_offline_engine_gives(tmp_path: Path, monkeypatch
         SamplingParams(max_tokens=12, seed=5, n=2, stop=("o", "the")),
         SamplingParams(max_tokens=3, seed=6, prompt_logprobs=1, bad_words=("dog",)),
     ]
-    llm = LLM(model)
+    llm = LLM(model, EngineConfig(threads=1))
     expected = [llm.generate([prompt], p)[0] for p in params for prompt in ("the quick", "yes")]
     expected_chat, expected_vector = llm.chat(CHAT, params[0]), llm.embed("the dog")[0]
 
     async def scenario() -> None:
-        async with live_service(EngineConfig(model=str(model))) as service:
+        async with live_service(EngineConfig(model=str(model), threads=1)) as service:
             assert service.name == "tiny"
             runs = [service.generate(prompt, p) for p in params for prompt in ("the quick", "yes")]
             for found, wanted in zip(await asyncio.gather(*runs), expected, strict=True):
