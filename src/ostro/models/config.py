@@ -58,7 +58,7 @@ class ConfigReader:
     def optional_integer(self, key: str) -> int | None:
         return None if self.values.get(key) is None else self.integer(key)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise BadCheckpoint(f"{self.source}: {key!r} must be true or false, got {shown(value)}.")

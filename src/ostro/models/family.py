@@ -19,7 +19,7 @@ class Family:
     bare: str
     """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
     describe: Callable[[ConfigReader, int | None], Description]
-    """From a config and the context to serve."""
+    """From a config, in which `tie_word_embeddings` is always there, and the context to serve."""
     backbone: str = "model"
     """The prefix of all tensors' names but the head's. A checkpoint of the bare backbone may leave it out."""
     head: str = "lm_head"

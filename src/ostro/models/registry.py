@@ -45,6 +45,8 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
         found = ", ".join(names) or reader.text("model_type", "(none named)")
         known = ", ".join(family.architecture for family in FAMILIES)
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
+    if reader.get("tie_word_embeddings") is None:
+        reader = ConfigReader({**config, "tie_word_embeddings": family.tied})
     described = replace(family.describe(reader, max_seq_len), backbone=family.backbone)
     return _without_head(described) if family.bare in names else described
 

@@ -205,12 +205,11 @@ def decoder(
     ropes: Sequence[RopeSettings] | None = None,
     norm_offset: float = 0.0,
     embedding_scale: float = 1.0,
-    tied: bool = False,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> Architecture:
-    """The usual frame around a family's layers. `tied` is what `tie_word_embeddings` is where config.json lacks it."""
-    tied = config.flag("tie_word_embeddings", tied)
+    """The usual frame around a family's layers."""
+    tied = config.flag("tie_word_embeddings")
     return Architecture(
         shape=shape,
         embedding=Embedding(name="model.embed_tokens", scale=embedding_scale),

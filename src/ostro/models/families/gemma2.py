@@ -61,7 +61,6 @@ def around(
         ropes=ropes,
         norm_offset=NORM_OFFSET,
         embedding_scale=shape.hidden_size**0.5,
-        tied=True,
         logit_softcap=config.optional_number("final_logit_softcapping", _SOFTCAP),
     )
 

@@ -25,7 +25,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     if config.flag("add_cross_attention", False):
         raise UnsupportedModel("GPT-2 with cross-attention is not supported; only its decoder-only models are.")
     shape = _shape(config, max_seq_len)
-    tied = config.flag("tie_word_embeddings", True)
+    tied = config.flag("tie_word_embeddings")
     return Architecture(
         shape=shape,
         embedding=Embedding(name="transformer.wte", positions=Part("transformer.wpe", config.integer("n_positions"))),

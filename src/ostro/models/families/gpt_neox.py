@@ -33,7 +33,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     shape = decoder_shape(config, max_seq_len, rope)
     # Every head has keys of its own, whatever the config says besides.
     shape = replace(shape, num_kv_heads=shape.num_heads)
-    tied = config.flag("tie_word_embeddings", False)
+    tied = config.flag("tie_word_embeddings")
     return Architecture(
         shape=shape,
         embedding=Embedding(name=f"{_BACKBONE}.embed_in"),

@@ -59,7 +59,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
         attention_bias=config.flag("attention_bias", False),
         mlp_bias=config.flag("mlp_bias", False),
         rope=rope,
-        head=Head(name=None if config.flag("tie_word_embeddings", False) else "lm_head"),
+        head=Head(name=None if config.flag("tie_word_embeddings") else "lm_head"),
     )
 
 

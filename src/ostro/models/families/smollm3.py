@@ -32,7 +32,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
         )
         for layer in hub_layers(config, shape)
     ]
-    return decoder(config, shape, layers, tied=True)
+    return decoder(config, shape, layers)
 
 
 def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
