@@ -305,6 +305,20 @@ def test_a_tied_output_is_not_given_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "config",
+    [{"architectures": ["Gemma2ForCausalLM"]}, {"model_type": "gemma2", "tie_word_embeddings": None}],
+    ids=["no model_type", "null"],
+)
+def test_a_config_that_does_not_say_whether_the_output_is_tied_means_what_its_family_does(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    """By `architectures` as well: without a `model_type`, Gemma's output was looked for in files that have none."""
+    stored = ("model.embed_tokens.weight", "lm_head.weight")
+    assert names_of(tmp_path, config, *stored) == {stored[0]}
+    assert open_checkpoint(tmp_path).config["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize(
     "stored",
     [
         (

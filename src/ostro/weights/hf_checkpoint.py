@@ -139,7 +139,6 @@ def _no_weights(directory: Path) -> ModelNotFound:
 # --- config ---------------------------------------------------------------------------------------------------------
 
 _WRAPPED_FAMILIES = {family.wrapper: family for family in FAMILIES if family.wrapper is not None}
-_TIED_BY_DEFAULT = frozenset(family.model_type for family in FAMILIES if family.tied)
 
 
 def _read_config(directory: Path) -> dict[str, object]:
@@ -153,7 +152,9 @@ def _read_config(directory: Path) -> dict[str, object]:
             f"{directory} is quantised with {method}, which Ostro does not read. "
             "Use the original model in safetensors, or a GGUF of it."
         )
-    config.setdefault("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
+    if config.get("tie_word_embeddings") is None:
+        family = family_of(config)
+        config["tie_word_embeddings"] = family is not None and family.tied
     return config
 
 
