@@ -49,20 +49,11 @@ def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> Non
 @pytest.mark.parametrize(
     ("family", "field"),
     [
-        *((family, "rms_norm_eps") for family in CONFIGS if not family.startswith("gpt")),
-        *((family, "rope_theta") for family in CONFIGS if not family.startswith("gpt")),
-        ("gpt2", "layer_norm_epsilon"),
-        ("gemma2", "attn_logit_softcapping"),
-        ("gemma2", "final_logit_softcapping"),
+        *((name, field) for name, config in CONFIGS.items() for field, value in config.items() if type(value) is float),
+        *((name, "rope_theta") for name in CONFIGS if not name.startswith("gpt")),
         ("gemma2", "query_pre_attn_scalar"),
         ("gemma3_text", "rope_local_base_freq"),
-        ("gpt_neox", "layer_norm_eps"),
         ("gpt_neox", "rotary_emb_base"),
-        ("granite", "attention_multiplier"),
-        ("granite", "embedding_multiplier"),
-        ("granite", "residual_multiplier"),
-        ("granite", "logits_scaling"),
-        ("hrm_text", "embedding_scale"),
     ],
 )
 def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> None:

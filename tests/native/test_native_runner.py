@@ -16,6 +16,7 @@ from ostro.engine.runner import NOT_FINITE, ModelRunner, TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.kernels.cpu.library import Cells, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
+from ostro.models.registry import FAMILIES, family_of
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
@@ -147,6 +148,11 @@ def drain(core: EngineCore, *asked: Request) -> Gains:
 
 def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
     return {key: gain[0] for key, gain in gains.items()}
+
+
+def test_there_is_a_config_of_each_family_that_runs_natively() -> None:
+    covered = [family_of(config) for config in CONFIGS.values()]
+    assert [family.title for family in FAMILIES if family not in covered] == ["HRM-Text"]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

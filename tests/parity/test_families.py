@@ -237,6 +237,10 @@ def random_ids(length: int) -> list[int]:
     return ids
 
 
+def test_there_is_a_case_of_each_family() -> None:
+    assert {values["model_type"] for values in CASES.values()} == {family.model_type for family in FAMILIES}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_transformers_in_either_spelling_of_the_config(name: str) -> None:
     reference = reference_model(CASES[name])

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-LLAMA: Mapping[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
+_SIZES: Mapping[str, object] = {
     "vocab_size": 32,
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -11,8 +10,8 @@ LLAMA: Mapping[str, object] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
 }
+LLAMA: Mapping[str, object] = {**_SIZES, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
 GPT2: Mapping[str, object] = {
     "architectures": ["GPT2LMHeadModel"],
     "vocab_size": 32,
@@ -20,6 +19,7 @@ GPT2: Mapping[str, object] = {
     "n_layer": 2,
     "n_head": 4,
     "n_positions": 64,
+    "layer_norm_epsilon": 1e-5,
 }
 LONGROPE: Mapping[str, object] = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0]}
 PHI3: Mapping[str, object] = {
@@ -35,7 +35,12 @@ GRANITE_SCALES: Mapping[str, object] = {
     "logits_scaling": 2.0,
 }
 GRANITE: Mapping[str, object] = {**LLAMA, **GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
-GPT_NEOX: Mapping[str, object] = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5}
+GPT_NEOX: Mapping[str, object] = {
+    **_SIZES,
+    "architectures": ["GPTNeoXForCausalLM"],
+    "layer_norm_eps": 1e-5,
+    "rotary_pct": 0.5,
+}
 HRM_TEXT: Mapping[str, object] = {
     "architectures": ["HrmTextForCausalLM"],
     "model_type": "hrm_text",
@@ -75,4 +80,4 @@ BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "smollm3": {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
 }
-"""One of each family."""
+"""One of each family, with the numbers that only it reads: tests put bad ones in their place."""

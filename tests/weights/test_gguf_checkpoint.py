@@ -268,6 +268,10 @@ def open_one(path: Path) -> GgufCheckpoint:
     return checkpoint
 
 
+def test_there_is_a_case_of_each_architecture() -> None:
+    assert {case.arch for case in CASES.values()} == {family.gguf.architecture for family in FAMILIES if family.gguf}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: str) -> None:
     case = CASES[name]
