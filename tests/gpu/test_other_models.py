@@ -41,6 +41,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "logits_scaling": 2.0,
     },
     "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
+    "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
     "hrm_text": {
         **WIDE,
         "architectures": ["HrmTextForCausalLM"],

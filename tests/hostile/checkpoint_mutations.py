@@ -81,6 +81,7 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "logits_scaling": 2.0,
     },
     "gpt_neox": {**_SIZES, "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.5},
+    "starcoder2": {**_SIZES, "architectures": ["Starcoder2ForCausalLM"], "norm_epsilon": 1e-5, "sliding_window": 8},
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

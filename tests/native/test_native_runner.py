@@ -76,6 +76,7 @@ CONFIGS: Mapping[str, Config] = {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     },
     "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
+    "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
     "gpt2": {**GPT2, "tie_word_embeddings": True},
     "gpt2-odd": {**GPT2, "n_inner": 70, "activation_function": "relu"},
     "gpt2-exact-gelu": {**GPT2, "activation_function": "gelu"},

@@ -79,5 +79,11 @@ BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
     "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "smollm3": {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
+    "starcoder2": {
+        **_SIZES,
+        "architectures": ["Starcoder2ForCausalLM"],
+        "norm_epsilon": 1e-5,
+        "sliding_window": 12,
+    },
 }
 """One of each family, with the numbers that only it reads: tests put bad ones in their place."""

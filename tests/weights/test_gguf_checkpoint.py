@@ -217,6 +217,18 @@ CASES = {
         | {"tie_word_embeddings": False},
         NEOX | {"use_parallel_residual": False},
     ),
+    "starcoder2": Case(
+        "starcoder2",
+        SIZES | {"model_type": "starcoder2", "norm_epsilon": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True},
+        NEOX | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "rope.dimension_count": 16},
+    ),
+    "starcoder2 without biases, with a head of its own": Case(
+        "starcoder2",
+        SIZES
+        | {"model_type": "starcoder2", "norm_epsilon": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
+        | {"use_bias": False, "sliding_window": 8},
+        NEOX | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "attention.sliding_window": 8},
+    ),
     "gpt2": Case(
         "gpt2",
         {"model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4}

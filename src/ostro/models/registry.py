@@ -28,6 +28,7 @@ _FILES = (
     "qwen2",
     "qwen3",
     "smollm3",
+    "starcoder2",
 )
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"ostro.models.families.{name}").FAMILY for name in _FILES)
 
