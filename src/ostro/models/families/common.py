@@ -103,7 +103,7 @@ def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[i
 
 @dataclass(frozen=True, slots=True)
 class HubLayer:
-    """Makes the parts of one layer, under the names that they have in most checkpoints of the Hub."""
+    """Makes the parts of one layer, with RMS norms, under the names that they have in most checkpoints of the Hub."""
 
     index: int
     shape: ModelShape
@@ -193,6 +193,7 @@ class HubLayer:
 
 
 def hub_layers(config: ConfigReader, shape: ModelShape, *, norm_offset: float = 0.0) -> Iterator[HubLayer]:
+    """For a config that has `rms_norm_eps`."""
     eps, inner = config.within("rms_norm_eps", EPS), config.integer("intermediate_size", most=MOST_INNER)
     return (HubLayer(index, shape, eps, inner, norm_offset) for index in range(shape.num_layers))
 
@@ -208,7 +209,7 @@ def decoder(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> Architecture:
-    """The usual frame around a family's layers."""
+    """The usual frame around a family's layers, for a config that has `rms_norm_eps`."""
     tied = config.flag("tie_word_embeddings")
     return Architecture(
         shape=shape,

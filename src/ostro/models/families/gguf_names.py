@@ -62,10 +62,11 @@ class GgufNames:
     block_prefix: str = "model.layers"
     roots: Mapping[str, str] = field(default_factory=lambda: ROOTS)
     rotate_halves: frozenset[str] = frozenset()
-    """Rows of each head lie as 0, h/2, 1, h/2+1, … in these."""
+    """Rows of each head lie as 0, h/2, 1, h/2+1, … in these: llama.cpp rotates neighbours (`LLAMA_ROPE_TYPE_NORM`)."""
     subtract_one: str | None = None
     """Names that end so have one added."""
     transpose: frozenset[str] = frozenset()
+    """These are [out, in], which the original has as [in, out]."""
     by_head: frozenset[str] = frozenset()
     """All queries, then all keys and all values lie in these, which the original has head by head."""
 
