@@ -16,72 +16,59 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 
 # Each package or top-level module of ostro, and the rows above it in this table that it may import.
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "version": (),
-    "errors": (),
-    "extras": (),
-    "machine": (),
-    "processes": (),
-    "platforms": ("errors",),
-    "env_file": ("errors",),
-    "config": ("errors",),
-    "backends": ("config", "errors", "machine"),
-    "torch_extra": ("backends", "config", "errors", "extras", "machine"),
-    "sampling_params": ("errors",),
-    "sampling_defaults": ("errors", "sampling_params"),
-    "formats": ("errors",),
-    "sources": ("errors", "extras", "formats", "processes"),
-    "models": ("errors",),
-    "weights": ("errors", "extras", "formats", "models", "sources"),
-    "text": ("errors", "formats", "processes", "sampling_params"),
-    "kernels": ("errors", "models"),
-    "torch_models": ("errors", "kernels", "models"),
-    "engine": ("errors", "sampling_params"),
+_ROWS = {
+    "version": "",
+    "errors": "",
+    "extras": "",
+    "machine": "",
+    "processes": "",
+    "platforms": "errors",
+    "env_file": "errors",
+    "config": "errors",
+    "backends": "config errors machine",
+    "torch_extra": "backends config errors extras machine",
+    "sampling_params": "errors",
+    "sampling_defaults": "errors sampling_params",
+    "formats": "errors",
+    "sources": "errors extras formats processes",
+    "models": "errors",
+    "weights": "errors extras formats models sources",
+    "text": "errors formats processes sampling_params",
+    "kernels": "errors models",
+    "torch_models": "errors kernels models",
+    "engine": "errors sampling_params",
     "runner": (
-        *("backends", "config", "engine", "errors", "extras", "formats", "kernels", "machine", "models"),
-        *("sampling_params", "sources", "torch_extra", "torch_models", "weights"),
+        "backends config engine errors extras formats kernels machine models sampling_params sources "
+        "torch_extra torch_models weights"
     ),
-    "engine_process": (
-        *("backends", "config", "engine", "errors", "processes", "runner", "sampling_params", "sources"),
-        *("weights",),
-    ),
-    "planning": (
-        *("backends", "config", "errors", "kernels", "machine", "models", "runner", "sources", "torch_extra"),
-        "weights",
-    ),
-    "outputs": ("engine", "errors"),
-    "frontend": (
-        *("config", "engine", "errors", "outputs", "sampling_defaults", "sampling_params", "sources", "text"),
-        "weights",
-    ),
-    "driver": ("engine", "errors", "frontend", "outputs"),
+    "engine_process": "backends config engine errors processes runner sampling_params sources weights",
+    "planning": "backends config errors kernels machine models runner sources torch_extra weights",
+    "outputs": "engine errors",
+    "frontend": "config engine errors outputs sampling_defaults sampling_params sources text weights",
+    "driver": "engine errors frontend outputs",
     "llm": (
-        *("config", "driver", "engine", "errors", "frontend", "outputs", "planning", "runner", "sampling_defaults"),
-        *("sampling_params", "sources", "text", "weights"),
+        "config driver engine errors frontend outputs planning runner sampling_defaults sampling_params "
+        "sources text weights"
     ),
-    "evaluation": ("errors", "extras", "llm", "outputs", "sampling_params"),
-    "pool": ("config", "engine_process", "errors"),
-    "schemas": ("errors", "sampling_defaults", "sampling_params"),
+    "evaluation": "errors extras llm outputs sampling_params",
+    "pool": "config engine_process errors",
+    "schemas": "errors sampling_defaults sampling_params",
     "server": (
-        *("backends", "config", "engine", "engine_process", "env_file", "errors", "extras", "frontend"),
-        *("machine", "outputs", "planning", "pool", "processes", "sampling_defaults", "sampling_params"),
-        *("schemas", "sources", "text", "torch_extra", "version", "weights"),
+        "backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
+        "processes sampling_defaults sampling_params schemas sources text torch_extra version weights"
     ),
-    "client": ("errors", "sampling_params", "schemas"),
-    "measure": (
-        *("client", "config", "engine", "errors", "frontend", "llm", "outputs", "sampling_params", "version"),
-        *("weights",),
-    ),
-    "ray": ("backends", "config", "errors", "extras", "llm", "pool", "sampling_params", "schemas", "server"),
-    "app": ("env_file", "errors", "server"),
+    "client": "errors sampling_params schemas",
+    "measure": "client config engine errors frontend llm outputs sampling_params version weights",
+    "ray": "backends config errors extras llm pool sampling_params schemas server",
+    "app": "env_file errors server",
     "cli": (
-        *("backends", "client", "config", "engine", "env_file", "errors", "frontend", "kernels", "llm"),
-        *("measure", "outputs", "planning", "platforms", "runner", "sampling_params", "schemas", "server"),
-        *("sources", "version"),
+        "backends client config engine env_file errors frontend kernels llm measure outputs planning "
+        "platforms runner sampling_params schemas server sources version"
     ),
-    "__main__": ("cli",),
-    "": ("client", "config", "errors", "llm", "outputs", "sampling_params", "version"),
+    "__main__": "cli",
+    "": "client config errors llm outputs sampling_params version",
 }
+PACKAGES: Mapping[str, tuple[str, ...]] = {row: tuple(above.split()) for row, above in _ROWS.items()}
 
 When = Literal["anywhere", "inside functions"]
 
@@ -247,7 +234,7 @@ def test_no_modules_import_each_other() -> None:
 
 def test_a_row_names_only_rows_above_it() -> None:
     rows = list(PACKAGES)
-    wrong = {row: set(below) - set(rows[: rows.index(row)]) for row, below in PACKAGES.items()}
+    wrong = {row: set(above) - set(rows[: rows.index(row)]) for row, above in PACKAGES.items()}
     assert not any(wrong.values()), wrong
 
 
@@ -260,7 +247,7 @@ def test_every_row_is_there_and_uses_what_it_may() -> None:
         found.add(row)
         used[row] |= {package_of(each.name) for each in _imports(path)} - {row}
     assert found == set(PACKAGES)
-    assert used == {row: set(below) for row, below in PACKAGES.items()}
+    assert used == {row: set(above) for row, above in PACKAGES.items()}
 
 
 @pytest.mark.parametrize(

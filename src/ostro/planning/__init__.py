@@ -26,7 +26,7 @@ from ostro.models.registry import describe
 from ostro.planning.native import on_native
 from ostro.planning.on_torch import on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
-from ostro.weights import Checkpoint, open_outline
+from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
 
 __all__ = ["Fit", "Plan", "plan"]
@@ -47,8 +47,8 @@ def plan(
     if memory is not None and memory < 1:
         raise BadRequest(f"memory must be at least 1 byte, got {memory}.", param="memory")
     if isinstance(model, str | Path | None):
-        with open_outline(model, model_config=config.model_config) as outline:
-            return plan(outline, config, memory=memory, device=device)
+        with open_headers(model, model_config=config.model_config) as headers:
+            return plan(headers, config, memory=memory, device=device)
     device = device or config.device
     # Asked about the memory of another machine, "auto" does not look at this one's.
     backend = BACKENDS["cpu"] if device == "auto" and memory is not None else backend_here(device)

@@ -9,7 +9,7 @@ from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.planning.native import on_native
 from ostro.torch_extra import check_settings, require_torch
-from ostro.weights import open_outline
+from ostro.weights import open_headers
 
 
 def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
@@ -23,7 +23,7 @@ def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
     # The embedded model runs natively, and is a file that has to be fetched to be looked at.
     if model is None:
         return
-    with open_outline(model, model_config=config.model_config) as checkpoint:
+    with open_headers(model, model_config=config.model_config) as checkpoint:
         if is_hrm(checkpoint.config):
             require_torch("An HRM", param="model")
         described = describe(checkpoint.config, max_seq_len=config.max_seq_len)

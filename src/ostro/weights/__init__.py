@@ -1,7 +1,7 @@
 """What model files hold. Importing this imports no torch."""
 
 from ostro.formats.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
-from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_outline
+from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_headers
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
 from ostro.weights.pooling import Pooling
 
@@ -12,6 +12,6 @@ __all__ = [
     "GgufTensorInfo",
     "Pooling",
     "open_checkpoint",
-    "open_outline",
+    "open_headers",
     "read_gguf_header",
 ]

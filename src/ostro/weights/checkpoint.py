@@ -90,7 +90,7 @@ def with_hrm_settings(checkpoint: Checkpoint, settings: HrmSettings) -> Checkpoi
 
 
 @contextmanager
-def open_outline(ref: str | Path | None = None, *, model_config: str | None = None) -> Iterator[Checkpoint]:
+def open_headers(ref: str | Path | None = None, *, model_config: str | None = None) -> Iterator[Checkpoint]:
     """As `open_checkpoint`, for whoever reads no tensors: of a model in a store or on the Hub only headers are fetched.
 
     Ends with the block.
