@@ -24,14 +24,16 @@ def test_sizes_ascend() -> None:
 
 def test_step_runs_directly_where_nothing_is_captured() -> None:
     ran: list[tuple[int, Hashable]] = []
-    graphs = StepGraphs(lambda size, kind: ran.append((size, kind)), idle=lambda: None, most=8, captured=0)
+    graphs: StepGraphs[Hashable] = StepGraphs(
+        lambda size, kind: ran.append((size, kind)), idle=lambda: None, most=8, captured=0
+    )
     graphs.get(4, "plain")()
     graphs.get(4, "plain")()
     assert ran == [(4, "plain"), (4, "plain")]
 
 
 def test_batches_beyond_the_largest_captured_one_run_directly_and_smaller_ones_fit_below_it() -> None:
-    graphs = StepGraphs(lambda size, kind: None, idle=lambda: None, most=64, captured=20)
+    graphs: StepGraphs[Hashable] = StepGraphs(lambda size, kind: None, idle=lambda: None, most=64, captured=20)
     assert [graphs.size_for(rows) for rows in (16, 17, 20, 21, 64)] == [16, 20, 20, 24, 64]
     assert ladder(64, 1000) == ladder(64)
 
