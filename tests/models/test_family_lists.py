@@ -24,7 +24,7 @@ def native(model_type: str) -> bool:
 
 def test_all_families_but_hrm_text_run_natively_as_the_pages_say() -> None:
     assert [family.model_type for family in FAMILIES if not native(family.model_type)] == ["hrm_text"]
-    assert "All families but HRM-Text and HRM run on the native core" in (ROOT / "docs/cpu.md").read_text()
+    assert "All families except HRM-Text and HRM run on the native core" in (ROOT / "docs/cpu.md").read_text()
     assert "On a CPU all families but HRM run on the native core" in (ROOT / "README.md").read_text()
 
 

@@ -325,7 +325,7 @@ def test_the_settings_are_asked_for(tmp_path: Path) -> None:
 def test_nothing_there_is_said(tmp_path: Path, settings: Path) -> None:
     with pytest.raises(ModelNotFound, match="no directory"):
         open_levanter(tmp_path / "none", settings)
-    with pytest.raises(ModelNotFound, match="holds no checkpoint"):
+    with pytest.raises(ModelNotFound, match="holds no Levanter checkpoint"):
         open_levanter(tmp_path, settings)
 
 
