@@ -191,6 +191,11 @@ def test_a_model_without_native_kernels_needs_torch(tmp_path: Path) -> None:
     assert f"model (its heads are 8 wide, not a multiple of 16 up to 256) {INSTALL}" in done.stderr
 
 
+def test_what_will_run_is_told_to_need_torch(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", heads=4)
+    assert INSTALL in ostro(tmp_path, "serve", str(model), "--print-config").stdout
+
+
 def test_an_hrm_needs_torch(tmp_path: Path) -> None:
     done = ostro(tmp_path, "generate", "hello", "--model", str(write_brain(tmp_path / "brain")))
     assert f"An HRM {INSTALL}" in done.stderr

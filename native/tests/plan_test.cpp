@@ -1,5 +1,6 @@
 // Plans on several threads, several at a time: what the sanitizers for threads watch. The same tokens must come out
 // however many threads there are, and whatever else runs beside.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -50,10 +51,14 @@ struct Packed {
   }
 };
 
-// A decoder of two layers, as lowering makes it.
+constexpr int kRank = 3;
+
+// A decoder of two layers, as lowering makes it, with adapters of its gates and ups.
 struct Model {
   std::vector<Packed> matrices;
   std::vector<float> norm, cosines, sines;
+  std::vector<float> a, b;
+  std::vector<Term> terms;
   std::vector<Step> steps;
 
   Model(int panel, int bits) {
@@ -69,6 +74,8 @@ struct Model {
       matrices.emplace_back(numbers, rows, cols, panel, bits);
       return &matrices.back().matrix;
     };
+    a = numbers.many(kRank * kHidden, 0.4f), b = numbers.many(kRank * 2 * kHidden, 0.4f);
+    terms = {{kRank, 0, a.data(), b.data()}, {0, 0, nullptr, nullptr}};
     const Matrix* embedding = matrix(kVocab, kHidden);
     add(Op::kEmbed, 0, 0, kHidden, After::kStore, embedding, false);
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -76,7 +83,10 @@ struct Model {
       Step& attend = add(Op::kAttend, 1, 2, 0, After::kStore, nullptr, false);
       attend.layer = layer, attend.scale = 0.25f;
       add(Op::kLinear, 2, 0, kHeads * kDim, After::kAdd, matrix(kHidden, kHeads * kDim), false);
-      add(Op::kLinear, 0, 3, kHidden, After::kSilu, matrix(2 * kHidden, kHidden), true);
+      add(Op::kLinear, 0, 6, kHidden, After::kStore, matrix(2 * kHidden, kHidden), true);
+      Step& adapt = add(Op::kAdapt, 0, 6, kHidden, After::kStore, nullptr, true);
+      adapt.width = 2 * kHidden, adapt.terms = terms.data(), adapt.num_terms = static_cast<int32_t>(terms.size());
+      add(Op::kActivate, 6, 3, 0, After::kSilu, nullptr, false).width = kHidden;
       add(Op::kLinear, 3, 0, kHidden, After::kAdd, matrix(kHidden, kHidden), false);
     }
     add(Op::kGather, 0, 4, kHidden, After::kStore, nullptr, false);
@@ -98,7 +108,8 @@ struct Model {
 std::vector<int> generate(const Kernels& kernels, const Model& model, int threads, Cells cells) {
   const Shape shape{kHeads, kKvHeads, kDim, kLayers, kPages, static_cast<int32_t>(cells), kRows, threads};
   const std::vector<BufferShape> buffers{{kRows, kHidden}, {kRows, kQkv}, {kRows, kHidden},
-                                         {kRows, kHidden}, {4, kHidden},  {4, kVocab}};
+                                         {kRows, kHidden}, {4, kHidden},  {4, kVocab},
+                                         {kRows, 2 * kHidden}};
   const std::vector<Rotation> rotations{{model.cosines.data(), model.sines.data(), kDim, kPages * kPage}};
   const std::string why = why_no_plan(kernels, shape, buffers, rotations, model.steps);
   if (!why.empty()) std::printf("refused: %s\n", why.c_str()), std::exit(1);
@@ -113,7 +124,10 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
     const Piece pieces[2] = {{0, start, length, 4, pages[0]}, {length, start, length, 4, pages[1]}};
     const int32_t asked[2] = {length - 1, 2 * length - 1};
     Draw draws[2] = {{0, 0, 0, 0, 0, 0, 1, 0}, {1, 0, 0.8f, 0, 0, 0, 0.9, 99u + static_cast<unsigned>(start)}};
-    const Batch batch{2 * length, 2, 2, 2, start ? last.data() : tokens.data(), pieces, asked, draws};
+    // One sequence has an adapter, and the other none, or one that adds nothing here.
+    std::vector<int32_t> adapters(2 * length, start % 2 ? 1 : -1);
+    std::fill_n(adapters.begin(), length, 0);
+    const Batch batch{2 * length, 2, 2, 2, start ? last.data() : tokens.data(), pieces, asked, draws, adapters.data()};
     const std::string refusal = why_no_run(limits, batch, 0, limits.steps);
     if (!refusal.empty()) std::printf("refused: %s\n", refusal.c_str()), std::exit(1);
     plan.run(batch, 0, limits.steps);

@@ -108,11 +108,14 @@ def outlook(settings: ServeSettings) -> list[str]:
 
 
 def _outlook(spec: ModelSpec, defaults: SamplingDefaults, cap: int | None) -> str:
+    from ostro.planning.torch_needed import check_without_torch
+
     config = spec.config
     try:
         place = find_place(config.model, newest=False)
         if place is None:
             return "not on this machine yet"
+        check_without_torch(place.path, config)
         planned = _planned(str(place.path), config)
         own = sampling_defaults(open_checkpoint(place.path, model_config=config.model_config), config)
     except OstroError as error:
