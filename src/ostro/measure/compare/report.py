@@ -133,7 +133,7 @@ def _differences(comparison: Comparison) -> list[_Difference]:
             continue
         (common, rest_a), (_, rest_b) = (_split(outcome, found.prefix_chars) for outcome in pair)
         tokens = "" if found.prefix_tokens is None else f", {found.prefix_tokens} tokens"
-        detail = f"alike for {found.prefix_chars} characters{tokens}"
+        detail = f"common prefix: {found.prefix_chars} characters{tokens}"
         rows.append(_Difference(number, prompt_text(prompt), common, rest_a, rest_b, detail))
     return rows
 

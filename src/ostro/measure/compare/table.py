@@ -58,7 +58,7 @@ def _agreement(comparison: Comparison) -> Iterator[str]:
     if found.prefix_share is not None:
         tokens = "" if found.prefix_tokens is None else f" or {found.prefix_tokens:.1f} tokens"
         yield (
-            f"Both begin alike for {percent(found.prefix_share)} of the text, {found.prefix_chars:.1f} characters"
+            f"The common prefix is {percent(found.prefix_share)} of the text, {found.prefix_chars:.1f} characters"
             f"{tokens} on average."
         )
     if found.divergence is not None:
