@@ -1,4 +1,4 @@
-"""What every endpoint is given: the models, the gate before them, the limits; and how it answers."""
+"""What every endpoint gets: the models, the admission gate, the limits, and helpers to answer with."""
 
 import time
 from collections.abc import Sequence

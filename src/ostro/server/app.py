@@ -1,4 +1,4 @@
-"""The HTTP application: endpoints, error answers and middlewares put together. Knows them all; does nothing itself."""
+"""The HTTP application: assembles endpoints, error handlers and middleware. Does nothing else itself."""
 
 from collections.abc import Sequence
 from importlib import metadata

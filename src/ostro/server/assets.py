@@ -1,4 +1,4 @@
-"""Files of the server's own pages: read once, sent with headers that let a page do no more than it must."""
+"""Files of the server's own pages: read once, and sent with headers that restrict a page to what it needs."""
 
 import hashlib
 from dataclasses import dataclass

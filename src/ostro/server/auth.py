@@ -1,13 +1,14 @@
-"""Who may ask for what: keys, and the paths that need none. Knows paths and headers; knows no routes.
+"""API keys, and the paths that need none. Knows paths and headers; knows no routes.
 
-Everything needs a key once one is set, also paths that do not exist, but for the few that are listed here and the
-playground's own files, which are answered before anybody is asked. The check is on the path as it arrived, before any
-routing, and on what decoding makes of it: the stricter of the two holds. Keys are kept as SHA-256 digests, and all of
-them are compared, each in constant time.
+Once a key is set, every path needs one, even paths that do not exist; the exceptions are the few listed here and the
+playground's own files, which are answered before this check. The check looks at the raw path, before any routing, and
+at its decoded form: the stricter result counts. Keys are kept as SHA-256 digests, and all of them are compared, each in
+constant time.
 
-A browser that shows somebody's web page can reach a server that nobody else can, and tells whose page it is in Origin.
-So where the admin's part needs no key, it is closed to pages of other servers. And what needs no key is answered only
-under the server's own names (`server.hosts`), but for the probes: a page could make the browser take it for its own.
+A browser can reach servers that outsiders cannot, on behalf of any web page it shows, and names the page in Origin. So
+if /admin needs no key, it is closed to pages from other origins. And requests without a key are answered only under the
+server's own names (`server.hosts`), except for probes: a page could use DNS rebinding to make the browser treat the
+server as its own.
 """
 
 import hashlib

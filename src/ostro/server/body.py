@@ -1,12 +1,12 @@
-"""A request's body: read within bounds of size and time, decoded, checked. Knows JSON; knows no endpoint.
+"""Request bodies: read with limits on size and time, decoded, checked. Knows JSON; knows no endpoint.
 
-All bodies together have a budget of bytes, from the first byte that is read until the request ends, since a request is
-kept that long: its answer depends on it, and a model that was loaded again needs it once more. A body that finds the
-budget spent is told to come again later. Short bodies have an equal budget of their own, so that a few long
-ones keep nobody from asking a question.
+All bodies share a byte budget, from the first byte read until the request ends, since a request is kept that long: its
+response depends on it, and a model that is reloaded needs it again. A body that exceeds the budget gets 503 with
+Retry-After. Short bodies have a separate budget of the same size, so that a few long ones do not lock out everyone
+else.
 
-Decoding and checking each hold the interpreter's lock from beginning to end, in a thread too. What bounds the time that
-all others wait is the number of values in the body; so these are counted before any of them is made.
+Decoding and checking each hold the GIL throughout, even in a thread. The number of values in the body bounds how long
+everything else waits, so values are counted before any of them is created.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""From settings to models: which there are, what each is run with, and the pool that holds them."""
+"""Builds the pool of models from settings: which models there are, and each one's engine settings."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
-"""Deltas as the events of a stream, in OpenAI's order: role, text, finish reason, usage. Knows no sockets.
+"""Turns deltas into stream events, in OpenAI's order: role, text, finish reason, usage. Knows no sockets.
 
-This runs for every token of every stream, so an event is put together from bytes that are made once a stream; only the
-choice in its middle is encoded anew.
+This runs for every token of every stream, so an event is assembled from bytes prepared once per stream; only the choice
+in its middle is encoded each time.
 """
 
 import codecs

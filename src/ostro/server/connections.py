@@ -6,9 +6,9 @@ answer.
              ├── all do, but some have sent only part ────> the one that began first gets 503 and is closed: served
              └── all are busy ────────────────────────────> 503, closed
 
-Connections are bounded well below the files that the process may open: an engine that is started again, a model's files
-and a download need some too. Whoever opens connections and stays silent, or sends heads without bodies, therefore holds
-up nobody.
+Connections are limited well below the process's open-file limit: a restarted engine, a model's files and a download
+need file descriptors too. A client that opens connections and stays silent, or sends headers without bodies, therefore
+blocks nobody.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Notices that a client has gone, in any phase of its request. Knows ASGI's `receive`; knows no routes.
+"""Notices that a client has disconnected, in any phase of its request. Knows ASGI's `receive`; knows no routes.
 
-A server that only sends finds out when it sends: too late for a long prompt or an answer that is not streamed. So a
-task of its own listens, and a client that hangs up cancels the work for it.
+A server that only sends finds out when it sends: too late for a long prompt or a response that is not streamed. So a
+separate task listens, and a disconnect cancels the client's work.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Errors as answers: the one place where an exception becomes a status and OpenAI's error body. Knows no endpoint."""
+"""The one place where an exception becomes a status and an OpenAI error body. Knows no endpoint."""
 
 import re
 from http import HTTPStatus

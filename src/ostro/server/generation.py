@@ -1,10 +1,10 @@
-"""From an HTTP request to its answer: through the gate, to the engine, back as one body or as a stream of events.
+"""From an HTTP request to its response: through admission, to the engine, and back as one body or a stream of events.
 
 read, parse ──> model ──> prepare ──┬─────────────────────────────┬──> engine ──┬──> one JSON body
    4xx         404, 503     4xx     └──> wait in line ──> model ──┘             └──> first event in hand: 200, events,
                                            429, 503    404, 503                      [DONE]
 
-All of it from the model on ends when the client goes. Knows jobs; knows no endpoint.
+If the client disconnects, everything from the model on ends. Knows jobs; knows no endpoint.
 """
 
 import asyncio

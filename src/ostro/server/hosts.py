@@ -1,7 +1,7 @@
 """Which names the server answers to. Knows Host headers; knows no keys and no paths.
 
 Without API keys anybody who reaches the address may use the server, and that includes any web page open in a browser on
-the same machine. A page cannot read another server's answers unless the browser takes both for one site, which an
+the same machine. A page cannot read another server's responses unless the browser treats both as one site, which an
 attacker arranges by pointing a domain of theirs at 127.0.0.1 (DNS rebinding). The Host header still carries that
 domain, so requests without a key are answered only under names that no stranger can register.
 """

@@ -1,4 +1,4 @@
-"""How much may be under way at a time, in what order, and for how long. Knows requests and token counts; knows no HTTP.
+"""Admission: how many requests may run and wait, in what order, and for how long. Knows token counts; knows no HTTP.
 
 A route goes through the gate like this:
 
@@ -9,20 +9,21 @@ A route goes through the gate like this:
         async for deltas in ticket.watch(model.stream(requests[0])): ...        # or
         completion = await ticket.complete(model.complete(requests[0]))
 
-Everything inside ends with RequestTimeout once the request's time is over. The block may end in another task than it
-began in, as streamed answers do. `record` is the request's `logging.RequestRecord` (scope["state"]["record"]); the
+Everything inside ends with RequestTimeout once the request's time is up. The block may end in another task than it
+began in, as streamed responses do. `record` is the request's `logging.RequestRecord` (scope["state"]["record"]); the
 ticket writes queue time, first token, tokens and finish reasons into it.
 
-A slot is a request's right to be in an engine. Who waits for one should hold no model, whose room others may need; who
-waits for a model should hold no slot, which others may use: so `step_back_unless_at_once` lends it to them.
+A slot is a request's right to be in an engine. A request that waits for a slot should not hold a model, whose memory
+others may need; one that waits for a model should not hold a slot, which others may use: `step_back_unless_at_once`
+lends it to them.
 
-The line is served by priority, then by turn. Turns are fair between keys (start-time fair queueing): every key has a
-clock that counts the tokens it was given, and a request's turn is its key's clock, or the clock of whoever is being
-served if that is later. So a key that asks for much waits behind itself and not before others, and one that was idle
+The queue is ordered by priority, then by turn. Turns are fair between keys (start-time fair queueing): every key has a
+clock that counts the tokens it was given, and a request's turn is its key's clock, or the clock of the request being
+served if that is later. So a key with many requests waits behind its own and not in front of others, and an idle key
 saves up nothing.
 
-Turns decide who comes next, shares what there is to come to: with several keys each has its own part of the places, the
-slots and the tokens that may wait (`server.shares`), and a request takes as many slots as it has sequences. The engine
+Turns decide who is next, shares decide how much each key may hold: with several keys, each has its own share of queue
+places, slots and waiting tokens (`server.shares`), and a request takes as many slots as it has sequences. The engine
 divides its batch by the same labels.
 """
 

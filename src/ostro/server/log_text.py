@@ -1,4 +1,4 @@
-"""Log events as lines for people: one short line a request, one sentence an event. Knows the events' names and fields;
+"""Log events as readable lines: one short line per request, one sentence per event. Knows the events' names and fields;
 writes nothing.
 
     12:03:44 POST /v1/chat/completions 200 1.21 s 128 tokens 112 tokens/s

@@ -1,5 +1,5 @@
-"""The server's log: one line a request, and the lines of libraries in the same format. Knows no bodies and no keys:
-what a record has no field for cannot be logged.
+"""The server's log: one line per request, and libraries' lines in the same format. Knows no bodies and no keys: a
+record has no field for them, so they cannot be logged.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""What Prometheus reads: vLLM's names, so that boards made for it work, and our own under `ostro_`. Knows records and
+"""Prometheus metrics: under vLLM's names, so that its dashboards work, and our own under `ostro_`. Knows records and
 the engines' heartbeats; knows no requests.
 
-Gauges and the engines' counters are read from the models when somebody asks; histograms and successes are fed as
-requests end. No counter ever falls, and a model that is unloaded keeps its own.
+Gauges and the engines' counters are read from the models on each scrape; histograms and successes are updated as
+requests end. No counter ever decreases, and an unloaded model keeps its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Models' files for the pool: looked for in a thread, downloaded by a process of its own, and held."""
+"""Models' files for the pool: looked up in a thread, downloaded by a separate process, and held while in use."""
 
 import asyncio
 import socket

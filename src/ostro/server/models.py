@@ -1,4 +1,4 @@
-"""The models of this server as its endpoints see them: by whatever name a client calls one, and in use while it is.
+"""The models as endpoints see them: found by any name a client may use, and held while in use.
 
 Knows names and the pool; knows no HTTP and no engine.
 """

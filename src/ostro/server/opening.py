@@ -1,6 +1,6 @@
-"""What whoever started the server is told until it is ready: where it listens, how far it is, and how to use it.
+"""Startup messages until the server is ready: where it listens, how far loading is, and how to use it.
 
-Knows the log and, at a terminal, the person before it; starts nothing.
+Knows the log and the terminal; starts nothing.
 """
 
 import ipaddress

@@ -1,8 +1,9 @@
-"""What process 1 owes to others: in a container the server inherits what its children leave behind. Knows processes.
+"""Reaps orphans when the server is process 1: in a container it inherits what its children leave behind. Knows
+processes.
 
-Whatever it starts itself leads a group of its own, and whoever started it waits for it. What has ended and leads none
-was inherited, such as the pip of a download that was given up; nobody else will ever wait for it. An inherited leader,
-such as a job of a shell that somebody opened in the container, cannot be told from ours and is left.
+Every process that the server starts leads its own process group, and its starter waits for it. A dead process that
+leads no group was inherited, such as the pip of a cancelled download; nobody else will ever wait for it. An inherited
+group leader, such as a shell job in the container, cannot be told from ours and is left alone.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""HTTP's bytes: what a client sends and reads comes within bounds of size and time. Knows uvicorn; knows no routes.
+"""HTTP on the wire: limits the size and time of what a client sends and reads. Knows uvicorn; knows no routes.
 
-uvicorn bounds neither: a header could grow until memory ends, and a client that sends or reads no more would hold its
-connection for good.
+uvicorn limits neither: headers could grow until memory runs out, and a client that stops sending or reading would hold
+its connection forever.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""What the server keeps of one HTTP request, for its log, its metrics and its traces. Knows no bodies and no keys."""
+"""The record of one HTTP request, for logs, metrics and traces. Knows no bodies and no keys."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Finished completions as the API's answers. Knows wire objects and a tokenizer; knows no engine and no sockets."""
+"""Turns finished completions into API responses. Knows wire objects and a tokenizer; knows no engine and no sockets."""
 
 import base64
 import codecs

@@ -1,4 +1,4 @@
-"""Kernels for GPUs, in Triton, each beside a plain-torch twin that tests hold it to.
+"""GPU kernels in Triton, each next to a plain torch implementation that tests hold it to.
 
-Imported only where there is a GPU, or where Triton's interpreter stands in for one (TRITON_INTERPRET=1).
+Imported only if there is a GPU, or if Triton's interpreter stands in for one (TRITON_INTERPRET=1).
 """

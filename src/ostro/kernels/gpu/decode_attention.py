@@ -1,8 +1,8 @@
-"""Attention of one new token a sequence over the paged cache, in a grid that does not depend on the lengths.
+"""Decode attention: one query per sequence over the paged KV cache, in a grid that does not depend on sequence lengths.
 
-`plan_decode` turns the lengths into a work list once a step, on the device; every layer's `decode_attention` follows
-it. A sequence is cut into even parts, as many as the load of the whole batch asks for, and whoever finishes a
-sequence's last part joins them:
+`plan_decode` turns the lengths into a work list on the device, once per step; every layer's `decode_attention` follows
+it. A sequence is split into even parts, as many as the load of the whole batch calls for, and the program that finishes
+a sequence's last part merges them:
 
     lens   [ 600, 130, 0 ]          blocks of 64 keys   10, 3, 0        split 4
     list   A0 A1 A2 | B0 | C0       long parts first, lest the device wait for one at the end; of equally long ones,

@@ -1,14 +1,13 @@
-"""Products of up to 256 rows with a weight, by the matrix units, all rows in one tile: for steps that are bound by the
-reading of weights.
+"""Small-batch matmul on tensor cores: up to 256 rows, all in one tile, for steps that are bound by reading weights.
 
     x ─> · weightᵀ ──(· scale)──(+ bias)──┬──────────────────> out
                                           ├─(+ residual)─────> residual, in place
                                           └─ act(gate) * up ─> out, where the weight holds gate above up
 
-Weights come first in the product: then the matrix units read them from shared memory, 64 outputs at a time, where the
-copy engine has put them. A row's result never depends on the rows beside it. Weights of 8 bits are widened on the way.
+The weight is the first operand, so that the tensor cores read it from shared memory, 64 outputs at a time, where the
+copy engine has put it. A row's result never depends on the other rows. 8-bit weights are widened on the way.
 
-On programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
+For programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""What may follow a product before it is stored: scales of outputs, a bias, gating, the sum with what is there.
+"""Matmul epilogues: output scales, bias, gating, and adding to the residual, before the result is stored.
 
-Knows numbers that are summed up already; knows nothing of how they came about.
+Works on finished accumulators; knows nothing of how they were computed.
 """
 
 import triton

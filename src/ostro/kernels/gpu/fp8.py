@@ -1,11 +1,11 @@
-"""Products with weights that are kept in 8 bits (e4m3), each output with a scale of its own.
+"""Matmul with fp8 (e4m3) weights and one scale per output.
 
     weight [out, in]  ≈  small [out, in] · scale [out]          scale = largest of its row / 448
 
-Of many rows of inputs, each is rounded to 8 bits too, with a scale of its own, and the product is the library's. Of few
-rows the bytes of the weights are all that costs time: there the inputs stay as they are, and the weights are widened
-after they were read: of one row in the vector kernel below, of more in `dot_linear`. What `small_batch` says of
-programmatic dependent launch holds here too.
+For many rows, each input row is rounded to 8 bits too, with its own scale, and cuBLAS does the matmul. For few rows,
+reading the weights is all that costs time, so inputs stay as they are and weights are widened after they are read: for
+one row in the vector kernel below, for more in `dot_linear`. What `small_batch` says about programmatic dependent
+launch applies here too.
 
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """

@@ -1,17 +1,18 @@
-"""Causal attention over the paged cache whose result for a token has the same bits however its tokens come.
+"""Batch-invariant causal attention over the paged KV cache: a token's result is bitwise identical however it is
+batched.
 
-One at a time, in chunks of a prompt, or recomputed later: each token is a query of some tile, and a tile goes through
-the keys in blocks that begin at multiples of the block, from the first that its first query sees to its last query.
+Whether tokens come one at a time, in prompt chunks, or are recomputed later, each is a query in some tile, and a tile
+walks the keys in aligned blocks, from the first block that its first query sees to its last query.
 
     keys      | block 0 | block 1 | block 2 | block 3 |
     query a     . . . .   . . . .   . x x x   x x           seen alone: blocks 2 and 3
     tile a b    . . . .   . . . .   . x x x   x x x         the same sums: what a query does not see adds zeros to it
 
-All blocks go one way, with a mask: a shorter way for whole blocks rounds otherwise, and which blocks are whole depends
-on the tile. No sequence is split between programs, so a long one alone is slow.
+All blocks take the same masked path: a shortcut for whole blocks would round differently, and which blocks are whole
+depends on the tile. No sequence is split between programs, so a single long one is slow.
 
-Reads its tiles from device memory, in a grid of their number; a step of single tokens has one a row, by `single_tiles`.
-Knows tiles, pages and heads; knows no sequences and no models. The plain twin is `reference_attention`.
+Reads its tiles from device memory, with one program per tile and head; a decode step has one tile per row, from
+`single_tiles`. Knows tiles, pages and heads; knows no sequences and no models. The plain twin is `reference_attention`.
 """
 
 import torch

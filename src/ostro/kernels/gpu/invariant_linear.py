@@ -1,13 +1,13 @@
-"""Products whose rows have the same bits alone and among any others, for any number of rows.
+"""Batch-invariant matmul: a row's result is bitwise identical whatever the other rows are, for any number of rows.
 
-A row's sum depends on the order of its terms, so the order is a matter of the weight's shape alone: the inputs are cut
-into sections, each is summed from its beginning by the same instructions of the matrix units, and the sections' sums
-are added up in their order. Who adds them is free:
+A sum depends on the order of its terms, so the order depends on the weight's shape alone: the inputs are split into
+sections, each is summed from its start by the same tensor core instructions, and the sections' sums are added in order.
+Which program adds them does not matter:
 
     few rows     a program a section; the last to arrive adds up      many rows     one program, section after section
 
-Tiles of rows are of one size, padded with zeros, so that the instruction is the same however many rows there are; the
-tile's height in outputs is not, for the instruction takes 64 of them whatever the tile.
+Row tiles have one size, padded with zeros, so that the instruction is the same however many rows there are. The tile's
+height in outputs may vary, because the instruction takes 64 of them whatever the tile.
 
 Knows shapes; knows no layers. The plain twin is `small_linear_plain`.
 """

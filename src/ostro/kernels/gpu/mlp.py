@@ -1,6 +1,6 @@
-"""What stands between the two products of a gated MLP: act(gate) * up, in one pass over both.
+"""The activation of a gated MLP: act(gate) * up, in one pass over both.
 
-Gate and up lie side by side in a row, as the fused projection gives them. The plain twin is `gated_plain`.
+Gate and up are adjacent in a row, as the fused projection writes them. The plain twin is `gated_plain`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The residual stream's step between two projections: add what the last one gave, and norm for the next.
+"""Fused residual add and RMSNorm, between two projections.
 
 One pass over the row instead of an add, a read and a norm. Knows no layer; the plain twin is `add_rms_norm_plain`.
 """

@@ -1,7 +1,8 @@
-"""Causal attention of many new tokens a sequence over the paged cache, which holds their own keys already.
+"""Prefill attention: causal attention of many new tokens per sequence over the paged KV cache, which already holds
+their keys.
 
-The host cuts the new tokens into tiles, and a program takes one tile for one key head. A tile holds all the query heads
-that share the key head, so its keys are read once for all of them:
+The host splits the new tokens into tiles, and a program handles one tile for one KV head. A tile holds all query heads
+that share the KV head, so keys are read once for all of them:
 
     group of 2, tile of 8 rows     token 0: heads 0 1 | token 1: heads 0 1 | token 2: heads 0 1 | token 3: heads 0 1
 

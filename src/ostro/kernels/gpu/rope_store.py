@@ -1,4 +1,5 @@
-"""Everything between the QKV projection and attention, in one pass: head norms, rotation, and the write to the cache.
+"""Everything between the QKV projection and attention, in one pass: head norms, rotary embedding, and the KV cache
+write.
 
     qkv row   | q heads ........ | k heads .. | v heads .. |
                 norm, rotate       norm, rotate     |

@@ -1,17 +1,17 @@
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: N803 -- what is known at compile time is in capitals
-"""Logits to tokens on the device: what `ostro.runner.sampler.sample` chooses, inside a CUDA graph. No host takes part.
+"""Samples tokens from logits on the device, inside a CUDA graph, with the same result as `ostro.runner.sampler.sample`.
 
     block_stats   (row, part of the vocabulary)   of each block of 128: the best score, and what the block weighs
     cut           (row)                           where top-k, top-p, min-p end; block weights without what they drop
     finish        (row)                           blocks race, then the tokens of the block that won; greedy: the best
 
-The middle one is launched only in a step that has truncated rows. A block is weighed against its own best score, so one
-pass over the logits suffices: the row's best, which that pass only finds, is brought in where the blocks race. What is
-read and written of a block does not depend on the other rows, nor on how the vocabulary is split into parts.
+The middle kernel is launched only in steps with truncated rows. A block is weighed against its own best score, so one
+pass over the logits suffices: the row's best, known only after that pass, enters when the blocks race. What is read and
+written for a block does not depend on the other rows, or on how the vocabulary is split into parts.
 
 Tokens are those of the plain sampler for the same scores, settings, seed, choice and position, up to the last digits of
-exp and log. Logit bias and bans are not known here: whoever has them adds them to the logits before, bans as -inf.
+exp and log. Logit bias and bans are not handled here: the caller adds them to the logits beforehand, bans as -inf.
 
 The log-probabilities of a step need no kernel: `logprob_table` on logits in fp32 and the tokens as int64 is torch
 throughout and waits for nothing.

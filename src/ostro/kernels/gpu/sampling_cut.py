@@ -1,6 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: N803 -- what is known at compile time is in capitals
-"""Where top-k, top-p and min-p cut a row's ranking, without sorting it. One program a row; other rows leave at once.
+"""Finds where top-k, top-p and min-p cut a row's ranking, without sorting. One program per row; other rows return at
+once.
 
 Top-k and top-p each keep a beginning of the ranking by (gap, id), so both together are one last token kept: its gap and
 its id. Min-p needs no search. The gap is searched for among the integers that gaps are as bits: three pivots a pass

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: N803 -- what is known at compile time is in capitals
-"""What all sampling kernels share: a slot's settings, scores with penalties applied as they are loaded, weights, noise.
+"""Shared by all sampling kernels: a slot's settings, scores with penalties applied as they are loaded, weights, noise.
 
 Scores are described as the plain sampler describes them: by gaps below the row's best. A gap is never negative, so its
 bits, read as an integer, rank as it does.

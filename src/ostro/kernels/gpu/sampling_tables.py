@@ -1,4 +1,4 @@
-"""What the device knows of each sequence that samples: one row a slot. Knows no requests and launches no kernel.
+"""Per-sequence sampling state on the device: one row per slot. Knows no requests and launches no kernel.
 
 A slot is a sequence's place in the device's tables while it runs. The host writes a slot when a sequence takes it;
 after that a step reads everything here and changes `num_output`, `last_token` and `counts` itself.

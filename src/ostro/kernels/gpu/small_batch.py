@@ -1,15 +1,15 @@
-"""Products of a few rows with a weight, with what stands before and after them folded in: which kernel, cut how.
+"""Small-batch matmul with fused prologue and epilogue: chooses the kernel and its tiling.
 
     x ──(norm)──> · weightᵀ ──(+ bias)──┬──────────────────> out
                                         ├─(+ residual)─────> residual, in place
                                         └─ act(gate) * up ─> out, where the weight holds gate above up
 
-One row goes to `vector_linear`, more to `dot_linear`, unless something else was measured to be faster.
+One row goes to `vector_linear`, more go to `dot_linear`, unless something else was measured to be faster.
 
-Programmatic dependent launch (`pdl`): a program starts while the kernel before it still runs, fetches its weights,
-which no kernel writes, and only then waits until the kernel before has ended and its writes are visible. A kernel that
-has waited may rely on everything earlier in the stream, because each kernel waits before it ends: so every kernel
-launched this way must wait, and none may read or write anything but weights before that.
+Programmatic dependent launch (`pdl`): a program starts while the previous kernel is still running, prefetches its
+weights, which no kernel writes, and only then waits until the previous kernel has ended and its writes are visible. A
+kernel that has waited may rely on everything earlier in the stream, because each kernel waits before it ends: so every
+kernel launched this way must wait, and none may read or write anything but weights before that.
 
 Knows shapes; knows no layers. The plain twin is `small_linear_plain`.
 """

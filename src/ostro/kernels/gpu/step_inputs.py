@@ -1,6 +1,6 @@
-"""Unpacks one step's inputs on the device: what the host knew when it sent them, and tokens it did not know yet.
+"""Unpacks one step's inputs on the device: what the host sent, and tokens it did not know yet.
 
-A token that the step before is still sampling is sent as -1 - (its row there), and read from that step's results:
+A token that the previous step is still sampling is sent as -1 - (its row there), and read from that step's results:
 
     sent       [ 17, -1, -3 ]       results of the step before   [ 801, 5, 42 ]
     tokens     [ 17, 801, 42 ]

@@ -1,14 +1,13 @@
-"""Products of one row, or of very few, with a weight, at the speed of memory, with what stands before and after folded
-in.
+"""GEMV at memory speed, for one row or very few, with fused prologue and epilogue.
 
     x ──(norm)──> · weightᵀ ──(+ bias)──┬──────────────────> out
                                         ├─(+ residual)─────> residual, in place
                                         └─ act(gate) * up ─> out, where the weight holds gate above up
 
 Multiplies and adds in float32, and keeps a program's weights in registers. The norm's factor is the same for the whole
-row, so the product is scaled by it at the end instead of waiting for it at the start.
+row, so the result is scaled by it at the end instead of waiting for it at the start.
 
-On programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
+For programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""/docs by Swagger UI and /redoc by Redoc, without a request to anybody else. Knows files; knows no endpoint.
+"""/docs (Swagger UI) and /redoc (Redoc), without requests to third parties. Knows files; knows no endpoint.
 
-The pages ask for /openapi.json, and need a key where that does.
+The pages load /openapi.json, and need a key if that does.
 """
 
 from functools import cache

@@ -1,4 +1,5 @@
-"""The page at `/` of `ostro serve --ui`: its files, who serves them, who opens them. Knows no model and no endpoint.
+"""The playground at `/` of `ostro serve --ui`: its files, serving them, and opening a browser. Knows no model and no
+endpoint.
 
-What lies in `static/` is plain HTML, CSS and ES modules, served as it is. The page calls the API as any client does.
+`static/` holds plain HTML, CSS and ES modules, served as they are. The page calls the API like any client.
 """

@@ -1,4 +1,4 @@
-"""Whether somebody sits before this machine, and showing them the page. Knows displays; knows no server."""
+"""Opens the page in a browser if someone is at this machine. Knows displays; knows no server."""
 
 import os
 import sys

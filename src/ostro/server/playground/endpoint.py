@@ -1,7 +1,7 @@
 """The playground's files over HTTP: read once, each under one exact path. Knows files and headers; knows no keys.
 
-The page needs no key, and holds nothing that one would guard: what it asks of the API carries the key that its user has
-typed. A path is looked up as it stands, never joined to a directory.
+The page needs no key and contains nothing secret: its API calls carry the key that the user typed. A path is looked up
+as it is, never joined to a directory.
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""The endpoints, one file a family. Each file makes a router from an Api; none knows another."""
+"""The endpoints, one file per group. Each file builds a router from an Api; none knows another."""

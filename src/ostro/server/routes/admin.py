@@ -1,4 +1,4 @@
-"""POST /admin/{load,unload,pin,unpin}/{model}, GET /admin/stats: for whoever runs the server."""
+"""POST /admin/{load,unload,pin,unpin}/{model}, GET /admin/stats: for the server's operators."""
 
 from fastapi import APIRouter
 from starlette.responses import Response

@@ -1,4 +1,6 @@
-"""GET /healthz, /readyz, /health and /version: for probes, balancers and people. None of them waits for anything."""
+"""GET /healthz, /readyz, /health and /version: for probes, load balancers and people. None of them waits for
+anything.
+"""
 
 from http import HTTPStatus
 from typing import Literal

@@ -1,4 +1,4 @@
-"""GET /, where the page of --ui is off: that the server runs, where its API is, and how to have the page."""
+"""GET / without --ui: says that the server runs, where its API is, and how to get the playground."""
 
 from fastapi import APIRouter
 from starlette.requests import Request

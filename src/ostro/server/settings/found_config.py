@@ -1,7 +1,7 @@
-"""Files of AI-OS's that are picked up where its users keep them: config/default.yaml and config/logging.yaml.
+"""AI-OS's config files, picked up where its users keep them: config/default.yaml and config/logging.yaml.
 
-Other programs have files of these names too, so only what is plainly meant for a server is taken, and a file that
-cannot be used is told of and left alone.
+Other programs have files of these names too, so only what is clearly meant for a server is used, and a file that cannot
+be used is mentioned in the log and left alone.
 """
 
 from collections.abc import Iterator, Mapping
