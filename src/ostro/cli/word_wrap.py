@@ -9,7 +9,7 @@ _FENCE = "```"
 class WordWrap:
     """A word is given out once it is known to be whole: when a space, a line's end or the text's end follows it.
 
-    Code between fences is left as it is: whoever copies it wants its lines.
+    Code between fences is left as it is, so that it can be copied.
     """
 
     def __init__(self, columns: Callable[[], int]) -> None:

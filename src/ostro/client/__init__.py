@@ -1,5 +1,5 @@
 """The Python client of the HTTP API: `Client` and `AsyncClient`. Knows the wire's objects; knows nothing of the engine.
 
-A call is described once (`calls`), errors, retries and streams are read without input and output (`failures`,
-`retries`, `gathering`, `target`), and two thin shells send and wait (`client`, `async_client`).
+Each call is described once (`calls`); errors, retries and streams are handled without I/O (`failures`, `retries`,
+`gathering`, `target`); and two thin shells send and wait (`client`, `async_client`).
 """

@@ -1,4 +1,4 @@
-"""`AsyncClient`: the twin of `client` over connections that are awaited. It has no other logic."""
+"""`AsyncClient`: the asyncio counterpart of `client`. It has no other logic."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType

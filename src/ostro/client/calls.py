@@ -1,6 +1,6 @@
-"""Every endpoint, described once: where it is, what it is sent, what it answers. Knows no connections.
+"""Every endpoint, described once: its path, its request and its response. Knows no connections.
 
-A function here makes a call from a method's arguments; `Client` and `AsyncClient` have a method for each.
+Each function builds a call from a method's arguments; `Client` and `AsyncClient` have a method for each.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""`Client`: the calls over connections that block. What is asked and what answers mean is not decided here."""
+"""`Client`: the calls over blocking connections. What to send and what responses mean is decided elsewhere."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -26,7 +26,7 @@ class Stream(Generic[Chunk, Whole]):
     """A streamed answer: iterate over it, or over its `text`, once. It is asked for when the first chunk is.
 
     Leaving the loop, or the `with` block, closes the connection; the server then stops generating. Close it in the
-    thread that reads it; whoever has to stop a stream from elsewhere wants AsyncClient.
+    thread that reads it; to stop a stream from elsewhere, use AsyncClient.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], gathering: Gathering[Chunk, Whole]) -> None:

@@ -1,4 +1,4 @@
-"""Answers that are errors, as the errors that the server raised. Knows the tree of errors and the forms of bodies."""
+"""Turns error responses back into the exceptions that the server raised. Knows the error tree and error bodies."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The events of a streamed answer, read one by one and put together to what the same request gives without a stream."""
+"""Reads the events of a stream one by one, and assembles what the same request returns without streaming."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ class Gathering(ABC, Generic[Chunk, Whole]):
 
     @abstractmethod
     def take(self, payload: bytes) -> Chunk | None:
-        """The chunk in an event; None in one that is not for whoever reads the stream."""
+        """The chunk in an event; None for an event that the reader of the stream should not see."""
 
     @abstractmethod
     def text(self, chunk: Chunk) -> str:

@@ -1,4 +1,4 @@
-"""Keys as users give them: by name, or in the environment. Knows no connections."""
+"""API keys, given as arguments or in the environment. Knows no connections."""
 
 import os
 

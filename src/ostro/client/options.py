@@ -1,4 +1,4 @@
-"""What the methods of a client take, as types. The server knows the defaults and the ranges, and refuses the rest."""
+"""The options of the client's methods, as types. The server knows defaults and ranges, and rejects the rest."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict

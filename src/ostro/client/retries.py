@@ -1,4 +1,4 @@
-"""Whether and when a call is tried again. Knows errors and clocks; knows no HTTP and does not wait itself."""
+"""Whether and when to retry a call. Knows errors and clocks; knows no HTTP and does not wait itself."""
 
 import random
 import time

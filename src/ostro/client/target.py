@@ -1,4 +1,4 @@
-"""The server that a client asks: address, keys, patience. What of a client does no input and output is here."""
+"""The server that a client talks to: address, keys, timeouts. Holds the parts of a client that do no I/O."""
 
 import ssl
 from collections.abc import Iterator, Mapping

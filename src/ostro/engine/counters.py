@@ -17,7 +17,7 @@ class Counters:
     """Of a model that refines its states in steps: those it took, and those that halting early has saved."""
     saved_steps: int = 0
     restarts: int = 0
-    """How often the engine's process had to be followed by another; counted by whoever starts them."""
+    """How often the engine's process was replaced by another; counted by the side that starts them."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

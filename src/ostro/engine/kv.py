@@ -1,4 +1,4 @@
-"""The memory of computed keys and values: joins free pages and the prefix cache. Knows no schedule and no tensors.
+"""KV cache bookkeeping: combines free pages and the prefix cache. Knows no schedule and no tensors.
 
 A sequence's page table is a path in the tree, then pages of its own:
 
@@ -110,7 +110,7 @@ class KVCache:
     def commit(self, seq: Sequence) -> None:
         """Moves the pages that have filled with known tokens since the last call into the tree.
 
-        A step under way may still be filling them: whoever finds them there reads them in a later step.
+        A step in flight may still be filling them, but a sequence that finds them there reads them in a later step.
         """
         node = self._nodes[seq.id]
         end = min(seq.num_computed, seq.num_known)

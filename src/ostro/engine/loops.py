@@ -1,4 +1,4 @@
-"""Notices that an output runs in a loop. Knows token ids only.
+"""Detects that an output is stuck in a loop. Knows token ids only.
 
 A loop is a pattern of at most 64 tokens with which an output ends at least 4 times in a row, over at least 96 tokens.
 

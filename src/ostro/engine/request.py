@@ -1,4 +1,4 @@
-"""What the engine is asked to do: token ids and settings of one request. Knows no text and no tensors."""
+"""A request to the engine: token ids and sampling settings. Knows no text and no tensors."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""All that the scheduler knows of a device: the ModelRunner protocol, its spec, and what a step gives back."""
+"""All that the scheduler knows about a device: the ModelRunner protocol, its spec, and a step's output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ class StepOutput:
 
 class ModelRunner(Protocol):
     strides: int
-    """Parts of steps that were done so far, where steps are long: whoever watches sees by them that it gets on."""
+    """Parts of steps done so far, if steps are long: a watchdog sees from it that the runner makes progress."""
 
     @property
     def spec(self) -> RunnerSpec: ...

@@ -6,25 +6,25 @@ under one budget of tokens:
     running   [ A: 1 to go ][ B: 1 to go ][ C: 700 to go ]    the budget is 512
     batch     [ A 1 ][ B 1 ][ C 510 ]                         C finishes in the next step
 
-When pages run out, the sequence that ranks last gives its own back and waits: it will compute again what the prefix
-cache has lost by then. The one that ranks first is never preempted, so the engine always gets on.
+When pages run out, the lowest-ranked sequence gives up its pages and waits: later it recomputes whatever the prefix
+cache has lost by then. The highest-ranked one is never preempted, so the engine always makes progress.
 
-A step's results may be awaited while the next one is scheduled: `schedule` decides on a step, `advance` assumes that it
-goes well, and `apply` takes in what it brought, perhaps a step later. A sequence may have ended by then, and what came
-for it is dropped. Steps run in order, so an old owner's writes to a page precede those of its next owner.
+The next step may be scheduled while a step's results are still pending: `schedule` decides on a step, `advance` assumes
+that it succeeds, and `apply` takes in its results, perhaps a step later. A sequence may have ended by then, and its
+results are dropped. Steps run in order, so an old owner's writes to a page precede those of its next owner.
 
-A waiting sequence is not let in while a step computes the next page that it could share; after the step it finds that
-page in the prefix cache. So requests that start alike and arrive together compute their common pages once. This costs
-one step at a time: there is budget left for a newcomer only when every running sequence reaches its end in the step.
+A waiting sequence is not admitted while a step computes the next page that it could share; after the step it finds that
+page in the prefix cache. So requests with a common prefix that arrive together compute it once. This costs one step at
+a time: there is budget left for a new sequence only when every running sequence catches up in the step.
 
-A model that keeps no keys and values computes a whole sequence for each token that is asked of it. Its steps cost what
-they recompute, and the last sequence that the budget lets in may exceed it: so a long one waits for those that came
-before it, and for no others. There a prompt that is scored takes a pass for each position: such prompts share half of
-the budget, while there is anything else to do.
+A model without a KV cache recomputes the whole sequence for each token. Its steps cost what they recompute, and the
+last sequence admitted may exceed the budget: so a long one waits for those that came before it, and for no others.
+Scoring a prompt on such a model takes a pass for each position: such prompts share half of the budget while there is
+other work.
 
-Where several tenants have work, rank decides among the requests of one, and `engine.tenants` between them: a tenant
-that has less than its share of the batch is let in first, if need be at the cost of one that has more. One that has
-nothing in the batch yet is let in by a step of its own.
+If several tenants have work, rank decides among the requests of one tenant, and `engine.tenants` between tenants: one
+with less than its share of the batch is admitted first, if necessary at the cost of one that has more. A tenant with
+nothing in the batch yet is admitted in a separate step.
 """
 
 import math
@@ -238,7 +238,7 @@ class Scheduler:
         return progress
 
     def _pool(self, chunk: Chunk, vector: list[float]) -> None:
-        """Adds the chunk's share to its sequence's vector. One that was preempted begins anew."""
+        """Adds the chunk's share to its sequence's vector. A preempted sequence starts over."""
         seq = chunk.seq
         whole = seq.pooled if chunk.start else None
         seq.pooled = vector if whole is None else [a + b for a, b in zip(whole, vector, strict=True)]
@@ -287,7 +287,7 @@ class Scheduler:
             self._admit(newcomers, chunks, budgets)
 
     def _carry_on(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
-        """Adds what runs to the step, and whoever waits and fits in."""
+        """Adds running sequences to the step, then waiting ones that fit."""
         preempted = self.counters.preemptions
         # Sequences with one token to go come first: they are cheap, and someone reads along.
         decoding: list[Sequence] = []

@@ -1,7 +1,7 @@
 """How tenants share a batch. Knows sequences and counts; knows no pages, and not when a step begins.
 
-Every tenant that has work has an equal claim to the batch's seats, its pages and the tokens of a step, however much
-each of them has in line. What one does not use is free for the others, so a tenant that is alone has it all.
+Every tenant with work has an equal claim to the batch's slots, its pages and a step's tokens, however many requests it
+has queued. What one does not use is free for the others, so a single tenant gets everything.
 """
 
 from collections import Counter

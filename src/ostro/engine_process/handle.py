@@ -377,7 +377,7 @@ class EngineHandle:
             self._writer = None
 
     def _lose_process(self) -> None:
-        """No message will come from it: whoever waits for one must know now."""
+        """No more messages will come from it: anything waiting for one must be told now."""
         if self.state not in _ENDED:
             self._enter(State.LOADING)
             self._blame_streams()

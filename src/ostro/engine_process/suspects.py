@@ -1,9 +1,9 @@
-"""Requests that were running when an engine died, by what they asked for. Knows contents' digests; knows no processes.
+"""Requests that were running when an engine died. Knows digests of their contents; knows no processes.
 
-A request that crashes the engine would do so again, and clients send again what failed: with every retry all other
-requests are lost too. So one that was there at two deaths is refused for a while. Which of several was at fault cannot
-be told after the first death: the engine gets suspects one at a time then, so that the second names one. A suspect that
-comes to its end is cleared.
+A request that crashes the engine would do so again, and clients retry what failed: with every retry all other requests
+are lost too. So a request that was present at two crashes is refused for a while. After the first crash it is unknown
+which of several was at fault, so the engine then runs suspects one at a time, and a second crash identifies the
+culprit. A suspect that finishes is cleared.
 """
 
 import hashlib

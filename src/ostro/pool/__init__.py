@@ -1,1 +1,1 @@
-"""Many models, few of them loaded at a time: which there are, which are loaded, which must go. Imports no torch."""
+"""Many models, few of them loaded at once: which exist, which are loaded, which to evict. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What models take and what they may take together. Knows numbers only."""
+"""The memory that models use, and their common limits. Knows numbers only."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Which models there are: those that were named at the start, and those found under roots, which are looked at again
-when a name is missing; and which of them the adapters found there sit on. Knows names and settings; knows nothing of
-what is loaded.
+"""Which models exist: those named at startup, and those found under roots, which are listed again when a name is
+missing; and which model each adapter found there belongs to. Knows names and settings; knows nothing about what is
+loaded.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Who is loaded next and who must go for it. Looks at the entries and changes nothing, so it can be asked at any time.
+"""Which model to load next and which to evict for it. Reads the entries and changes nothing, so it can be called any
+time.
 
-Models that somebody waits for stand in line by their oldest waiter. For each in turn:
+Models that requests wait for are ordered by their oldest waiting request. For each in turn:
 
     its files are not here ───────────> fetch them: that takes no room, and nobody has to go for it
     there is room ────────────────────> load
@@ -8,12 +9,12 @@ Models that somebody waits for stand in line by their oldest waiter. For each in
     only with busy ones is it enough ─> after some patience drain them, least recently loaded first; then evict
     pinned ones leave no room ────────> refuse
 
-What the first in line will get is set aside for it: those behind may have only what is left. A model that is drained
-without need, because those for whom it should make room went away or found room elsewhere, may stay.
+What the first model needs is set aside for it: those behind it get only what is left. A draining model that is no
+longer in the way, because the requests it should make room for are gone or found room elsewhere, may stay.
 
-Two rules keep models from taking turns faster than they load. A busy model is not drained before it has been ready for
-as long as its load took: so at least half of the time goes into work. And until then a model counts as busy for a
-moment after its last request, too: a client that sends one request after the other leaves short gaps.
+Two rules prevent thrashing. A busy model is not drained before it has been ready for as long as its load took, so at
+least half of the time goes into work. And until then a model also counts as busy for a moment after its last request,
+because a client that sends one request after another leaves short gaps.
 """
 
 import math

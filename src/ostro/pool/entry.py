@@ -1,4 +1,4 @@
-"""One model's place in the pool: its service while it has one, who uses it, who waits for it, what it takes. Owns the
+"""One model in the pool: its service while it has one, its users, its waiting requests, its memory. Owns the
 transitions between its states; decides none of them.
 """
 
@@ -203,7 +203,7 @@ class Entry(Generic[S]):
         self.state = PoolState.DRAINING
 
     def fail(self, error: OstroError, now: float, pause: float) -> None:
-        """any -> failed: all who wait are told, and whoever asks before the pause is over."""
+        """any -> failed: tells all waiting requests, and any that arrive before the pause is over."""
         self.state = PoolState.FAILED
         self.asked_to_go = self.resident
         self.failure = error

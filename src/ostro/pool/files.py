@@ -1,4 +1,6 @@
-"""What the pool knows of models' files: whether they are on this machine, and that they stay while it needs them."""
+"""What the pool knows about models' files: whether they are on this machine, and how to keep them there while in
+use.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

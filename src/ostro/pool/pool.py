@@ -1,5 +1,5 @@
-"""The loaded models: one load however many ask, room made before it, nobody cut off. Carries out the `decisions`;
-knows services by their protocol; knows no HTTP, no tokens, no files.
+"""The loaded models: loads each once however many requests want it, makes room first, and interrupts no request.
+Carries out the `decisions`; knows services by their protocol; knows no HTTP, no tokens, no files.
 
     async with pool.use("org/model") as (spec, service): ...     # waits until it is ready; in use until left
 
@@ -9,8 +9,8 @@ knows services by their protocol; knows no HTTP, no tokens, no files.
     fetching       ▼   its engine died       nobody needs its room any more
            └──── failed   told to all who ask, until it is time for another try
 
-A model is fetched before it has room: nobody goes for one whose files are still on their way, and what it will take is
-told by the files.
+A model is downloaded before it gets memory: nothing is evicted for one that is still downloading, and its memory use is
+estimated from the files.
 """
 
 import asyncio
@@ -245,7 +245,7 @@ class ModelPool(Generic[S]):
         return spec, entry
 
     async def _enter_with_adapter(self, entry: Entry[S], spec: ModelSpec) -> S:
-        """As `_enter`. A base that was loaded before the adapter was found is loaded anew, once nobody uses it."""
+        """As `_enter`. A base that was loaded before the adapter was found is reloaded once it is idle."""
         until = self._clock() + self.limits.wait_seconds
         while True:
             service = await self._enter(entry, spec.name, max(0.0, until - self._clock()))

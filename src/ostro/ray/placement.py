@@ -65,7 +65,7 @@ class Candidate:
     has_model: bool = True
     num_models: int = 1
     is_ready: bool = True
-    """Its engine takes requests: it is not being started anew."""
+    """Its engine accepts requests: it is not restarting."""
 
 
 def ranked(candidates: Sequence[Candidate], num_history: int, dice: random.Random) -> list[str]:

@@ -2,7 +2,7 @@
 parts and ASGI; knows no Ray, so that a test can run it without.
 
 It counts as started once what it has to serve is warm, as /readyz would say; and as unhealthy once that has failed for
-good. An engine that is started anew is neither: it answers 503 for a moment, and others are asked meanwhile.
+good. A restarting engine is neither: it answers 503 for a moment, and requests go to other replicas meanwhile.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ class ModelCard(WireModel):
     created: int
     owned_by: str
     permission: list[str]
-    """Always empty: whoever may list a model may use it."""
+    """Always empty: any client that may list a model may use it."""
     root: str
     parent: str | None
     max_model_len: int | None
@@ -58,7 +58,7 @@ class Health(WireModel):
 
 
 class ModelStats(WireModel):
-    """One model, for whoever runs the server."""
+    """One model, for the server's operators."""
 
     id: str
     state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]

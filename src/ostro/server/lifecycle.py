@@ -351,14 +351,14 @@ class Server:
         if not self._signalled.is_set():
             self._signalled.set()
             return
-        # Nothing orderly: whoever asks twice wants it over. The engine ends with the socket to it.
+        # Not an orderly shutdown: a second signal means now. The engine ends when its socket closes.
         self._log.warning("aborted by a second signal")
         logging.shutdown()
         os._exit(128 + number)
 
 
 class News:
-    """Tells of each model whether it became ready, failed or had to start anew since the last look."""
+    """Logs each model that became ready, failed or restarted since the last look."""
 
     def __init__(self, models: Models, *, ends_with_only: bool = True) -> None:
         """`ends_with_only`: the failure of a server's only model ends the server, with words of its own."""

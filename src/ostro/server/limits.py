@@ -151,7 +151,7 @@ class Ticket:
         await self._held.aclose()
 
     def enlist(self, requests: Sequence[Request]) -> list[Request]:
-        """The requests as the engine may have them. If they were prepared anew, they keep their turns."""
+        """The requests as the engine may have them. Requests that were prepared again keep their turns."""
         requests = self._gate.capped(requests)
         key = self.record.key
         if not self._turns:
@@ -377,7 +377,7 @@ class Gate:
         capped: list[Request] = []
         for number, request in enumerate(requests):
             if number and request.params is requests[number - 1].params and request.task is requests[number - 1].task:
-                # All prompts of a request share their params, of which a changed copy is validated anew.
+                # All prompts of a request share their params; a changed copy would be validated again.
                 params = capped[-1].params
                 capped.append(request if request.params is params else replace(request, params=params))
             else:
@@ -485,7 +485,7 @@ class Gate:
             self._empty.set()
 
     def _serve_line(self) -> None:
-        """Gives the slots that are free to whoever comes next, key by key, while there is room for any."""
+        """Gives free slots to the next requests, key by key, while any fits."""
         while lines := [line for key, line in self._lines.items() if self._slots.has_room(key)]:
             entry = min(line[0] for line in lines)
             *_, place, ticket = entry

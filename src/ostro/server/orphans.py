@@ -1,5 +1,4 @@
-"""Reaps orphans when the server is process 1: in a container it inherits what its children leave behind. Knows
-processes.
+"""Reaps orphans when the server is process 1: in a container it inherits what its children leave behind.
 
 Every process that the server starts leads its own process group, and its starter waits for it. A dead process that
 leads no group was inherited, such as the pip of a cancelled download; nobody else will ever wait for it. An inherited

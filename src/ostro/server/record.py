@@ -8,7 +8,7 @@ from ostro.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What became of one HTTP request. Whoever learns something of it writes it here."""
+    """What became of one HTTP request. Every part of the server writes what it learns here."""
 
     id: str
     method: str

@@ -1,4 +1,6 @@
-"""One model for many callers at once: text in, text out. Joins the tokenizer and the engine's handle; knows no HTTP."""
+"""One model for many concurrent callers: text in, text out. Combines the tokenizer and the engine's handle; knows no
+HTTP.
+"""
 
 import asyncio
 import time
@@ -144,7 +146,7 @@ class ModelService:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The engine's latest counters. They begin anew with a new engine process."""
+        """The engine's latest counters. They start over with a new engine process."""
         return self._handle.heartbeat
 
     @property
@@ -369,7 +371,7 @@ class ModelService:
         try:
             located = await self._handle.located()
         except OstroError:
-            # The engine's handle has the reason, and tells it to whoever asks.
+            # The engine's handle has the reason, and reports it on request.
             return
         loop = asyncio.get_running_loop()
         loading = loop.run_in_executor(self._threads, _open_frontend, located, self.config, self._tokenizer_path)

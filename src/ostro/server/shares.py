@@ -1,6 +1,6 @@
 """A capacity that several keys share, such as places or slots. Knows keys' labels and amounts; knows no requests.
 
-Half of it is kept for the keys, in equal parts; the rest goes to whoever comes first:
+Half of it is reserved for the keys, in equal parts; the rest is first come, first served:
 
     [ key 1 | key 2 | key 3 |        common        ]
 

@@ -10,7 +10,7 @@ from typing import TextIO
 
 _STDERR = 2
 _LAST_LINES_SECONDS = 1.0
-# A longer one is logged in pieces: whoever writes there may never end it.
+# A longer one is logged in pieces: its writer may never end it.
 _LONGEST_LINE = 4_000
 
 _log = logging.getLogger("stderr")

@@ -1,5 +1,5 @@
-"""A process that downloads the files of a model, its tokenizer and its adapters, so that whoever waits for them can
-give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
+"""A process that downloads the files of a model, its tokenizer and its adapters, so that the process that waits for
+them can give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
 `ostro.server.model_files`.
 
 socket <── lines of JSON: what is logged on the way, then where the files are, or why they are not

@@ -1,1 +1,1 @@
-"""Text on one side, token ids on the other: tokenizers, chat templates, incremental output, stop strings. No torch."""
+"""Text to token ids and back: tokenizers, chat templates, incremental output, stop strings. Imports no torch."""

@@ -1,8 +1,8 @@
-"""Templates for models that bring none, and the rule that chooses: what the operator names, else the model's own, else
+"""Templates for models that ship none, and the rule that picks one: the operator's choice, then the model's own, then
 the format whose special tokens the model has.
 
-A format only works on a model whose vocabulary has its markers, so that is checked; `generic` needs none, and is never
-chosen unasked.
+A format only works for a model whose vocabulary has its markers, so that is checked; `generic` needs none, and is never
+picked automatically.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Keeps control tokens out of users' hands: finds their texts, and tells the template's own from those in messages.
+"""Prevents control-token injection: finds control texts, and tells the template's own from those in users' messages.
 
 A user may write <|im_end|> into a message. Once a template has put the message between its own markers, the two look
 alike; so what users wrote is marked before rendering, with a mark nobody can guess:

@@ -1,6 +1,7 @@
-"""Token ids to text, as they come. Knows one sequence; knows no stops.
+"""Incremental detokenisation of one sequence. Knows no stops.
 
-Tokens stand for bytes, and a character's bytes may lie in several of them, so text comes out when it is whole.
+Tokens stand for bytes, and a character's bytes may span several tokens, so text is emitted once its characters are
+complete.
 """
 
 import codecs

@@ -1,4 +1,6 @@
-"""A tokenizer from a model's directory: tokenizer.json and the files beside it. Knows their names and shapes."""
+"""Loads a tokenizer from a model's directory: tokenizer.json and the files next to it. Knows their names and
+layouts.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

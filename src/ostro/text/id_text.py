@@ -1,4 +1,4 @@
-"""The tokenizer of a model that has none: a text is token ids in decimal, with spaces between them."""
+"""The tokenizer of a model that has none: text is decimal token ids, separated by spaces."""
 
 from collections.abc import Sequence
 

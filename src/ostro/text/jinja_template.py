@@ -1,7 +1,7 @@
 """Renders a chat template: a conversation to the text the model was trained on. Knows Jinja; knows no tokens, no ids.
 
 A template is a program that came with a model's files. Jinja's immutable sandbox keeps it from reaching anything, but
-not from running forever or filling the memory: whoever renders must be a process with limits (see `render_process`).
+not from running forever or filling memory, so it must be rendered in a process with limits (see `render_process`).
 """
 
 import json

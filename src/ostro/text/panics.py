@@ -1,4 +1,5 @@
-"""Panics of the tokenizers library as errors. They come as BaseExceptions, which no handler of errors would catch.
+"""Turns panics of the tokenizers library into errors. They arrive as BaseExceptions, which no error handler would
+catch.
 
 The library panics where a pattern of tokenizer.json backtracks without end, for one: it gives up after some millions of
 tries, which take a second or a few.
@@ -22,7 +23,7 @@ def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
     try:
         yield
     except BaseException as raised:
-        # The class is made anew by each library that is built with pyo3, and none can be imported.
+        # Each library built with pyo3 creates its own class, and none can be imported.
         if type(raised).__name__ != "PanicException":
             raise
         raise error(str(raised)) from raised

@@ -1,4 +1,4 @@
-"""What `renderer` and `render_process` say to each other: first a `Setup`, then conversations, each with its reply.
+"""Messages between `renderer` and `render_process`: first a `Setup`, then conversations, each with its reply.
 
 On the socket a message is its length, four bytes, then its MessagePack.
 """

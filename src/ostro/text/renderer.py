@@ -1,9 +1,9 @@
-"""Renders chat templates in a process of their own, since a template is a stranger's program. Knows no Jinja.
+"""Renders chat templates in a separate process, because a template is untrusted code. Knows no Jinja.
 
 messages ──> Renderer ──socket──> render_process: Jinja, with limits on CPU time and memory ──> text
 
-Each model has a renderer, so a template that hangs or grows delays nobody but its own model's users. A process that
-runs into its limit is replaced when the next conversation comes.
+Each model has its own renderer, so a template that hangs or grows delays only that model's users. A process that hits
+its limit is replaced when the next conversation comes.
 """
 
 import asyncio

@@ -236,7 +236,7 @@ def _plan_kernel(
     windowed: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    """One program a row; each counts all rows' parts anew, which is cheaper than a second kernel."""
+    """One program per row; each recounts all rows' parts, which is cheaper than a second kernel."""
     row = tl.program_id(0)
     every = tl.arange(0, rows_padded)
     lengths = tl.load(lens + every, mask=every < rows, other=0)

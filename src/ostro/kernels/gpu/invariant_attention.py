@@ -1,5 +1,4 @@
-"""Batch-invariant causal attention over the paged KV cache: a token's result is bitwise identical however it is
-batched.
+"""Batch-invariant causal attention over the paged KV cache: results are bitwise identical in any batch.
 
 Whether tokens come one at a time, in prompt chunks, or are recomputed later, each is a query in some tile, and a tile
 walks the keys in aligned blocks, from the first block that its first query sees to its last query.

@@ -1,5 +1,5 @@
 """Compiles the kernels that steps will need, side by side: one after the other they would take most of the start, and
-left until they are needed they would hold up whoever comes first.
+left until they are needed, they would delay the first request.
 
 Each is launched once on scratch of the shapes that it will see; Triton keeps what it compiles, on disk too. What is not
 listed here is compiled when it is first needed.
