@@ -184,6 +184,27 @@ def test_a_commit_of_which_weights_are_missing_is_fetched_again(hub: Hub, tmp_pa
     assert open_from(hub, tmp_path, ref) == online
 
 
+FIND = """
+import sys
+from ostro.sources.references import parse_model
+print(parse_model(sys.argv[1]).find(newest=False))
+"""
+
+
+def test_a_snapshot_that_lacks_a_shard_is_not_found(tmp_path: Path) -> None:
+    """A download that broke off was found all the same, and only told apart once it was opened."""
+    shards = {f"model-0000{number}-of-00002.safetensors": safetensors(f"w{number}") for number in (1, 2)}
+    index = json.dumps({"weight_map": {f"w{number}": name for number, name in enumerate(shards, 1)}}).encode()
+    files = {"config.json": FILES["config.json"], "model.safetensors.index.json": index, **shards}
+    with running_hub({REPO: files}) as hub:
+        assert open_from(hub, tmp_path, program=FIND) == "None"
+        open_from(hub, tmp_path)
+        snapshot = Path(open_from(hub, tmp_path, program=FIND))
+        assert {path.name for path in snapshot.iterdir()} == files.keys()
+        (snapshot / "model-00002-of-00002.safetensors").unlink()
+        assert open_from(hub, tmp_path, program=FIND) == "None"
+
+
 def test_a_silent_hub_and_no_copy_is_a_failed_download(tmp_path: Path) -> None:
     with silent_hub() as (address, _):
         output = open_from(address, tmp_path, program=IMPATIENT)
