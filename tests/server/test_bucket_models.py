@@ -14,6 +14,9 @@ from live_server import LiveServer, live_server
 from model_directory import pickle_weights, write_model
 from object_stores import BUCKET, CREDENTIALS, ObjectStore, running_store
 
+from ostro.config import EngineConfig
+from ostro.planning import plan
+
 
 def put(store: ObjectStore, name: str, directory: Path) -> None:
     store.put_model(f"models/{name}", {path.name: path.read_bytes() for path in directory.iterdir()})
@@ -134,7 +137,9 @@ def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_pa
         for seed, name in enumerate(("one", "two")):
             put(store, name, write_model(tmp_path / name, seed=seed))
         environment = {**store.environment(store.url), "GCS_BUCKET": BUCKET, "OSTRO_CACHE": str(tmp_path / "cache")}
-        args = ("--threads", "1", "--memory-budget", "400M", "--kv-memory", "1M", "--max-models", "9")
+        # Enough for one, whatever runs it here, and too little for two.
+        budget = plan(tmp_path / "one", EngineConfig(kv_memory=1 << 20, threads=1)).total_bytes * 3 // 2
+        args = ("--threads", "1", "--memory-budget", str(budget), "--kv-memory", "1M", "--max-models", "9")
         with live_server(tmp_path, *args, faults="", env=environment) as live, live.client() as client:
             for name in ("one", "two"):
                 body = {"model": name, "prompt": "the dog", "max_tokens": 2}

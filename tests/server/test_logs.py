@@ -176,7 +176,11 @@ def test_logging_yaml_is_honoured(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [(None, "Cannot read"), ("[1]", "no logging config"), ("handlers: {a: {class: no.Such}}", "no logging config")],
+    [
+        (None, "Cannot read"),
+        ("[1]", "not a logging config"),
+        ("handlers: {a: {class: no.Such}}", "not a logging config"),
+    ],
 )
 def test_bad_logging_yaml_is_one_clear_line(tmp_path: Path, text: str | None, complaint: str) -> None:
     config = tmp_path / "logging.yaml"
