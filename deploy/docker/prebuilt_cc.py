@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     if not kept.exists():
         print(
             f"This image has no C compiler, and {source.name} was not compiled when it was built: another version of "
-            "Triton asks for it. Build the image anew, or set CC to a compiler.",
+            "Triton asks for it. Rebuild the image, or set CC to a compiler.",
             file=sys.stderr,
         )
         return 1
