@@ -234,7 +234,7 @@ def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
     ("text", "args", "told"),
     [
         ("x", ["--url", "http://127.0.0.1:9"], "Start one with `ostro serve`"),
-        ("x", ["--url", "nonsense"], "no server's address"),
+        ("x", ["--url", "nonsense"], "is not a server address"),
         ("x", ["/nowhere/model"], "/nowhere/model"),
         ("x", ["model", "--url", "http://127.0.0.1:9"], "leave one of them out"),
         ("x", ["--n", "2"], "leave --n out"),

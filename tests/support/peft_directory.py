@@ -53,8 +53,8 @@ def random_adapter(
         if kind != "weight" or target.rpartition(".")[2] not in targets:
             continue
         out_features, in_features = place.shape
-        if target.rpartition(".")[2].startswith("c_"):
-            # GPT-2 stores its matrices the other way round.
+        if place.memory.stride(-1) != 1:
+            # GPT-2 stores its matrices the other way round: what takes them is a transposed view.
             out_features, in_features = in_features, out_features
         tensors[f"{target}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator) * spread
         tensors[f"{target}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * spread
