@@ -1,5 +1,5 @@
 // The library's plain C interface: what ostro.kernels.cpu calls through ctypes. Structs are those of plan.h, pack.h and
-// sample.h. Nothing throws across it: what fails returns null or a number below zero.
+// sample.h. No exception crosses it: failures return null or a negative number.
 #include <cstdio>
 #include <exception>
 #include <string>

@@ -1,7 +1,7 @@
-// Attention over pages. Included once for each instruction set.
+// Paged attention. Included once for each instruction set.
 //
-// A query meets the pages of its sequence in their order, one page at a time, and keeps a running maximum: so its result
-// does not depend on how the prompt was cut into steps, nor on who runs beside it.
+// A query visits the pages of its sequence in order, one page at a time, and keeps a running maximum, so its result
+// does not depend on how the prompt was split into chunks, or on what else is in the batch.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What a plan and a batch are held to before anything runs: a number from a file or from a caller is never an address
-// before it was looked at here.
+// Validates a plan and each batch before anything runs: no number from a file or a caller is used as an address before
+// it was checked here.
 #pragma once
 
 #include <string>

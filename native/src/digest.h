@@ -1,4 +1,4 @@
-// A fast checksum of packed data. It finds damage; it is no defence against forgery.
+// A fast checksum of packed data. It detects damage; it is no defence against forgery.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How a matrix lies in memory once it is packed: plain data, shared by packing and by every kernel.
+// The memory layout of a packed matrix: plain data, shared by packing and by every kernel.
 //
 // A matrix has `rows` outputs and `cols` inputs. Rows are taken P at a time as a panel, P being the width that the
 // kernels of this machine work on; columns 32 at a time as a group, which has one scale, and perhaps one minimum, a row.

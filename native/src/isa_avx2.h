@@ -1,4 +1,4 @@
-// The few instructions that kernels need, on x86 with AVX2, fused multiply-adds and conversions of halves.
+// The few vector operations that kernels need, for x86 with AVX2, FMA and F16C.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// The few instructions that kernels need, on x86 with AVX-512 and its dot products (VNNI).
+// The few vector operations that kernels need, for x86 with AVX-512 and VNNI dot products.
 #pragma once
 
 // GCC 11 and 12 warn of what their own header leaves undefined on purpose.

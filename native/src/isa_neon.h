@@ -1,4 +1,4 @@
-// The few instructions that kernels need, on ARM with dot products (ARMv8.2).
+// The few vector operations that kernels need, for ARM with dot products (ARMv8.2).
 #pragma once
 
 #include <arm_neon.h>

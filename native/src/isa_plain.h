@@ -1,4 +1,5 @@
-// The few instructions that kernels need, written out: for machines that have no others, and to test those that do.
+// The few vector operations that kernels need, in plain C++: for other machines, and to test the vectorised ones
+// against.
 #pragma once
 
 #include <bit>

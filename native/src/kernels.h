@@ -1,4 +1,4 @@
-// What an instruction set has to offer: one table of functions for each, chosen when a plan is made.
+// The kernels of an instruction set: one table of functions for each, selected when a plan is created.
 #pragma once
 
 #include <cstdint>

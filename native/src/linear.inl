@@ -1,6 +1,6 @@
-// Products of a packed matrix with rows of activations. Included once for each instruction set.
+// Matmul and GEMV of a packed matrix with rows of activations. Included once for each instruction set.
 //
-// A row's result does not depend on the rows beside it: whatever tile computes it does the same arithmetic in the same
+// A row's result does not depend on the other rows: whichever tile computes it does the same arithmetic in the same
 // order. Integer sums within a group are exact; groups are scaled and added in turn, by fused multiply-adds.
 #pragma once
 

@@ -1,4 +1,4 @@
-// From rows as files keep them to panels as kernels want them, and back. Knows formats of files; knows no kernels.
+// Packs rows in file formats into the panels that kernels read, and unpacks them. Knows file formats; knows no kernels.
 #pragma once
 
 #include <cstdint>

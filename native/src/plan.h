@@ -1,7 +1,7 @@
-// A model's step as a list of operations on buffers that are there before it: made once, run for every batch.
+// A model's step as a list of operations on preallocated buffers: built once, run for every batch.
 //
-// Buffers hold one row a token. Every operation shares its work among the threads, by rows, by panels of a matrix or by
-// heads; whoever is done takes the next piece, and a barrier stands between an operation and the next.
+// Buffers hold one row per token. Every operation splits its work among the threads, by rows, by panels of a matrix or
+// by heads; a thread that is done takes the next piece, and there is a barrier between operations.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Threads that run one function together, step by step. Knows nothing of what they compute.
+// The thread pool: threads that run one function together, step by step. Knows nothing about what they compute.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace ostro {
 
-// Where threads wait for each other. They spin, for steps are a few microseconds long; one that has spun for long gives
-// its core away, so that a machine with more threads than cores still gets on.
+// A barrier. Threads spin, because steps are a few microseconds long; one that has spun for a while yields its core, so
+// that a machine with more threads than cores still makes progress.
 class Barrier {
  public:
   explicit Barrier(int size) : size_(size) {}

@@ -1,4 +1,4 @@
-// Logits to tokens, a row at a time. Knows rows of scores and how each is to be drawn from; keeps no state.
+// Samples tokens from logits, one row at a time. Knows rows of logits and their sampling settings; keeps no state.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request and its answer."""
+"""POST /v1/chat/completions: request and response."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -37,7 +37,7 @@ Content = Annotated[
 
 
 class Message(RequestModel):
-    """Also as an answer of ours is sent back to us, with all its nulls."""
+    """Also accepts one of our own responses sent back, with all its nulls."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"annotations"})
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {"audio": (), "function_call": (), "refusal": ()}
@@ -62,7 +62,7 @@ class Message(RequestModel):
         return 1 + (len(self.content) if isinstance(self.content, list) else 0) + len(self.tool_calls or ())
 
     def for_template(self) -> dict[str, object]:
-        """As chat templates expect it. Those that know no developer take its words as the system's."""
+        """As chat templates expect it. A template without a developer role gets the message as system."""
         given = self.model_dump(exclude_none=True)
         return given | {"role": "system" if self.role == "developer" else self.role}
 
@@ -83,7 +83,7 @@ class ChatCompletionRequest(GenerationRequest):
     }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    """Of the roles system, developer, user, assistant and tool; contents are texts."""
+    """With the roles system, developer, user, assistant and tool; contents are text."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """The older name of max_completion_tokens."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -121,7 +121,7 @@ class ChatTokenLogprob(WireModel):
     token: str
     logprob: float
     bytes: list[int]
-    """Exact, where the token is not whole characters and its text is only a stand-in."""
+    """The exact bytes, since a token's text is only a placeholder if it is not whole characters."""
     top_logprobs: list[TopLogprob]
 
 
@@ -141,7 +141,7 @@ class ChatChoice(WireModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
-    """`repetition`: the request set no limit, and the output ran in a loop."""
+    """`repetition`: the request set no limit, and the output got stuck in a loop."""
 
 
 class ChatCompletionResponse(WireModel):

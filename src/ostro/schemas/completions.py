@@ -1,4 +1,4 @@
-"""POST /v1/completions: the request and its answer."""
+"""POST /v1/completions: request and response."""
 
 from typing import ClassVar, Literal, Self
 
@@ -19,13 +19,13 @@ class CompletionRequest(GenerationRequest):
 
     # Always a list here: a lone prompt is a list of one.
     prompt: Prompts
-    """Up to 2048 of them."""
+    """Up to 2048 prompts."""
     max_tokens: int | None = None
-    """0 generates none, for scores of the prompt. None is 16, or `--default-max-tokens`."""
+    """0 generates none, to score the prompt only. None is 16, or `--default-max-tokens`."""
     echo: bool = False
-    """The prompt before its continuation; with logprobs, its tokens' too."""
+    """Return the prompt before its continuation and, with logprobs, its tokens' log-probabilities too."""
     logprobs: int | None = None
-    """0 to 20 alternatives for each token."""
+    """0 to 20 alternatives per token."""
     best_of: int | None = None
     """Must equal n: choices are not ranked."""
 
@@ -60,13 +60,13 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(WireModel):
-    """Parallel arrays, one entry a token. An echoed prompt's first token has none."""
+    """Parallel arrays, one entry per token. An echoed prompt's first token has no log-probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
-    """Where in the choice's text each token begins, in characters."""
+    """Where each token begins in the choice's text, in characters."""
 
 
 class CompletionChoice(WireModel):

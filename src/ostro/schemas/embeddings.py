@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the request and its answer."""
+"""POST /v1/embeddings: request and response."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -14,12 +14,12 @@ class EmbeddingRequest(RequestModel):
     model: str = "default"
     # Always a list here: a lone text is a list of one.
     input: Prompts
-    """Up to 2048 of them."""
+    """Up to 2048 texts."""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    """As many as the model has: vectors are not shortened."""
+    """Must equal the model's own: vectors are not shortened."""
     truncate_prompt_tokens: int | None = None
-    """Keep so many of a text's last tokens, at least 1; -1 keeps what the context has room for."""
+    """Keep only this many tokens at the end of a text, at least 1; -1 keeps what fits in the context."""
 
 
 class Embedding(WireModel):

@@ -124,11 +124,11 @@ class GenerationRequest(_SamplingFields):
     """A name from /v1/models; default is the first one."""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    """Only with stream; its include_usage adds a last event with the usage, continuous_usage_stats has it in all."""
+    """Only with stream: include_usage adds a final usage event, continuous_usage_stats adds the usage to all events."""
     cache_salt: CacheSalt = ""
     """Prefixes are shared only between requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    """Lower goes first."""
+    """Lower values run first."""
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
@@ -165,7 +165,7 @@ class Usage(WireModel):
 
 
 class PromptLogprob(WireModel):
-    """One token at one place of the prompt; an extra, in the form that users of `prompt_logprobs` know."""
+    """One token at one position of the prompt; an extension, in vLLM's form of `prompt_logprobs`."""
 
     logprob: float
     rank: int

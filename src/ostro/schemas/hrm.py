@@ -17,7 +17,7 @@ class SolveRequest(RequestModel):
     inputs: Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     """Token ids of each puzzle, position by position."""
     puzzle_ids: Annotated[list[_Number], Field(max_length=MAX_PROMPTS, fail_fast=True)] | None = None
-    """Each one's puzzle identifier, as many as inputs; left out, 0, which stands for none in particular."""
+    """Each puzzle's identifier, one per input; the default is 0, the blank identifier."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -29,11 +29,11 @@ class SolveRequest(RequestModel):
 
 class SolveResponse(WireModel):
     predictions: list[list[int]]
-    """The likeliest token at each position of each puzzle, in order."""
+    """The most likely token at each position of each puzzle, in order."""
     steps: list[int]
-    """Outer steps that each took."""
+    """Outer steps that each puzzle took."""
     halted: list[bool]
-    """Whether its q-head preferred to halt after the last of them."""
+    """Whether the q-head preferred to halt after the last step."""
     q_halt: list[float]
-    """That head's logits: above 0 the model takes its answer to be right."""
+    """The q-head's logits: above 0, the model believes its answer is right."""
     q_continue: list[float]

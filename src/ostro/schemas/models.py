@@ -1,4 +1,4 @@
-"""GET /v1/models and the server's word on itself."""
+"""GET /v1/models, health and statistics."""
 
 from typing import Literal
 
@@ -15,16 +15,16 @@ class ModelCard(WireModel):
     root: str
     parent: str | None
     max_model_len: int | None
-    """Longest sequence, prompt and output together; null before the model is loaded."""
+    """Maximum sequence length, prompt plus output; null before the model is loaded."""
     backend: str | None
-    """What computes it, such as `native (neon)` or `torch (cuda)`; null before it is loaded, as is the next."""
+    """What runs it, such as `native (neon)` or `torch (cuda)`; null before it is loaded, like the next field."""
     precision: str | None
-    """What weights, keys and values are kept in."""
+    """The precision of weights and KV cache."""
     sampling_defaults: dict[str, int | float] | None
-    """What holds where a chat request is silent, of `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
+    """Defaults for chat requests of `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
     `max_tokens`: the server's settings, then the model's own. Null before the model is loaded."""
     state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
-    """An available model is loaded when it is first asked for."""
+    """An available model is loaded on its first request."""
 
 
 class ModelList(WireModel):
@@ -34,7 +34,7 @@ class ModelList(WireModel):
 
 class Alive(WireModel):
     status: Literal["ok", "loading", "failed", "draining"]
-    """Always ok, unless the server was told that /healthz waits for the model."""
+    """Always ok, unless healthz_waits_for_model is set."""
 
 
 class Readiness(WireModel):
@@ -42,17 +42,17 @@ class Readiness(WireModel):
 
 
 class Health(WireModel):
-    """Nothing of the model: it is told to anybody."""
+    """Reveals nothing about the models: it is public."""
 
     status: Literal["ok", "loading", "failed", "draining"]
     requests: int
-    """Under way in the engines."""
+    """Requests in flight in the engines."""
     restarts: int
-    """How often an engine had to be started again."""
+    """How often an engine was restarted."""
     device: str | None
-    """What the loaded models run on, cpu or cuda; null before one is."""
+    """What the loaded models run on, cpu or cuda; null before one is loaded."""
     backend: str | None
-    """What computes them, such as "native (neon)" or "torch (cuda)"; several are separated by commas."""
+    """What runs them, such as "native (neon)" or "torch (cuda)"; several are separated by commas."""
     gpu: bool
     """Whether a GPU is used."""
 
@@ -64,30 +64,30 @@ class ModelStats(WireModel):
     state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
     pinned: bool
     parent: str | None
-    """Of an adapter: the model that it sits on."""
+    """For an adapter: its base model."""
     bytes: int | None
-    """Memory of its engine on the host, measured; null before it was first loaded."""
+    """Measured host memory of its engine; null before it was first loaded."""
     device_bytes: int | None
     requests: int
-    """That have the model now."""
+    """Requests that are using the model now."""
     waiting: int
-    """For it to be loaded."""
+    """Requests waiting for it to be loaded."""
     requests_total: int
-    """That its engines were given since the server started, and have ended. So are the next three."""
+    """Finished requests of its engines since the server started. The next three cover the same period."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that were found in the cache."""
+    """Prompt tokens found in the prefix cache."""
     generated_tokens: int
     loads: int
     evictions: int
     load_seconds: float | None
-    """Of the last load."""
+    """Duration of the last load."""
     idle_seconds: float | None
-    """Since it was last used."""
+    """Seconds since it was last used."""
     pages: int | None
     pages_free: int | None
     restarts: int
-    """Of its engines, or its base's, since the server started."""
+    """Restarts of its engines, or its base's, since the server started."""
     failure: str | None
 
 
@@ -98,9 +98,9 @@ class Stats(WireModel):
     loads: int
     evictions: int
     requests: int
-    """Inside the gate."""
+    """Admitted requests that have not finished."""
     waiting: int
-    """In line for an engine."""
+    """Requests queued for an engine."""
     memory_budget: int | None
     device_memory_budget: int | None
     max_models: int | None

@@ -17,22 +17,22 @@ class GenerateRequest(RequestModel):
     """The ranges are SamplingParams' own."""
 
     fallback: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=0.7)
-    """Where neither the request nor the server nor the model has a say."""
+    """The default if neither the request, the server nor the model sets one."""
 
     model: str = "default"
     prompts: Prompts
     max_tokens: int | None = None
     """None is 128, or `--default-max-tokens`."""
     temperature: float | None = None
-    """0 to 2; 0 is greedy. None is the model's own default, else 0.7."""
+    """0 to 2; 0 is greedy. None is the model's own default, otherwise 0.7."""
     top_p: float | None = None
-    """Above 0, up to 1. None is the model's own default, else 1."""
+    """Above 0, up to 1. None is the model's own default, otherwise 1."""
     seed: int | None = None
-    """The same seed gives the same tokens, whatever else runs; none draws a fresh one."""
+    """The same seed gives the same tokens, whatever else is running; without one, a random seed is drawn."""
     stop: Words = Field(default_factory=list)
-    """At most 64 of them, each of at most 1024 characters."""
+    """At most 64 strings, each at most 1024 characters long."""
     truncate_prompt_tokens: int | None = None
-    """Keep so many of the prompt's last tokens, at least 1; -1 keeps what the context leaves beside the output."""
+    """Keep only this many tokens at the end of the prompt, at least 1; -1 keeps as many as fit next to the output."""
     cache_salt: CacheSalt = ""
     """Prefixes are shared only between requests of the same salt."""
 
@@ -56,15 +56,15 @@ class TokenCounts(WireModel):
 
 class GenerateResponse(WireModel):
     completions: list[str]
-    """One for each prompt, in order."""
+    """One per prompt, in order."""
     usage: TokenCounts
 
 
 class GenerateEvent(WireModel):
-    """New text of one prompt; the last event has the usage alone."""
+    """New text for one prompt; the last event has only the usage."""
 
     index: int
-    """The prompt's place in the list."""
+    """The prompt's position in the list."""
     text: str
     finish_reason: FinishReason | None = None
 
@@ -81,7 +81,7 @@ class LoglikelihoodRequest(RequestModel):
     continuations: Prompts
     """As many as prompts."""
     truncate_prompt_tokens: int | None = None
-    """Keep so many of a prompt's last tokens, at least 1; -1 keeps what the context leaves beside the continuation."""
+    """Keep only this many tokens at the end of a prompt, at least 1; -1 keeps what fits next to the continuation."""
     cache_salt: CacheSalt = ""
     """Prefixes are shared only between requests of the same salt."""
 
@@ -95,13 +95,13 @@ class LoglikelihoodRequest(RequestModel):
 
 class LoglikelihoodResponse(WireModel):
     ll: list[float]
-    """Of each continuation after its prompt, the sum over its tokens."""
+    """The log-likelihood of each continuation after its prompt: the sum over its tokens."""
     is_greedy: list[bool]
-    """Whether each of its tokens is the likeliest at its place."""
+    """Whether each of its tokens is the most likely one at its position."""
     num_tokens: list[int]
 
 
 class PseudoLoglikelihoodResponse(WireModel):
     pll: list[float]
-    """The sum over a continuation's tokens in one pass, in which a position sees what comes after it: no likelihood."""
+    """The sum over a continuation's tokens in one pass, in which a position sees later tokens: not a likelihood."""
     num_tokens: list[int]

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /tokenizer_info: requests and answers, in the form that evaluation tools know."""
+"""/tokenize, /detokenize and /tokenizer_info: requests and responses, in the form that evaluation tools expect."""
 
 from typing import Annotated, Self
 
@@ -10,15 +10,15 @@ from ostro.schemas.wire import RequestModel, WireModel, refusal
 
 
 class TokenizeRequest(RequestModel):
-    """A text, or a conversation as chat completions take it."""
+    """A text, or a conversation as for chat completions."""
 
     model: str = "default"
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool = True
-    """Of a text: whether the tokens that the model expects around it are added."""
+    """For a text: whether to add the special tokens that the model expects around it."""
     add_generation_prompt: bool = True
-    """Of a conversation: whether it ends with the beginning of the model's answer."""
+    """For a conversation: whether to end with the start of the model's answer."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class TokenizerInfo(WireModel):
     eos_token: str | None
     eos_token_id: int | None
     eos_token_ids: list[int]
-    """All that end a text; `eos_token_id` is the lowest of them."""
+    """All end-of-sequence tokens; `eos_token_id` is the lowest of them."""
     bos_token: str | None
     bos_token_id: int | None
     vocab_size: int
