@@ -56,7 +56,7 @@ RUN python deploy/docker/prebuild_triton.py /opt/triton
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS runtime
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="Ostro" \
       org.opencontainers.image.description="An inference server for language models, behind the OpenAI API" \
       org.opencontainers.image.licenses="Apache-2.0" \

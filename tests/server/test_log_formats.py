@@ -12,6 +12,8 @@ from live_server import live_server
 from model_directory import make_embedding_model, write_model
 from terminal import CTRL_C, Screen, terminal
 
+from ostro.version import __version__
+
 FAKE = {"OSTRO_FAULTS": "fake"}
 SLOW = {"OSTRO_FAULTS": "fake,step_seconds=0.1"}
 
@@ -41,7 +43,7 @@ def test_the_first_line_names_what_dotenv_has_set(model: Path, tmp_path: Path) -
     with terminal("serve", str(model), cwd=tmp_path, env=env) as screen:
         until_ready(screen)
     first = screen.shown.splitlines()[0]
-    assert "Ostro 0.1.0 · from .env: " in first
+    assert f"Ostro {__version__} · from .env: " in first
     assert {"port = 0", f"OSTRO_CACHE = {tmp_path}", 'api_key = ["***"]'} <= set(re.split(r", |: | · ", first))
     assert first.endswith("from environment: drain_timeout = 5.0")
     assert "hush" not in screen.shown
