@@ -322,7 +322,7 @@ def test_collector_that_is_down_costs_nothing_but_a_line(tmp_path: Path) -> None
         with server.client() as client:
             ask(client)
             deadline = time.monotonic() + PATIENCE
-            while '"traces are not taken"' not in server.log_text:
+            while '"traces are being dropped"' not in server.log_text:
                 assert time.monotonic() < deadline, server.log_text
                 ask(client)
             for _ in range(20):
@@ -331,7 +331,7 @@ def test_collector_that_is_down_costs_nothing_but_a_line(tmp_path: Path) -> None
         assert server.process.wait(PATIENCE) == 0
     told = [json.loads(line) for line in server.log_text.splitlines()]
     assert [line["level"] for line in told if line["logger"].startswith(("opentelemetry", "urllib3"))] == []
-    [complaint] = [line for line in told if line["message"] == "traces are not taken"]
+    [complaint] = [line for line in told if line["message"] == "traces are being dropped"]
     assert complaint["level"] == "warning"
     assert complaint["lost_spans"] >= 4
 

@@ -352,7 +352,10 @@ class ModelPool(Generic[S]):
         for entry in (*decisions.find, *decisions.fetch):
             self._bring(entry)
         for entry in decisions.abandon:
-            _log.info("%s is no longer fetched: nobody waits for it, and others do.", entry.name)
+            _log.info(
+                "The download of %s was cancelled: no request waits for it, and other downloads are waiting.",
+                entry.name,
+            )
             assert entry.bringing is not None
             entry.bringing.cancel()
         for entry in decisions.expect:
@@ -381,7 +384,7 @@ class ModelPool(Generic[S]):
     def _drain(self, wanted: list[Entry[S]]) -> None:
         for entry in wanted:
             if entry.state is not PoolState.DRAINING:
-                _log.info("%s takes no new requests: others wait for its room.", entry.name)
+                _log.info("%s takes no new requests: other models are waiting for its memory.", entry.name)
                 entry.drain()
                 if not entry.in_use:
                     self._decide_in(0)
@@ -437,7 +440,7 @@ class ModelPool(Generic[S]):
                 return await self._expected(entry.spec, entry.files)
         except Exception as error:  # noqa: BLE001
             # What is wrong with the model, if anything, the load tells better.
-            _log.info("What %s will take is not known: %r", entry.name, error)
+            _log.info("The memory that %s will need is unknown: %r", entry.name, error)
             return None
 
     def _load(self, entry: Entry[S]) -> None:
@@ -467,7 +470,7 @@ class ModelPool(Generic[S]):
         self.counters.loads += entry.loaded(self._clock())
         if idle is None:
             # Larger than thought, and the others are in use. What it takes is known now: it waits in line for that.
-            _log.warning("%s does not fit beside the models in use and was unloaded again.", entry.name)
+            _log.warning("%s does not fit next to the models in use and was unloaded again.", entry.name)
             self._retire(entry)
         elif entry.state is PoolState.LOADING:
             entry.open()
@@ -508,7 +511,7 @@ class ModelPool(Generic[S]):
         self.counters.evictions += 1
         self.counters.evicted.append(entry.name)
         entry.make_room(self._clock())
-        _log.info("%s is unloaded to make room.", entry.name)
+        _log.info("%s was evicted to make room.", entry.name)
         return self._retire(entry)
 
     def _retire(self, entry: Entry[S]) -> asyncio.Task[None]:
@@ -526,7 +529,7 @@ class ModelPool(Generic[S]):
         assert entry.service is not None
         [outcome] = await asyncio.gather(entry.service.stop(), return_exceptions=True)
         if outcome is not None:
-            _log.error("The service of %s did not end in order: %r", entry.name, outcome)
+            _log.error("The service of %s did not shut down cleanly: %r", entry.name, outcome)
         entry.end()
         self._decide()
 
@@ -569,10 +572,10 @@ class ModelPool(Generic[S]):
                 for entry in list(self._entries.values()):
                     self._look(entry)
                     if entry.pinned and entry.state is PoolState.FAILED and self._clock() >= entry.retry_at:
-                        _log.info("%s is pinned and failed: it is tried again.", entry.name)
+                        _log.info("%s is pinned and failed: trying again.", entry.name)
                         retries.create_task(self._load_first(entry.name))
                     if self._unused(entry):
-                        _log.info("%s was not used for a while and is unloaded.", entry.name)
+                        _log.info("%s was idle and has been unloaded.", entry.name)
                         self._ask_to_go(entry)
                 # A place in line may have lapsed.
                 self._decide()

@@ -51,7 +51,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
 
 def _tell_of_gpu(config: EngineConfig) -> None:
     if config.device == "auto" and has_idle_gpu():
-        _log.warning("There is a GPU here, and the model runs on the CPU. %s", needs("The GPU", "torch"))
+        _log.warning("This machine has a GPU, but the model runs on the CPU. %s", needs("The GPU", "torch"))
 
 
 def make_runner(model: "Model", config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:

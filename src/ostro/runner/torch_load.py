@@ -132,7 +132,9 @@ def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torc
             "Set hrm_steps to the most that it may take, or leave hrm_halting out.",
             param="hrm_halting",
         )
-    _log.info("an HRM of the %s dialect, %d outer steps a token%s", hrm.dialect, steps, " at most" * config.hrm_halting)
+    _log.info(
+        "an HRM of the %s dialect, %d outer steps per token%s", hrm.dialect, steps, " at most" * config.hrm_halting
+    )
     return RecomputeRunner(
         load_hrm(hrm, checkpoint.tensors(), pick_dtype(config.dtype, device), device),
         steps=steps,

@@ -187,7 +187,7 @@ def _names_elsewhere(settings: ServeSettings, specs: Sequence[ModelSpec]) -> lis
     for where, name in missing:
         if not roots(settings):
             raise BadRequest(
-                f"{where} speaks of {name!r}, and there is no such model. There is: {', '.join(known[where])}.",
+                f"{where} names {name!r}, but there is no such model. There is: {', '.join(known[where])}.",
                 param=where,
             )
     return list(dict.fromkeys(name for _, name in missing))
@@ -218,7 +218,7 @@ def _names_of_first(settings: ServeSettings) -> tuple[str, ...]:
 def _tell_limits(settings: ServeSettings) -> None:
     """What nobody may have set."""
     if settings.memory_budget is not None:
-        _log.info("All models together may take %.1f GiB of memory: memory_budget.", settings.memory_budget / (1 << 30))
+        _log.info("All models together may use %.1f GiB of memory (memory_budget).", settings.memory_budget / (1 << 30))
     if settings.fills_gpu:
         tell, outcome = (
             (_log.info, "one is loaded at a time")

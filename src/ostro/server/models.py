@@ -174,7 +174,7 @@ class Models:
             try:
                 await self.pool.spec(name)
             except UnknownModel as error:
-                _log.warning("The settings speak of a model that is not there. %s", error)
+                _log.warning("The settings name a model that does not exist. %s", error)
             except OstroError:
                 # The place where it may be cannot be listed, which is told already.
                 pass

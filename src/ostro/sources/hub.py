@@ -205,7 +205,7 @@ def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
         usual = [name for name in firsts if _is_quantisation(name, _USUAL_QUANTISATION)]
         chosen = firsts if len(firsts) == 1 else usual
         if len(firsts) > 1 and len(usual) == 1:
-            _log.info("%s holds %d GGUF files, of which %s is taken", model.repo, len(firsts), usual[0])
+            _log.info("%s holds %d GGUF files; using %s", model.repo, len(firsts), usual[0])
     elif model.file.endswith(".gguf"):
         chosen = [name for name in firsts if name == model.file]
     else:
@@ -282,7 +282,7 @@ def _fetched_last(model: HubModel, reason: Exception, *, tokenizer_only: bool) -
         if isinstance(reason, HfHubHTTPError):
             raise reason from None
         raise
-    _log.warning("The Hub did not give %s (%s); the copy in its cache is used.", model, type(reason).__name__)
+    _log.warning("The Hub did not return %s (%s); using the copy in its cache.", model, type(reason).__name__)
     return path
 
 

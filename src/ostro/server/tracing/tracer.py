@@ -104,7 +104,7 @@ class _SeldomHeard(SpanExporter):
             self._num_lost += len(spans)
             if time.monotonic() - self._told_at >= _COMPLAINT_SECONDS:
                 self._told_at = time.monotonic()
-                self._log.warning("traces are not taken", lost_spans=self._num_lost, reason=self._complaint.text)
+                self._log.warning("traces are being dropped", lost_spans=self._num_lost, reason=self._complaint.text)
         return result
 
     def shutdown(self) -> None:
