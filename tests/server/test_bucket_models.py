@@ -148,6 +148,6 @@ def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_pa
         log = [json.loads(line) for line in live.log_text.splitlines() if line.startswith("{")]
     said = [(line["message"], line.get("model")) for line in log]
     # Known from its files, two made room before it was loaded, not after.
-    [made_room] = [number for number, (message, _) in enumerate(said) if message == "one is unloaded to make room."]
+    [made_room] = [number for number, (message, _) in enumerate(said) if message == "one was evicted to make room."]
     assert made_room < said.index(("ready", "two"))
     assert "does not fit" not in str(said)

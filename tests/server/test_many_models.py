@@ -319,7 +319,7 @@ def test_the_first_model_keeps_its_name_and_the_server_stays_ready_while_models_
             assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["beta", "other"]
         assert set(seen) == {200}
     lines = [json.loads(line)["message"] for line in live.log_text.splitlines()]
-    assert any("speak of a model that is not there" in line and "'nobody'" in line for line in lines)
+    assert any("name a model that does not exist" in line and "'nobody'" in line for line in lines)
 
 
 def test_models_under_a_place_that_are_pinned_come_before_the_server_is_ready(models: Path, tmp_path: Path) -> None:
