@@ -160,7 +160,10 @@ def test_trace_is_asked_in_order_at_no_time_before_its_own() -> None:
     outcomes = found.levels[0].outcomes
     assert [each.output_tokens for each in outcomes] == [1, 2, 3, 4, 5, 6]
     assert all(each.start >= number * 0.01 for number, each in enumerate(outcomes))
-    assert [body["messages"][0]["content"] for body in server.bodies if body][-6:] == [item.prompt for item in items]
+    # Connections of their own may overtake one another on a busy machine.
+    assert sorted(body["messages"][0]["content"] for body in server.bodies if body)[-6:] == [
+        item.prompt for item in items
+    ]
 
 
 def test_duration_ends_a_level_that_has_no_number_of_requests() -> None:
