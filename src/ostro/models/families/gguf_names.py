@@ -73,21 +73,28 @@ class GgufNames:
 
 def decoder_config(facts: GgufFacts) -> Config:
     """What all the families with rotary positions and RMS norms have."""
-    hidden, heads = facts.integer("embedding_length"), facts.integer("attention.head_count")
     return {
-        "hidden_size": hidden,
+        **rotary_config(facts),
+        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "attention_bias": facts.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": facts.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def rotary_config(facts: GgufFacts) -> Config:
+    """What all the families with rotary positions have, whatever their norms."""
+    heads = facts.integer("attention.head_count")
+    return {
+        "hidden_size": facts.integer("embedding_length"),
         "intermediate_size": facts.integer("feed_forward_length"),
         "num_hidden_layers": facts.integer("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": facts.integer("attention.head_count_kv", heads),
         "head_dim": head_dim(facts),
         "max_position_embeddings": facts.integer("context_length"),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": facts.number("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(facts),
-        "hidden_act": "silu",
-        "attention_bias": facts.has_tensor("blk.0.attn_q.bias"),
-        "mlp_bias": facts.has_tensor("blk.0.ffn_up.bias"),
     }
 
 

@@ -82,17 +82,12 @@ def _norm(config: ConfigReader, shape: ModelShape, name: str) -> Norm:
 
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
-    head_dim = gguf.head_dim(facts)
+    config, head_dim = gguf.rotary_config(facts), gguf.head_dim(facts)
     return {
-        "hidden_size": facts.integer("embedding_length"),
-        "intermediate_size": facts.integer("feed_forward_length"),
-        "num_hidden_layers": facts.integer("block_count"),
-        "num_attention_heads": facts.integer("attention.head_count"),
-        "max_position_embeddings": facts.integer("context_length"),
+        **config,
         "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),
-        "rotary_emb_base": facts.number("rope.freq_base", 10000.0),
+        "rotary_emb_base": config["rope_theta"],
         "rotary_pct": facts.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
-        "rope_scaling": gguf.rope_scaling(facts),
         "hidden_act": "gelu",
         "use_parallel_residual": facts.flag("use_parallel_residual", True),
         "attention_bias": facts.has_tensor("blk.0.attn_qkv.bias"),

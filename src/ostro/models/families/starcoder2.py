@@ -52,18 +52,9 @@ def _layer(config: ConfigReader, shape: ModelShape, eps: float, index: int) -> L
 
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
-    heads = facts.integer("attention.head_count")
     return {
-        "hidden_size": facts.integer("embedding_length"),
-        "intermediate_size": facts.integer("feed_forward_length"),
-        "num_hidden_layers": facts.integer("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": facts.integer("attention.head_count_kv", heads),
-        "head_dim": gguf.head_dim(facts),
-        "max_position_embeddings": facts.integer("context_length"),
+        **gguf.rotary_config(facts),
         "norm_epsilon": facts.number("attention.layer_norm_epsilon"),
-        "rope_theta": facts.number("rope.freq_base", 10000.0),
-        "rope_scaling": gguf.rope_scaling(facts),
         "hidden_act": "gelu_pytorch_tanh",
         "use_bias": facts.has_tensor("blk.0.attn_q.bias"),
         # Converters leave the window out, and llama.cpp attends to everything.
