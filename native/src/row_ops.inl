@@ -2,8 +2,15 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 namespace OSTRO_ISA {
+
+// 1 / sqrt(mean + eps). Squares that overflow would make a row of zeros, which looks sound: they make it NaN instead,
+// which is noticed.
+static float inverse_root(float mean, float eps) {
+  return std::isfinite(mean) ? 1.0f / std::sqrt(mean + eps) : std::numeric_limits<float>::quiet_NaN();
+}
 
 // x * weight / sqrt(mean of squares + eps), stored or added.
 static void norm(const float* x, int cols, const float* weight, float eps, bool adds, float* out) {
@@ -16,7 +23,7 @@ static void norm(const float* x, int cols, const float* weight, float eps, bool 
     }
   for (; at < cols; at += kPanel) squares[0] = madd(squares[0], load(x + at), load(x + at));
   const float sum = total((squares[0] + squares[1]) + (squares[2] + squares[3]));
-  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(cols) + eps);
+  const float scale = inverse_root(sum / static_cast<float>(cols), eps);
   for (at = 0; at < cols; at += kPanel) {
     const Floats value = load(x + at) * scale * load(weight + at);
     store(out + at, adds ? load(out + at) + value : value);
@@ -33,7 +40,7 @@ static void layer_norm(const float* x, int cols, const float* weight, const floa
     const Floats centred = load(x + at) - mean;
     squares = madd(squares, centred, centred);
   }
-  const float scale = 1.0f / std::sqrt(total(squares) / count + eps);
+  const float scale = inverse_root(total(squares) / count, eps);
   for (int at = 0; at < cols; at += kPanel)
     store(out + at, (load(x + at) - mean) * scale * load(weight + at) + load(bias + at));
 }

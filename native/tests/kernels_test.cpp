@@ -633,6 +633,17 @@ void check_layer_norm(int cols) {
   expect(out[cols] == kUntouched, "layer_norm wrote beyond its row");
 }
 
+// Not zeros, which would pass for a sound row.
+void check_norms_that_overflow(int cols) {
+  Values x = numbers(cols, -3, 5), out(cols);
+  const Values weight = numbers(cols, 1, 2), bias = numbers(cols, -1, 1);
+  x[cols / 2] = 1e20f;
+  table->layer_norm(x.data(), cols, weight.data(), bias.data(), 1e-5f, out.data());
+  for (const float value : out) expect(std::isnan(value), "layer_norm of squares that overflow");
+  table->norm(x.data(), cols, weight.data(), 1e-5f, false, out.data());
+  for (const float value : out) expect(std::isnan(value), "norm of squares that overflow");
+}
+
 void check_scale_and_apply() {
   const int count = 40 * table->panel;
   const Values x = numbers(count, -9, 9);
@@ -683,6 +694,7 @@ Values check(const Kernels* kernels) {
   for (int count : {4, 16, 48, 70, 96, 576, 577}) check_dot_and_add_scaled(count);
   check_activate();
   for (int cols : {16, 48, 96, 576}) check_layer_norm(cols);
+  for (int cols : {16, 48, 96, 576}) check_norms_that_overflow(cols);
   check_scale_and_apply();
   return results;
 }
