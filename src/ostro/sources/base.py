@@ -1,4 +1,4 @@
-"""What the rest of Ostro knows of an object store, and how patiently it is asked. Knows no store's client."""
+"""The object-store interface and its retry policy. Imports no store's client library."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeVar
 from ostro.errors import DownloadFailed
 
 CONNECT_SECONDS = 10.0
-# Without a single byte for so long, a connection counts as dead.
+# A connection that delivers no bytes for this long counts as dead.
 READ_SECONDS = 30.0
 LEAST_BYTES_A_SECOND = 4096
 ATTEMPTS = 6
@@ -20,26 +20,26 @@ PASSING_STATUSES = frozenset((408, 429, 500, 502, 503, 504))
 Algorithm = Literal["crc32c", "crc32", "crc64nvme", "sha256", "sha1", "md5"]
 T = TypeVar("T")
 
-# Of our own: threads that wait must not disturb whoever seeded the global generator.
+# A separate generator: drawing jitter must not disturb a seeded global one.
 _jitter = random.Random()
 
 
 class Transient(Exception):
-    """A store failed in a way that may pass: worth another try."""
+    """A temporary failure of the store; retrying may help."""
 
 
 class ObjectChanged(Exception):
-    """The object is no longer the one that was listed: it was overwritten or deleted."""
+    """The object was overwritten or deleted after it was listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What an object's bytes add up to."""
+    """An object's checksum as reported by the store."""
 
     algorithm: Algorithm
     digest: bytes
     part_sizes: tuple[int, ...] = ()
-    """Of an object that came in parts; then the digest is that of the parts' digests, one after another."""
+    """For a multipart upload; the digest is then computed over the concatenated digests of the parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,27 @@ class ObjectInfo:
     """Changes whenever the content does: GCS's generation, S3's ETag."""
     checksum: Checksum | None = None
     encoding: str | None = None
-    """How the stored bytes are packed, if they are: the Content-Encoding."""
+    """The object's Content-Encoding, if its stored bytes are compressed."""
 
 
 class Source(Protocol):
-    """One bucket. Safe to use from several threads.
+    """One bucket. Thread-safe.
 
-    All raise Transient for what may pass, ModelNotFound for a bucket or an object that is not there, and
-    DownloadFailed for what no repetition mends.
+    All methods raise Transient for temporary failures, ModelNotFound if the bucket or object does not exist, and
+    DownloadFailed for errors that retrying cannot fix.
     """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects whose keys start so, at any depth. Checksums and encodings may be missing: `stat` has them."""
+        """All objects with this key prefix, at any depth. May lack checksums and encodings; `stat` has them."""
 
     def stat(self, key: str) -> ObjectInfo: ...
 
     def read(self, key: str, generation: str, start: int, end: int) -> Iterator[bytes]:
-        """The bytes from `start` up to `end`, of that generation only; ObjectChanged if there is another."""
+        """Bytes [start, end) of exactly this generation; ObjectChanged if the object now has another."""
 
 
 def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], object] = time.sleep) -> T:
-    """The attempt's result; what may pass is tried again, ever later, up to a bound.
+    """Runs `attempt`, retrying on Transient with exponential backoff up to ATTEMPTS times.
 
     `wait` may raise to give up early.
     """
@@ -80,7 +80,7 @@ def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], ob
         except Transient as error:
             reason = error
         if number + 1 < ATTEMPTS:
-            # Many who failed together should not come back together.
+            # Jitter, so that clients that failed together do not retry together.
             wait(min(FIRST_WAIT_SECONDS * 2**number, LONGEST_WAIT_SECONDS) * _jitter.uniform(0.5, 1.0))
     raise DownloadFailed(
         f"{what} failed {ATTEMPTS} times ({reason}). Check the network, then start again: what has arrived is kept."
@@ -88,7 +88,7 @@ def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], ob
 
 
 def steadily(read: Callable[[], bytes], window: float) -> Iterator[bytes]:
-    """What `read` gives until it gives nothing. Transient if for so many seconds it came too slowly to ever end."""
+    """Yields from `read` until it returns nothing. Transient if too few bytes arrive within `window` seconds."""
     waited, num_bytes = 0.0, 0
     while True:
         started = time.monotonic()

@@ -1,9 +1,9 @@
-"""Where downloaded models are kept, and how a file gets there whole or not at all. Knows no sources and no formats.
+"""The cache directory for downloaded models, and atomic writes into it. Knows no sources and no file formats.
 
-ROOT/objects/                    models of object stores: see ostro.sources.store, which also makes room for new ones
-ROOT/pypi/NAME-VERSION.lock      held while one process fetches; the others wait and then find the file
-ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on failure, or kept for the next one that holds the lock
-ROOT/pypi/NAME-VERSION/FILE      appears by rename, complete and on the disk
+ROOT/objects/                    models from object stores: see ostro.sources.store, which also evicts models
+ROOT/pypi/NAME-VERSION.lock      held by the downloading process; others wait, then find the file
+ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on failure, or kept for the next holder of the lock
+ROOT/pypi/NAME-VERSION/FILE      appears by rename, once complete and synced to disk
 """
 
 import errno
@@ -32,7 +32,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def locked(lock: Path, waiting_for: str) -> Iterator[None]:
-    """Holds the lock of this file alone among processes. The log tells now and then what is waited for."""
+    """Holds this lock file across processes. While waiting, logs the reason from time to time."""
     from filelock import FileLock, Timeout
 
     file_lock = FileLock(lock)
@@ -52,18 +52,18 @@ def locked(lock: Path, waiting_for: str) -> Iterator[None]:
 
 @contextmanager
 def work_directory(target: Path, *, keep: bool = False, doing: str = "the download") -> Iterator[Path]:
-    """A directory beside `target` to make it in, held alone among processes. It is empty, and gone afterwards; with
-    `keep` it has what an earlier try left, and stays if this one fails, unless the disk is full.
+    """A scratch directory beside `target`, locked across processes. It starts empty and is deleted afterwards; with
+    `keep` it retains what an earlier attempt left, and survives a failure unless the disk is full.
 
-    Errors of the file system come out as DiskFull or DownloadFailed. Look for `target` again once inside: another
-    process may have been faster.
+    File-system errors are raised as DiskFull or DownloadFailed. Look for `target` again once inside: another
+    process may have created it while we waited.
     """
     partial = target.with_name(f"{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.with_name(f"{target.name}.lock"), f"{doing} of {target.name}"):
             if not keep:
-                # What a killed process left; whoever made it no longer holds the lock.
+                # Left by a process that was killed: its lock is released, so nobody is using it.
                 shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(exist_ok=True)
             failed = True
@@ -81,7 +81,7 @@ def work_directory(target: Path, *, keep: bool = False, doing: str = "the downlo
 
 
 def file_error(error: OSError, directory: Path) -> DiskFull | DownloadFailed:
-    """What the file system said while a model was stored there, as one of ours."""
+    """Translates a file-system error that occurred while storing a model there."""
     if error.errno in _NO_ROOM:
         return disk_full(directory)
     return DownloadFailed(
@@ -94,9 +94,9 @@ def disk_full(directory: Path, detail: str = "the disk is full") -> DiskFull:
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Moves a finished file of the work directory to its place, so that no crash can show half of it.
+    """Atomically moves a finished file from the work directory to `target`; a crash never exposes half of it.
 
-    It may be a directory, if all in it was synced.
+    Also works for a directory whose contents are already synced.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     sync(finished)

@@ -1,5 +1,5 @@
-"""What a file's bytes add up to. CRC32C is kept of every file: it is fast, and finds every small damage. Stores have it
-or something else, of the whole or of parts.
+"""File checksums. Every cached file has a CRC32C, which is fast and detects any small corruption. Stores report it or
+another algorithm, for the whole object or for its parts.
 """
 
 import base64
@@ -33,7 +33,7 @@ class _Crc32:
 
 
 def crc32c_of(path: Path) -> str:
-    """Base64 of four bytes, as the stores write it."""
+    """Base64 of the four bytes, the stores' notation."""
     with path.open("rb") as file:
         crc32c = _crc32c()
         while chunk := file.read(_CHUNK_BYTES):
@@ -42,13 +42,13 @@ def crc32c_of(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal, as package indexes and the Hub write it."""
+    """In hexadecimal, the notation of package indexes and the Hub."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check(path: Path, info: ObjectInfo) -> tuple[str, str | None]:
-    """The file's CRC32C, and what speaks against its being the object: None if nothing does."""
+    """The file's CRC32C, and a description of the mismatch with the object: None if they match."""
     expected = info.checksum
     assert expected is not None, "what cannot be checked is not fetched"
     if (size := path.stat().st_size) != info.size:
@@ -93,7 +93,7 @@ def _crc32c() -> _Sum:
         raise Unsupported(
             "Checking a model's files needs a library. Run: pip install google-crc32c", param="model"
         ) from error
-    # The library has no types.
+    # The library has no type hints.
     return cast(_Sum, Crc32c())  # type: ignore[no-untyped-call]
 
 

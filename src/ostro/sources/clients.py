@@ -1,4 +1,4 @@
-"""Which client reads an object store. Importing this imports none of them."""
+"""Picks the client for an object store. Importing this module imports no client library."""
 
 from ostro.sources.address import StoreAddress
 from ostro.sources.base import Source

@@ -1,10 +1,11 @@
-"""CRC-64/NVME, which AWS's command line gives to what it uploads. No library that is always there has it.
+"""CRC-64/NVME, which the AWS CLI assigns to its uploads. None of our required dependencies implements it.
 
-A long text is cut into lanes, which are summed side by side, each from zero but the first. A CRC is linear: that of two
-neighbours is the left one's, moved on over as many zero bytes as the right one has, XOR the right one's.
+The input is split into lanes that numpy processes side by side, all but the first starting from zero. A CRC is linear:
+the CRC of two neighbouring lanes is the left one's, advanced over as many zero bytes as the right one has, XOR the
+right one's.
 
-  lane 0 │ lane 1 │ lane 2 │ lane 3        two bytes of each lane are one step
-  └── moved on, XOR ──┘ └── and so on ──┘
+  lane 0 │ lane 1 │ lane 2 │ lane 3        one step consumes two bytes of every lane
+  └─ advance, XOR ──┘ └─ and so on ──┘
 """
 
 from functools import cache
@@ -46,7 +47,7 @@ def _sum_lanes(state: int, data: bytes, num_lanes: int) -> int:
     bits = _LANE_BITS
     while len(lanes) > 1:
         if len(lanes) % 2:
-            # Zero, and nothing before it: such a lane changes no sum.
+            # A zero lane in front leaves the sum unchanged.
             lanes = np.concatenate([np.zeros(1, np.uint64), lanes])
         lanes = _moved(_move(bits), lanes[::2]) ^ lanes[1::2]
         bits += 1
@@ -55,7 +56,7 @@ def _sum_lanes(state: int, data: bytes, num_lanes: int) -> int:
 
 @cache
 def _steps() -> list[int]:
-    """What the low byte of the state becomes, once it is shifted out."""
+    """For each low byte of the state, its contribution once shifted out."""
     steps = []
     for state in range(256):
         for _ in range(8):
@@ -66,7 +67,7 @@ def _steps() -> list[int]:
 
 @cache
 def _double_steps() -> _Words:
-    """The same of the low two bytes."""
+    """The same for the low two bytes."""
     steps = np.array(_steps(), np.uint64)
     states = np.arange(1 << 16, dtype=np.uint64)
     for _ in range(2):
@@ -76,7 +77,7 @@ def _double_steps() -> _Words:
 
 @cache
 def _move(bits: int) -> _Words:
-    """Where 2**bits zero bytes move each bit of a state."""
+    """For each bit of a state, its image after 2**bits zero bytes."""
     if bits:
         half = _move(bits - 1)
         return _moved(half, half)

@@ -1,7 +1,7 @@
-"""How much of the disk the cache takes, what is still to come, and what would be free without some of it.
+"""Disk usage of the cache: bytes taken, bytes still to be downloaded, bytes that evictions would free.
 
-Files are counted once however many names they have: versions of a model share those that did not change. A download
-under way counts as large as it will be; one that nobody goes on with, as large as it is.
+Hard links are counted once: versions of a model share unchanged files. An active download counts at its final size, an
+abandoned one at its current size.
 """
 
 import os
@@ -23,13 +23,13 @@ _Inode = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A directory that takes room: a model, or a download."""
+    """A directory that takes up space: a model or a download."""
 
     path: Path
     files: tuple[os.stat_result, ...]
     is_whole: bool
     is_idle: bool
-    """Whether it may go."""
+    """Whether it may be evicted."""
 
     @classmethod
     def of(cls, path: Path, *, is_whole: bool, is_idle: bool) -> "Tenant":
@@ -39,13 +39,13 @@ class Tenant:
         return file.st_size if self.is_whole or not self.is_idle else _present(file)
 
     def to_come(self, file: os.stat_result) -> int:
-        # What has another name is that of an older version, and whole.
+        # A hard link comes from an older version, so the file is already complete.
         done = self.is_whole or self.is_idle or file.st_nlink > 1
         return 0 if done else file.st_size - _present(file)
 
 
 def cache_limit() -> int | None:
-    """`OSTRO_CACHE_LIMIT` in bytes: how large the cache may grow. None is as large as the disk."""
+    """`OSTRO_CACHE_LIMIT` in bytes: the cache's maximum size. None means no limit but the disk."""
     text = os.environ.get("OSTRO_CACHE_LIMIT", "").strip()
     if not text:
         return None
@@ -65,7 +65,7 @@ def free_bytes(path: Path) -> int:
 
 
 def taken(tenants: Iterable[Tenant]) -> int:
-    """What they take together, once all downloads under way are done."""
+    """Their total size once all active downloads have finished."""
     sizes: dict[_Inode, int] = {}
     for tenant in tenants:
         for file in tenant.files:
@@ -74,12 +74,12 @@ def taken(tenants: Iterable[Tenant]) -> int:
 
 
 def to_come(tenants: Iterable[Tenant]) -> int:
-    """What downloads under way will still take of the disk."""
+    """Disk space that active downloads have yet to use."""
     return sum(tenant.to_come(file) for tenant in tenants for file in tenant.files)
 
 
 def fewest(tenants: Sequence[Tenant], shortage: int) -> list[Tenant] | None:
-    """The first of them, as many as must go to make so much room. None if all are not enough."""
+    """The shortest prefix of `tenants` whose removal frees `shortage` bytes. None if removing all is not enough."""
     for count in range(1, len(tenants) + 1):
         if _freed(tenants[:count]) >= shortage:
             return list(tenants[:count])
@@ -87,7 +87,7 @@ def fewest(tenants: Sequence[Tenant], shortage: int) -> list[Tenant] | None:
 
 
 def _freed(tenants: Sequence[Tenant]) -> int:
-    """A file is gone only with the last of its names."""
+    """A file's blocks are only freed when its last hard link goes."""
     sizes = {_inode(file): (tenant.size(file), file.st_nlink) for tenant in tenants for file in tenant.files}
     names = Counter(_inode(file) for tenant in tenants for file in tenant.files)
     return sum(size for inode, (size, num_names) in sizes.items() if names[inode] == num_names)
@@ -98,12 +98,12 @@ def _inode(file: os.stat_result) -> _Inode:
 
 
 def _present(file: os.stat_result) -> int:
-    """A download's files are as large as they will be from the start, but have holes."""
+    """Downloads in progress are sparse files of the final size."""
     return min(file.st_size, file.st_blocks * 512)
 
 
 def _files(directory: Path) -> Iterator[os.stat_result]:
-    """Those of a model or a download; hidden ones are ours, and small."""
+    """The files of a model or download; hidden ones are our own small bookkeeping files."""
     for path in directory.rglob("[!.]*"):
         with suppress(OSError):
             if path.is_file():

@@ -1,4 +1,4 @@
-"""Threads that work until the first of them fails."""
+"""A thread pool that stops at the first failure."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Another thread failed, so this one need not go on."""
+    """Another thread failed; this one should stop."""
 
 
 class DownloadThreads:

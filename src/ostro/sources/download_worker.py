@@ -1,11 +1,10 @@
-"""A process that downloads the files of a model, its tokenizer and its adapters, so that the process that waits for
-them can give up at any time: it is killed, with all that it started, and what has arrived is kept. Started by
-`ostro.server.model_files`.
+"""The subprocess that downloads a model's files, its tokenizer and its adapters. The parent can cancel at any time by
+killing it along with its children; bytes already downloaded are kept. Started by `ostro.server.model_files`.
 
-socket <── lines of JSON: what is logged on the way, then where the files are, or why they are not
-       ──> nothing; it ends this process
+socket <── JSON lines: log records, then the paths of the files or the reason for the failure
+       ──> nothing; closing it ends this process
 
-Once it has said where the files are, it keeps them there until it is ended.
+After reporting the paths, it holds the files in the cache until it is stopped.
 """
 
 import os
@@ -32,7 +31,7 @@ _ROUNDS = 3
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to download: see `EngineConfig`."""
+    """What to download; the fields come from `EngineConfig`."""
 
     model: str | None
     tokenizer: str | None
@@ -55,7 +54,7 @@ Word = Logged | Fetched | Failed
 
 
 class _Report:
-    """Our end of the socket."""
+    """The worker's end of the socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -70,7 +69,7 @@ class _Report:
 def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
     order = msgspec.json.decode(sys.argv[2], type=Order)
-    # What libraries print is for people.
+    # Anything libraries print to stdout goes to stderr.
     os.dup2(2, 1)
     threading.Thread(target=_watch, args=[sock], name="watch", daemon=True).start()
     report = _Report(sock)
@@ -108,13 +107,13 @@ def _tokenizer(reference: str | None, held: ExitStack) -> str | None:
 
 
 def _kept(fetch: Callable[[], Path], held: ExitStack) -> Path:
-    """What `fetch` gives; it stays there until `held` is left."""
+    """The path that `fetch` returns, protected from eviction until `held` is closed."""
     for last in (False,) * (_ROUNDS - 1) + (True,):
         path = fetch()
         try:
             held.enter_context(ModelStore().hold(path))
         except ModelNotFound:
-            # Evicted in the moment between.
+            # Evicted between the fetch and the hold.
             if last:
                 raise
         else:
@@ -123,13 +122,13 @@ def _kept(fetch: Callable[[], Path], held: ExitStack) -> Path:
 
 
 def _watch(sock: socket.socket) -> None:
-    """Nobody writes to the socket: what can be read is its end."""
+    """The parent never writes to the socket, so a read returns only when the socket is closed."""
     sock.recv(1)
     leave()
 
 
 if __name__ == "__main__":
     status = main()
-    # A library's threads may still be at work: nobody waits for them.
+    # Do not wait for threads that a library may have left running.
     sys.stderr.flush()
     os._exit(status)

@@ -1,9 +1,9 @@
-"""A model's files, from a store into the cache: in parallel, resumable, checked, whole or not at all.
+"""Downloads a model from an object store into the cache: parallel, resumable, verified, and atomic.
 
-list ─> room? ─> blocks, by several threads ─> checksums ─> sync, rename
-  └─────────── once more, if an object changed or was damaged ─┘
+list ─> space? ─> blocks, by several threads ─> checksums ─> sync, rename
+  └────────── again, if an object changed or was corrupted ─┘
 
-A model that is whole in the cache is used as it is, without the network; `refresh` asks the store what is new.
+A complete model in the cache is used without any network access; `refresh` asks the store for a newer version.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Damaged(Exception):
-    """What arrived is not what the store says it has."""
+    """The downloaded bytes do not match the store's checksum or size."""
 
 
 def fetch_model(reference: str, *, progress: bool, refresh: bool = False, tokenizer_only: bool = False) -> Path:
-    """The local directory with the model's files, downloaded as far as they are not in the cache.
+    """The local directory with the model's files, downloading those that are not cached.
 
-    One process fetches a model; others wait for it. With `refresh` the store is asked for a newer version. Without the
-    weights, `tokenizer_only`, all of the model will do if it is in the cache.
+    One process downloads a model while others wait for it. `refresh` asks the store for a newer version.
+    `tokenizer_only` skips the weights, but is satisfied by a fully cached model.
     """
     model = parse_address(reference)
     store = ModelStore()
@@ -61,7 +61,7 @@ def fetch_model(reference: str, *, progress: bool, refresh: bool = False, tokeni
     source = open_source(model)
     try:
         with store.fetching(model) as directory:
-            # Whoever held the lock before may have fetched it.
+            # The lock's previous holder may have fetched it.
             if not refresh and (cached := _cached(store, model)):
                 return cached
             store.sweep()
@@ -78,7 +78,7 @@ def _cached(store: ModelStore, model: StoreAddress) -> Path | None:
 
 
 class _Fetch:
-    """One model's download, held alone."""
+    """One model's download, under its lock."""
 
     def __init__(
         self, model: StoreAddress, source: Source, store: ModelStore, partial: Partial, *, progress: bool
@@ -101,7 +101,7 @@ class _Fetch:
         except OSError as error:
             full = file_error(error, self.store.objects)
             if isinstance(full, DiskFull):
-                # A full disk stops others too: leave it as it was.
+                # A full disk affects other programs too, so give the space back.
                 self.partial.remove()
             raise full from error
         raise DownloadFailed(f"{self.model} could not be fetched in {_ROUNDS} rounds: {reason}. Try again later.")
@@ -129,10 +129,10 @@ class _Fetch:
         self.partial.remove()
         return target
 
-    # --- what ---------------------------------------------------------------------------------------------------------
+    # --- listing ------------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[str, ObjectInfo]:
-        """The model's files by their paths in it, each with a checksum."""
+        """The model's files, keyed by path within the model, each with a checksum."""
         found = patiently(f"Listing {self.model}", self._listed)
         if not found:
             what = "no tokenizer" if self.model.part else "nothing"
@@ -169,7 +169,7 @@ class _Fetch:
             raise ObjectChanged(f"{info.key} is gone") from error
 
     def _require_all(self, wanted: Mapping[str, ObjectInfo], indexes: Mapping[str, ObjectInfo]) -> None:
-        """Refuses what is still being uploaded: once in the cache, it would be taken for the model."""
+        """Refuses a model whose upload is unfinished: once cached, it would pass for the whole model."""
         if self.model.part:
             return
         lacking = missing(wanted.keys(), {name: (self.partial.files / name).read_bytes() for name in indexes})
@@ -180,7 +180,7 @@ class _Fetch:
             )
 
     def _adopt_unchanged(self, wanted: Mapping[str, ObjectInfo]) -> None:
-        """Files that an older version in the cache has too need no second download. They are checked as all others."""
+        """Reuses files that an older cached version shares; they are verified like all others."""
         older = self.store.find(self.model)
         if older is None:
             return
@@ -197,14 +197,14 @@ class _Fetch:
                 if same and name not in self._damaged:
                     self.partial.adopt(name, info, older / name)
 
-    # --- bytes --------------------------------------------------------------------------------------------------------
+    # --- downloading --------------------------------------------------------------------------------------------------
 
     def _missing(self, wanted: Mapping[str, ObjectInfo]) -> list[tuple[str, Range]]:
         return [(name, block) for name, info in wanted.items() for block in self.partial.missing(name, info)]
 
     def _arrived(self, wanted: Mapping[str, ObjectInfo], meter: Meter) -> dict[str, FileRecord]:
-        """Fetches what is missing of these files, then reads each back from the disk, compares it with what the store
-        says, and puts it there for good.
+        """Downloads the missing parts of these files, then re-reads each from disk, verifies it against the store's
+        checksum and syncs it.
         """
         with DownloadThreads() as threads:
             for name, block in self._missing(wanted):

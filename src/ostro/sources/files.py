@@ -1,7 +1,7 @@
-"""Which objects at a model's address are its files, and whether all of them are there. Knows names, and the index of
-weights that were split; knows no stores.
+"""Which objects at a model's address belong to it, and whether any are missing. Works on file names and the index of
+sharded weights; contacts no store.
 
-Weights are read in one format, and only that is fetched: safetensors before GGUF, and GGUF before pickles.
+Weights are used in one format, and only that one is fetched: safetensors, then GGUF, then pickles.
 """
 
 import json
@@ -19,7 +19,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "tokenizer.model", "vocab.json")
 WeightFormat = Literal["safetensors", "gguf", "pickle"]
 
-# No code, and of the directories only those that are read: an adapter, and an embedding model's modules.
+# No code, and only those subdirectories that are used: an adapter, and an embedding model's modules.
 _WANTED = re.compile(
     r"(?:(?:adapter|\d+_\w+)/)?(?!\.)[^/]+\.(?:json|safetensors|jinja)|tokenizer\.model|[^/]+\.gguf"
     r"|pytorch_model(?:-\d{5}-of-\d{5})?\.bin"
@@ -29,11 +29,11 @@ _FORMATS: dict[WeightFormat, re.Pattern[str]] = {
     "gguf": re.compile(r"[^/]+\.gguf"),
     "pickle": re.compile(r"pytorch_model(?:-\d{5}-of-\d{5})?\.bin|pytorch_model\.bin\.index\.json"),
 }
-# The weights of a run of HRM's own trainer have no suffix: what is published, or one of its steps.
+# HRM's own trainer writes weights without a suffix: a published checkpoint, or one file per step.
 HRM_CONFIG, HRM_PUBLISHED = "all_config.yaml", "checkpoint"
 _HRM_STEP = re.compile(r"step_(\d+)")
 _UNWANTED = re.compile(r"consolidated.*\.safetensors")
-# What a tokenizer is read from: its vocabulary, its settings, and the ids and the template that go with them.
+# Everything a tokenizer needs: vocabulary, settings, special token ids and chat template.
 _OF_TOKENIZER = frozenset(
     {
         *VOCABULARIES,
@@ -42,24 +42,24 @@ _OF_TOKENIZER = frozenset(
     }
 )
 _CONFIGS = ("config.json", ADAPTER_CONFIG)
-# What a model without config.json has instead: a Levanter checkpoint is a database, or a directory for each array.
+# Formats without a config.json. A Levanter checkpoint is a database, or a directory per array.
 _ITS_OWN_CONFIG = (".gguf", "manifest.ocdbt", "/.zarray", "/zarr.json")
 _WEIGHTS = (".safetensors", ".bin", *_ITS_OWN_CONFIG)
 _NO_WEIGHTS = f"weights ({SINGLE}, a GGUF file or {PICKLE})"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>gguf|safetensors|bin)")
-# Of a Levanter checkpoint: FOLDER is the place itself, or step-N in it, of which the newest that is complete is taken.
+# Levanter checkpoints. FOLDER is the place itself or step-N in it; the newest complete step is used.
 #   FOLDER/metadata.json                 written last: without it the checkpoint is incomplete
-#   FOLDER/model/…                       the weights; the optimizer's state, beside it, is left
-#   FOLDER/manifest.ocdbt, FOLDER/d/…    or a database, whose files hold weights and optimizer's state mixed: all
+#   FOLDER/model/…                       the weights; the optimizer state beside it is skipped
+#   FOLDER/manifest.ocdbt, FOLDER/d/…    or a database that mixes weights and optimizer state: fetched whole
 _ARRAYS = re.compile(r"(?P<folder>(?:step-(?P<step>\d+)/)?)(?:manifest\.ocdbt|model/transformer/.+)")
-# metadata.json, manifest.json, and a tokenizer if there is one.
+# metadata.json, manifest.json, and the tokenizer's files if present.
 _BESIDE = r"[^/.][^/]*\.(?:json|jinja)|tokenizer\.model"
-# What the files of a split model need beside them, unless there is one that is whole.
+# Shards need an index beside them, unless the same weights also exist as a single file.
 _WHOLE_AND_INDEX = {"safetensors": (SINGLE, INDEX), "bin": (PICKLE, PICKLE_INDEX)}
 
 
 def model_files(names: Collection[str]) -> list[str]:
-    """Those of a directory that are the model's."""
+    """The model's files among a directory's names."""
     if (wanted := levanter_files(names)) is not None:
         return wanted
     if (wanted := hrm_files(names)) is not None:
@@ -71,7 +71,7 @@ def model_files(names: Collection[str]) -> list[str]:
 
 
 def levanter_files(names: Collection[str]) -> list[str] | None:
-    """The files to fetch; None where there is no such checkpoint. ModelNotFound if none is complete."""
+    """The files to fetch; None if this is no Levanter checkpoint. ModelNotFound if no step is complete."""
     folders = {match["folder"]: int(match["step"] or -1) for name in names if (match := _ARRAYS.fullmatch(name))}
     if not folders or "config.json" in names:
         return None
@@ -89,7 +89,7 @@ def levanter_files(names: Collection[str]) -> list[str] | None:
 
 
 def hrm_files(names: Collection[str]) -> list[str] | None:
-    """Those of a run of HRM's own trainer: its config, its latest weights, its tokenizer. None if it is no such run."""
+    """The config, latest weights and tokenizer of a run of HRM's own trainer. None if this is no such run."""
     weights = [name for name in names if hrm_step(name) is not None]
     if HRM_CONFIG not in names or not weights:
         return None
@@ -97,41 +97,41 @@ def hrm_files(names: Collection[str]) -> list[str] | None:
 
 
 def hrm_step(name: str) -> float | None:
-    """When the trainer wrote weights of this name: at a step, or at the end, as what is published. None for others."""
+    """The training step of a weight file; infinity for the published one, None for any other file."""
     if name == HRM_PUBLISHED:
         return math.inf
     return int(step[1]) if (step := _HRM_STEP.fullmatch(name)) else None
 
 
 def weight_format(names: Collection[str]) -> WeightFormat | None:
-    """The format that the weights of a directory are read in; None if it has none that is read."""
+    """The format in which a directory's weights are loaded; None if it has no supported weights."""
     for form, pattern in _FORMATS.items():
-        # Of safetensors and pickles the config says what they are; an adapter has another one.
+        # safetensors and pickles need a config.json; an adapter, for example, has a different one.
         if (form == "gguf" or "config.json" in names) and any(pattern.fullmatch(name) for name in names):
             return form
     return None
 
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
-    """Those of a directory that its tokenizer is read from; a GGUF file where there is no other vocabulary."""
+    """The tokenizer's files among a directory's names; a GGUF file if there is no other vocabulary."""
     if any(name in VOCABULARIES for name in names):
         return [name for name in names if name in _OF_TOKENIZER]
     return [name for name in names if _FORMATS["gguf"].fullmatch(name) and is_first_gguf(name)]
 
 
 def is_first_gguf(name: str) -> bool:
-    """Whether a GGUF file is a whole model or the first file of a split one, which has the vocabulary."""
+    """Whether a GGUF file is a whole model or the first shard of one, which contains the vocabulary."""
     split = _SPLIT.fullmatch(name)
     return split is None or int(split["number"]) == 1
 
 
 def gguf_prefix(file: str) -> str:
-    """What the names of all files of the model begin with."""
+    """The prefix common to the names of all shards."""
     return split["stem"] if (split := _SPLIT.fullmatch(file)) else file
 
 
 def gguf_files(names: Collection[str], file: str) -> list[str]:
-    """One file, or all files of a model that was split."""
+    """The file itself, or all shards of its model."""
     parts = set(_parts(split)) if (split := _SPLIT.fullmatch(file)) else {file}
     return [name for name in names if name in parts]
 
@@ -141,12 +141,12 @@ def is_model(names: Collection[str]) -> bool:
 
 
 def is_index(name: str) -> bool:
-    """Whether the file tells which others there must be."""
+    """Whether the file lists shards that must exist."""
     return name.rpartition("/")[2] in (INDEX, PICKLE_INDEX)
 
 
 def missing(names: Collection[str], indexes: Mapping[str, bytes]) -> list[str]:
-    """What the model lacks; `indexes` has the content of every index among its files."""
+    """Files the model needs but lacks; `indexes` maps each index file to its content."""
     if hrm_files(names) is not None:
         return []
     if not any(name.endswith(_WEIGHTS) and not name.startswith("adapter/") for name in names):
@@ -172,7 +172,7 @@ def _parts(split: re.Match[str]) -> Iterator[str]:
 
 
 def _indexed(name: str, content: bytes) -> Iterator[str]:
-    """Of a damaged index nothing: whoever opens the model tells."""
+    """Yields nothing for a damaged index: loading the model reports that."""
     try:
         files = set(json.loads(content)["weight_map"].values())
     except (ValueError, TypeError, KeyError, AttributeError):

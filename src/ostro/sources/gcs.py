@@ -1,6 +1,6 @@
-"""Google Cloud Storage as a Source. Knows its client's calls and errors, and nothing of models.
+"""Google Cloud Storage as a Source. Wraps the client library's calls and errors; knows nothing about models.
 
-`STORAGE_EMULATOR_HOST` holds. Without credentials it is asked anonymously, which public buckets allow.
+Honours `STORAGE_EMULATOR_HOST`. Without credentials, requests are anonymous, which public buckets allow.
 """
 
 import base64
@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class GcsSource:
-    """Retries are the caller's, with one bound for all stores: the client's own are off."""
+    """The client library's own retries are off: callers retry, under one policy for all stores."""
 
     def __init__(self, bucket: str) -> None:
         self._name = bucket
@@ -54,7 +54,7 @@ class GcsSource:
     def read(self, key: str, generation: str, start: int, end: int) -> Iterator[bytes]:
         from google.api_core.exceptions import from_http_response
 
-        # The client's own downloads return only once all has come, however slowly.
+        # The client library's downloads only return when complete, so a slow transfer could not be detected.
         url = f"{self._client.api_endpoint}/download/storage/v1/b/{self._name}/o/{quote(key, safe='')}"
         try:
             with _translated(f"gs://{self._name}/{key}", "object"):
@@ -82,7 +82,7 @@ def _client() -> "Client":
     try:
         return storage.Client(project=None)
     except (GoogleAuthError, ValueError, OSError) as error:
-        # Where somebody named credentials, it is not for us to go without.
+        # If credentials were configured explicitly, do not silently fall back to anonymous access.
         if isinstance(error, DefaultCredentialsError) and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             return storage.Client.create_anonymous_client()
         raise DownloadFailed(
@@ -98,7 +98,7 @@ def _info(blob: "Blob") -> ObjectInfo:
 
 @contextmanager
 def _translated(place: str, kind: str) -> Iterator[None]:
-    """The client's errors as a Source's."""
+    """Translates the client library's errors into those of a Source."""
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError, TransportError
     from requests.exceptions import RequestException
@@ -129,7 +129,7 @@ def _translated(place: str, kind: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Without the address, which may carry a token."""
+    """Leaves out the URL, which may contain a token."""
     text = str(error)
     if "refused" in text:
         return "the connection was refused"

@@ -1,6 +1,6 @@
-"""Models on the Hugging Face Hub: fetched into the Hub's own cache. Knows no formats beyond which files to leave.
+"""Models on the Hugging Face Hub, downloaded into the Hub's own cache. Of formats, knows only which files to skip.
 
-The Hub's variables hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
+Honours the Hub's environment variables: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
 """
 
 import errno
@@ -37,11 +37,11 @@ _ID = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANSWER_SECONDS = 10.0
-# No code, and of the weights only what is read: pickles only where there is nothing better.
+# No code, and only the weights we load: pickles only if there is nothing better.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 _PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 _NOT_FILES = ["original/*", "onnx/*", "openvino/*", "consolidated*.safetensors"]
-# Of a repository that holds one model at many precisions, the one that most tools take.
+# The default for a repository with several quantisations, as in most other tools.
 _USUAL_QUANTISATION = "Q4_K_M"
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class HubModel:
     repo: str
     revision: str | None = None
     file: str | None = None
-    """A GGUF file of the repository, or the quantisation that only one of its files is named after."""
+    """A GGUF file in the repository, or a quantisation that matches exactly one of its files."""
 
     def __str__(self) -> str:
         revision = "" if self.revision is None else f"@{self.revision}"
@@ -62,7 +62,7 @@ class HubModel:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it names one state of the repository for good, as branches and tags do not."""
+        """Whether the revision is a commit, which never changes, unlike a branch or tag."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
     @property
@@ -74,11 +74,11 @@ class HubModel:
         return self.repo
 
     def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
-        """Of the newest None: only the Hub knows which that is."""
+        """None for the newest version: only the Hub knows which that is."""
         return None if newest else cached(self)
 
     def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
-        """What names one state for good is taken from the Hub's cache without asking, if it is whole there."""
+        """A pinned commit that is complete in the Hub's cache is used without asking the Hub."""
         if self.is_pinned and not newest and not tokenizer_only and (here := cached(self)) is not None:
             return here
         return fetch(self, progress=progress, tokenizer_only=tokenizer_only)
@@ -88,7 +88,7 @@ class HubModel:
 
 
 def parse_hub_id(reference: str) -> HubModel | None:
-    """None for what is no such reference."""
+    """None if the text is not a Hub id."""
     match = _ID.fullmatch(reference)
     if match is None or ".." in reference or "--" in match["repo"]:
         return None
@@ -96,10 +96,10 @@ def parse_hub_id(reference: str) -> HubModel | None:
 
 
 def fetch(model: HubModel, *, progress: bool, tokenizer_only: bool = False) -> Path:
-    """The directory of the repository's snapshot, or the GGUF file in it, downloaded as far as it is not in the Hub's
-    cache; with `tokenizer_only` without the weights, unless a GGUF file has the vocabulary.
+    """The directory of the repository's snapshot, or the GGUF file in it, downloading what is not in the Hub's cache.
+    `tokenizer_only` skips the weights, unless the vocabulary is in a GGUF file.
 
-    If the Hub does not answer, it is what was fetched last.
+    If the Hub does not answer, the last snapshot fetched is used.
     """
     from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -108,7 +108,7 @@ def fetch(model: HubModel, *, progress: bool, tokenizer_only: bool = False) -> P
         disable_progress_bars()
     with _translated(model):
         try:
-            # Asked first, as what fetches a snapshot would wait for this answer for ever.
+            # Asked first, with a timeout: snapshot_download would wait for this answer forever.
             info = _info(model)
         except RevisionNotFoundError:
             raise
@@ -120,7 +120,7 @@ def fetch(model: HubModel, *, progress: bool, tokenizer_only: bool = False) -> P
 
 
 def answers(model: HubModel, seconds: float) -> bool:
-    """Whether the Hub tells of this repository so soon that it is worth asking for its files."""
+    """Whether the Hub answers for this repository within `seconds`."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -131,7 +131,7 @@ def answers(model: HubModel, seconds: float) -> bool:
 
 
 def cached(model: HubModel) -> Path | None:
-    """As `fetch`, of what was fetched last, without a word to the Hub; None if there is nothing, or only a part."""
+    """Like `fetch`, from the Hub's cache alone; None if the model is missing or incomplete there."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -142,7 +142,7 @@ def cached(model: HubModel) -> Path | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a snapshot, or the GGUF file in it, has all of its files: a download that broke off leaves some out."""
+    """Whether a snapshot, or the GGUF file in it, is complete: an interrupted download leaves files out."""
     if path.is_file():
         return not missing(gguf_files([each.name for each in path.parent.iterdir()], path.name), {})
     try:
@@ -154,7 +154,7 @@ def _is_whole(path: Path) -> bool:
 
 
 class HubFiles:
-    """A repository's files where they are: how large each is, and any part of one."""
+    """A repository's remote files: their sizes, and range reads."""
 
     def __init__(self, model: HubModel) -> None:
         from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ class HubFiles:
         wanted = _gguf_files(model, sizes) or filter_repo_objects(
             sizes, allow_patterns=_patterns(sizes), ignore_patterns=_NOT_FILES
         )
-        # By their bare names: a GGUF file may lie in a directory of its quantisation.
+        # Keyed by base name: a GGUF file may lie in a subdirectory named after its quantisation.
         self._paths = {name.rpartition("/")[2] if name.endswith(".gguf") else name: name for name in wanted}
         self.sizes = {name: sizes[path] for name, path in self._paths.items()}
 
@@ -186,7 +186,7 @@ class HubFiles:
 
 
 def _wanted(model: HubModel, names: Collection[str], *, tokenizer_only: bool) -> tuple[list[str], str]:
-    """Patterns of the files that are read, and the GGUF file among them; an empty text where there is none."""
+    """Patterns of the files to fetch, and the GGUF file among them, or an empty string."""
     if tokenizer_only and model.file is None and any(name in VOCABULARIES for name in names):
         return tokenizer_files(names), ""
     if ggufs := _gguf_files(model, names):
@@ -197,7 +197,7 @@ def _wanted(model: HubModel, names: Collection[str], *, tokenizer_only: bool) ->
 
 
 def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
-    """The files of the GGUF model that is meant, of several the first one first; none for one in safetensors."""
+    """The files of the selected GGUF model, first shard first; empty for a safetensors or pickle model."""
     firsts = [name for name in names if name.endswith(".gguf") and is_first_gguf(name.rpartition("/")[2])]
     if model.file is None:
         if not firsts or weight_format(names) in ("safetensors", "pickle"):
@@ -223,7 +223,7 @@ def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
 
 
 def _patterns(names: Collection[str]) -> list[str]:
-    """Of the files of a model that is a directory."""
+    """Patterns for a model that is a directory of files."""
     if (of_hrm := hrm_files(names)) is not None:
         return [glob.escape(name) for name in of_hrm]
     return [*_FILES, *_PICKLES] if weight_format(names) == "pickle" else _FILES
@@ -259,10 +259,10 @@ def _snapshot(model: HubModel, patterns: list[str], *, local_files_only: bool = 
 
 
 def _snapshot_here(model: HubModel, *, tokenizer_only: bool) -> Path:
-    """What `fetch` would give, from the Hub's cache. LocalEntryNotFoundError if it is not whole there."""
+    """What `fetch` would return, from the Hub's cache. LocalEntryNotFoundError if it is incomplete there."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    # No file at all is asked for, so a snapshot of any of them will do to look at.
+    # A pattern that matches no file: any cached snapshot of the repository will do.
     snapshot = _snapshot(model, ["-"], local_files_only=True)
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     try:
@@ -278,7 +278,7 @@ def _fetched_last(model: HubModel, reason: Exception, *, tokenizer_only: bool) -
     try:
         path = _snapshot_here(model, tokenizer_only=tokenizer_only)
     except LocalEntryNotFoundError:
-        # An answer of the Hub says more than that nothing is here.
+        # The Hub's own answer is more useful than "not in the cache".
         if isinstance(reason, HfHubHTTPError):
             raise reason from None
         raise
@@ -288,7 +288,7 @@ def _fetched_last(model: HubModel, reason: Exception, *, tokenizer_only: bool) -
 
 @contextmanager
 def _translated(model: HubModel) -> Iterator[None]:
-    """The Hub's errors as ours."""
+    """Translates the Hub client's errors into ours."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -320,7 +320,7 @@ def _translated(model: HubModel) -> Iterator[None]:
 
 
 def _transport_error(status_error: type[Exception]) -> type[Exception]:
-    """What the Hub's client raises when a connection breaks: the base, in its HTTP library, of its status errors."""
+    """The connection error of the Hub client's HTTP library: the base class of its status errors."""
     bases = (base for base in status_error.__mro__ if base.__name__ in ("HTTPError", "RequestException"))
     return next(bases, ConnectionError)
 

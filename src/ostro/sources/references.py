@@ -1,9 +1,9 @@
-"""What a model reference means: its syntax, for everyone who takes one. Asks nobody, and reads no file.
+"""The syntax of model references, for everything that accepts one. Uses no network and reads no files.
 
 reference                          meaning
 (none)                             the embedded default model, in a wheel
-DIRECTORY, FILE                    what is on this machine; what exists wins over every other reading
-pypi:NAME==VERSION[,…]             one wheel, or several that hold one file in pieces
+DIRECTORY, FILE                    a local path; an existing path takes precedence over every other meaning
+pypi:NAME==VERSION[,…]             one wheel, or several with pieces of one file
 gs://BUCKET/PATH s3://BUCKET/PATH  an object store
 NAME                               an alias
 ORG/NAME[@REVISION][:FILE.gguf]    the Hub
@@ -28,7 +28,7 @@ FORMS = (
     "a directory, a file (.safetensors, .gguf, .pt), gs://BUCKET/PATH, s3://BUCKET/PATH, pypi:NAME==VERSION, "
     "a Hub id ORG/NAME[@REVISION][:FILE.gguf], or a short name that `ostro models available` lists"
 )
-# A file's name says something only if it is not one of these.
+# Generic stems that say nothing about the model: its directory's name is used instead.
 USUAL_STEMS = ("model", "pytorch_model", "consolidated")
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -44,7 +44,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        # Without dots: `.` is a directory that has a name.
+        # Made absolute, because `.` has no name of its own.
         whole = Path(os.path.abspath(self.path))
         stem = whole.name if whole.is_dir() else _SHARD.sub("", whole.stem)
         return (whole.parent.name if stem in USUAL_STEMS and not whole.is_dir() else stem) or "default"
@@ -66,12 +66,12 @@ class LocalModel:
 
 
 def parse_model(ref: str | Path | None) -> ModelReference:
-    """ModelNotFound for what is no reference at all, with the aliases that may have been meant."""
+    """ModelNotFound if the text is no valid reference; the message suggests similar aliases."""
     if ref is None:
         return DEFAULT_MODEL
     text = str(ref)
     path = Path(os.path.expanduser(text))
-    # An empty text would be the current directory; os.path answers no where pathlib raises on odd names.
+    # An empty string would mean the current directory. os.path.exists is False where pathlib raises on invalid names.
     if text and os.path.exists(path):
         return LocalModel(path, exists=True)
     if text.startswith("pypi:"):

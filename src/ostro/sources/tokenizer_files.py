@@ -1,5 +1,5 @@
-"""Where a tokenizer's files are that was named apart from its model, by any model reference. Fetches no weights, unless
-a GGUF file holds the tokenizer.
+"""Files of a tokenizer that was configured separately from its model, by any model reference. Downloads no weights,
+unless the tokenizer is inside a GGUF file.
 """
 
 import re
@@ -13,13 +13,13 @@ from ostro.sources.hub import HubModel
 from ostro.sources.model_reference import ModelReference
 from ostro.sources.references import parse_model
 
-# Models had no organisation in the Hub's first years, and configurations still name tokenizers so: gpt2.
+# Early Hub repositories have no organisation, and configs still refer to tokenizers that way: gpt2.
 _OLD_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 @contextmanager
 def naming_tokenizer(reference: str) -> Iterator[None]:
-    """What is wrong with a model's files within is said of this tokenizer."""
+    """Attributes errors raised inside to this tokenizer."""
     try:
         yield
     except (ModelNotFound, ModelError, DownloadFailed, DiskFull) as error:
@@ -28,13 +28,13 @@ def naming_tokenizer(reference: str) -> Iterator[None]:
 
 
 def find_tokenizer(reference: str) -> Path | None:
-    """What `fetch_tokenizer` gives, if that is on this machine and nobody need be asked for something newer."""
+    """What `fetch_tokenizer` would return, if it is on this machine and no newer version needs to be checked for."""
     found = _parse(reference).find(tokenizer_only=True)
     return None if found is None else _in_place(found)
 
 
 def fetch_tokenizer(reference: str, *, progress: bool) -> Path:
-    """A directory with the tokenizer's files, or a GGUF file, downloaded as far as it is not on this machine."""
+    """A directory with the tokenizer's files, or a GGUF file; downloaded if it is not on this machine."""
     return _in_place(_parse(reference).fetch(progress=progress, tokenizer_only=True))
 
 
@@ -48,7 +48,7 @@ def _parse(reference: str) -> ModelReference:
 
 
 def _in_place(path: Path) -> Path:
-    """Of a file beside the vocabulary its directory; of a directory that has only a GGUF file that."""
+    """For a file beside the vocabulary, its directory; for a directory with only a GGUF file, that file."""
     if path.is_file() and path.suffix != ".gguf":
         return path.parent
     if not path.is_dir() or any((path / name).is_file() for name in VOCABULARIES):
