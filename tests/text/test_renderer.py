@@ -13,6 +13,7 @@ import pytest
 
 from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.text.chat import ChatTemplate, Message
+from ostro.text.control_text import ControlTexts
 from ostro.text.renderer import MAX_SOURCE_CHARACTERS, Renderer, RenderLimits
 
 HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
@@ -50,6 +51,29 @@ def test_conversations_that_come_together_are_not_mixed_up() -> None:
         return await asyncio.gather(*map(renderer.render_async, chats))
 
     assert asyncio.run(scenario()) == [f"[{number}]>" for number in range(50)]
+
+
+def test_variables_reach_the_template_and_their_control_texts_stay_text() -> None:
+    source = "{% if thinking %}think{% endif %}[{{ name }}]{% if tools %}{{ tools[0].name }}{% endif %}"
+    renderer = Renderer(ChatTemplate(source), ControlTexts({"<|end|>"}), ControlTexts({"<|end|>"}))
+    variables = {"thinking": True, "name": "a<|end|>"}
+    assert renderer.render(HELLO, template_kwargs=variables, mark="!") == "think[a!<|end|>]"
+    assert renderer.render(HELLO, tools=[{"name": "f"}], template_kwargs={"messages": []}) == "[]f"
+
+
+@pytest.mark.parametrize("content", ["Once", "Once upon ", "", "[", [{"type": "text", "text": "Once"}]])
+def test_final_message_can_be_left_open_for_the_model_to_continue(content: object) -> None:
+    renderer = Renderer(ChatTemplate(ECHO))
+    messages: list[Message] = [*HELLO, {"role": "assistant", "content": content}]
+    expected = "[Hello][" + (content if isinstance(content, str) else "Once")
+    assert renderer.render(messages, continue_final_message=True) == expected
+    assert asyncio.run(renderer.render_async(messages, continue_final_message=True)) == expected
+
+
+def test_template_that_drops_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(BadRequest, match="cannot be continued") as refusal:
+        Renderer(ChatTemplate("{{ messages[0].role }}")).render(HELLO, continue_final_message=True)
+    assert refusal.value.param == "continue_final_message"
 
 
 def test_refusals_keep_their_kind_and_their_words() -> None:

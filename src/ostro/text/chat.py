@@ -1,9 +1,26 @@
 """A model's chat template and a conversation's messages, as data. Knows no Jinja: templates run in `render_process`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 Message = Mapping[str, object]
+Tools = Sequence[Mapping[str, object]]
+
+
+class RenderOptions(TypedDict, total=False):
+    """How a conversation is rendered, as keyword arguments of everything that renders one."""
+
+    tools: Tools | None
+    """In the form of OpenAI's chat completions, as templates expect them."""
+    template_kwargs: Mapping[str, object] | None
+    """Variables for the template besides its own, such as `enable_thinking`; JSON values."""
+    add_generation_prompt: bool
+    """Whether the text ends with the start of the model's answer; True if left out."""
+    continue_final_message: bool
+    """Whether the text ends with the last message's content, for the model to continue it. Takes the place of the
+    generation prompt.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ not from running forever or filling memory, so it must be rendered in a process 
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ostro.errors import BadRequest, Unsupported
-from ostro.text.chat import ChatTemplate, Message
+from ostro.text.chat import ChatTemplate, Message, Tools
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}")
 # The names under which clients send back what a model thought, and under which templates look for it.
@@ -36,19 +37,31 @@ class JinjaTemplate:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """Raises BadRequest for a conversation that the template refuses or fails on."""
         if not messages:
             raise BadRequest("messages must hold at least one message.", param="messages")
-        values = {
-            **self._template.variables,
-            "messages": [_prepared(message) for message in messages],
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        prepared = [_prepared(message) for message in messages]
+        end = secrets.token_hex(8) if continue_final_message else ""
+        if continue_final_message:
+            prepared[-1]["content"] = f"{prepared[-1].get('content') or ''}{end}"
+        text = self._rendered(
+            {
+                **self._template.variables,
+                "documents": None,
+                **(template_kwargs or {}),
+                "messages": prepared,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            }
+        )
+        return _before(end, text) if continue_final_message else text
+
+    def _rendered(self, values: Mapping[str, object]) -> str:
         try:
             return self._compiled.render(values)
         except _Refused as refusal:
@@ -91,6 +104,18 @@ def _part_text(part: object) -> str:
             f"This model reads text; a content part of type {part['type'][:40]!r} is not.", param="messages"
         )
     return cast(str, part["text"])
+
+
+def _before(end: str, text: str) -> str:
+    """What comes before the mark that the last message ended with: the text whose continuation is the model's."""
+    unfinished, found, _ = text.rpartition(end)
+    if not found:
+        raise BadRequest(
+            "The chat template leaves the last message out, so that it cannot be continued: set "
+            "continue_final_message to false.",
+            param="continue_final_message",
+        )
+    return unfinished
 
 
 def _short(error: Exception) -> str:

@@ -4,9 +4,9 @@ Knows templates and control texts; knows no tokens, no ids.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Unpack, cast
 
-from ostro.text.chat import Message
+from ostro.text.chat import Message, RenderOptions, Tools
 from ostro.text.control_text import ControlTexts, Marker
 from ostro.text.jinja_template import JinjaTemplate
 
@@ -17,33 +17,36 @@ _OUTSIDE_ROLES = frozenset({"user", "tool", "function"})
 def render_guarded(
     template: JinjaTemplate,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, object]] | None,
     *,
-    add_generation_prompt: bool,
     controls: ControlTexts,
     guarded: ControlTexts,
     mark: str,
+    **options: Unpack[RenderOptions],
 ) -> str:
-    """The conversation's text, with the mark before every control text that a message or a tool brought in.
+    """The conversation's text, with the mark before every control text that a message, a tool or a variable brought in.
 
     `controls` are guarded in all messages; `guarded` has also the template's other markers, and these only users and
     tools may not write: an answer's own <think> is part of the conversation.
     """
 
-    def marked(way: Callable[[ControlTexts, str, str], str]) -> tuple[list[Message], list[Message] | None, bool]:
+    def marked(way: Callable[[ControlTexts, str, str], str]) -> tuple[list[Message], RenderOptions, bool]:
         inside = Marker(lambda text: way(controls, text, mark))
         outside = Marker(lambda text: way(guarded, text, mark))
         turns = [(outside if message.get("role") in _OUTSIDE_ROLES else inside)(message) for message in messages]
-        offered = inside(tools)
-        return cast(list[Message], turns), cast(list[Message] | None, offered), inside.marked_any or outside.marked_any
+        others: RenderOptions = {
+            **options,
+            "tools": cast(Tools | None, inside(options.get("tools"))),
+            "template_kwargs": cast(Mapping[str, object] | None, inside(options.get("template_kwargs"))),
+        }
+        return cast(list[Message], turns), others, inside.marked_any or outside.marked_any
 
-    turns, offered, _ = marked(ControlTexts.marked)
-    rendered = template.render(turns, tools=offered, add_generation_prompt=add_generation_prompt)
+    turns, others, _ = marked(ControlTexts.marked)
+    rendered = template.render(turns, **others)
     # A template may also join or cut texts so that a control text arises that was in no message. With the mark at
     # every place where one could begin, none can; where both ways agree on the markers, none has.
-    turns, offered, possible = marked(ControlTexts.marked_everywhere)
+    turns, others, possible = marked(ControlTexts.marked_everywhere)
     if not possible:
         return rendered
-    strict = template.render(turns, tools=offered, add_generation_prompt=add_generation_prompt)
+    strict = template.render(turns, **others)
     agree = controls.unmarked_texts(rendered, mark) == controls.unmarked_texts(strict, mark)
     return rendered if agree else strict

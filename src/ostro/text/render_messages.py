@@ -23,7 +23,9 @@ class Setup(msgspec.Struct, frozen=True):
 class Conversation(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, Any]
     add_generation_prompt: bool
+    continue_final_message: bool
     mark: str | None
     """Goes before the conversation's own control texts; None leaves them as they are."""
     max_characters: int
@@ -37,6 +39,7 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
 class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
     unsupported: bool = False
+    param: str = "messages"
 
 
 class TooLong(msgspec.Struct, frozen=True, tag=True):

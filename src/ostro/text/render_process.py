@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from ostro.errors import BadRequest, Unsupported
-from ostro.text.chat import ChatTemplate
+from ostro.text.chat import ChatTemplate, RenderOptions
 from ostro.text.control_text import ControlTexts
 from ostro.text.jinja_template import JinjaTemplate
 from ostro.text.marked_chat import render_guarded
@@ -34,7 +34,9 @@ class _Rendering:
         try:
             return msgspec.msgpack.encode(self._rendered(msgspec.msgpack.decode(message, type=Conversation)))
         except BadRequest as error:
-            return msgspec.msgpack.encode(Refused(error.message, isinstance(error, Unsupported)))
+            return msgspec.msgpack.encode(
+                Refused(error.message, isinstance(error, Unsupported), error.param or "messages")
+            )
         except UnicodeEncodeError:
             return msgspec.msgpack.encode(
                 Refused("The chat template failed: it made half a surrogate pair, which is not a character.")
@@ -47,17 +49,21 @@ class _Rendering:
         return Rendered(text) if len(text) <= asked.max_characters else TooLong(len(text))
 
     def _text(self, asked: Conversation) -> str:
-        prompt = asked.add_generation_prompt
+        options = RenderOptions(
+            tools=asked.tools,
+            template_kwargs=asked.template_kwargs,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+        )
         if asked.mark is None:
-            return self._template.render(asked.messages, tools=asked.tools, add_generation_prompt=prompt)
+            return self._template.render(asked.messages, **options)
         return render_guarded(
             self._template,
             asked.messages,
-            asked.tools,
-            add_generation_prompt=prompt,
             controls=self._controls,
             guarded=self._guarded,
             mark=asked.mark,
+            **options,
         )
 
 

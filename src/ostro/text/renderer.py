@@ -14,16 +14,17 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Unpack
 
 import msgspec
 
 from ostro.errors import BadRequest, OstroError, Unavailable, Unsupported
 from ostro.processes.environment import template_environment
 from ostro.processes.spawn import spawn
-from ostro.text.chat import ChatTemplate, Message
+from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.control_text import MAX_NESTING, ControlTexts
 from ostro.text.render_messages import LENGTH, Conversation, Refused, Rendered, Reply, Setup
 
@@ -32,8 +33,6 @@ _CHUNK = 1 << 18
 # Of a reply, beside its text: more than any refusal has.
 _MARGIN = 1 << 16
 _UTF8_BYTES = 4
-
-Tools = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +108,16 @@ class Renderer:
         self,
         messages: Sequence[Message],
         *,
-        tools: Tools | None = None,
-        add_generation_prompt: bool = True,
         mark: str | None = None,
         max_characters: int | None = None,
+        **options: Unpack[RenderOptions],
     ) -> str:
         """The conversation's text, as `render_guarded` makes it if there is a mark. Raises BadRequest for one that
         the template refuses or fails on, or that exceeds the limits; `max_characters` of the text replace theirs.
         Raises Unavailable if the process cannot be started or is killed.
         """
         most = self.limits.characters if max_characters is None else max_characters
-        message = _encoded(messages, tools, add_generation_prompt, mark, most)
+        message = _encoded(messages, options, mark, most)
         with self._lock, self._conversation() as process:
             process.socket.setblocking(True)
             process.socket.sendall(process.with_setup(message))
@@ -130,16 +128,15 @@ class Renderer:
         self,
         messages: Sequence[Message],
         *,
-        tools: Tools | None = None,
-        add_generation_prompt: bool = True,
         mark: str | None = None,
         max_characters: int | None = None,
+        **options: Unpack[RenderOptions],
     ) -> str:
         """What `render` gives, without holding up the event loop. If it is cancelled, its reply is read all the same
         and dropped: the process, which others share, lives on.
         """
         most = self.limits.characters if max_characters is None else max_characters
-        message = _encoded(messages, tools, add_generation_prompt, mark, most)
+        message = _encoded(messages, options, mark, most)
         await self._turn.acquire()
         exchange = asyncio.create_task(self._exchange(message, _longest_reply(most)))
         exchange.add_done_callback(self._end_turn)
@@ -302,7 +299,7 @@ def _text(reply: bytes, most: int) -> str:
     if isinstance(outcome, Rendered):
         return outcome.text
     if isinstance(outcome, Refused):
-        raise (Unsupported if outcome.unsupported else BadRequest)(outcome.message, param="messages")
+        raise (Unsupported if outcome.unsupported else BadRequest)(outcome.message, param=outcome.param)
     raise BadRequest(
         f"The chat template failed: it made a text of {outcome.num_characters} characters, and at most {most} are "
         "tokenised. Send fewer or shorter messages.",
@@ -310,13 +307,14 @@ def _text(reply: bytes, most: int) -> str:
     )
 
 
-def _encoded(
-    messages: Sequence[Message], tools: Tools | None, add_generation_prompt: bool, mark: str | None, most: int
-) -> bytes:
+def _encoded(messages: Sequence[Message], options: RenderOptions, mark: str | None, most: int) -> bytes:
+    tools = options.get("tools")
     conversation = Conversation(
         [dict(message) for message in messages],
         None if tools is None else [dict(tool) for tool in tools],
-        add_generation_prompt,
+        dict(options.get("template_kwargs") or {}),
+        options.get("add_generation_prompt", True),
+        options.get("continue_final_message", False),
         mark,
         most,
     )

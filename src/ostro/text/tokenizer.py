@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, Unpack
 
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound
 from ostro.text.builtin_templates import CHOICES, choose_template
-from ostro.text.chat import ChatTemplate, Message
+from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
 from ostro.text.panics import PROBES, panics_become
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
@@ -140,26 +140,18 @@ class Tokenizer:
                 return [self._plain.encode(text, add_special=add_special) for text in texts]
             return encode_ids(self._core, texts, add_special=add_special)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
         """The template's markers become special tokens; the same texts within messages and tools stay text."""
         mark = secrets.token_hex(8)
-        text = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, mark=mark)
+        text = self.renderer.render(messages, mark=mark, **options)
         return self.encode_rendered(ChatText(text, mark))
 
     async def render_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, max_characters: int | None = None
+        self, messages: Sequence[Message], *, max_characters: int | None = None, **options: Unpack[RenderOptions]
     ) -> ChatText:
         """For `encode_rendered`: the first half of `encode_chat`, without holding up the event loop."""
         mark = secrets.token_hex(8)
-        text = await self.renderer.render_async(
-            messages, add_generation_prompt=add_generation_prompt, mark=mark, max_characters=max_characters
-        )
+        text = await self.renderer.render_async(messages, mark=mark, max_characters=max_characters, **options)
         return ChatText(text, mark)
 
     def encode_rendered(self, chat: ChatText) -> list[int]:
