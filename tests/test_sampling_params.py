@@ -29,7 +29,7 @@ def params(**fields: object) -> SamplingParams:
 
 def test_every_field_is_described_and_a_client_takes_each_by_its_name_in_requests() -> None:
     assert [*PARAMETERS, "unset"] == [each.name for each in dataclasses.fields(SamplingParams)]
-    own = {"default_max_tokens", "logprobs"}
+    own = {"default_max_tokens", "logprobs", "structured"}
     names = {each.wire_name or name for name, each in PARAMETERS.items() if name not in own}
     assert SamplingOptions.__annotations__.keys() == names
     hints = get_type_hints(SamplingOptions)

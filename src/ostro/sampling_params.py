@@ -12,6 +12,7 @@ from math import inf, nextafter
 from typing import Any, Self, TypedDict
 
 from ostro.errors import BadRequest
+from ostro.structured import StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -184,6 +185,9 @@ class SamplingParams:
     include_stop_in_output: bool = _parameter(
         False, "include the stop string or token at the end of the output text", wire_name="include_stop_str_in_output"
     )
+    structured: StructuredOutput | None = _parameter(  # noqa: RUF009 - a field, as all the others
+        None, "what the output must look like: JSON of a schema, a regex, one of several choices, or a grammar"
+    )
     unset: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     """Fields that were left out and hold their neutral values: a model's defaults may replace these."""
 
@@ -201,6 +205,8 @@ class SamplingParams:
         self._check_integers()
         self._check_numbers()
         self._check_collections()
+        if self.structured is not None:
+            self._check_structured()
 
     @property
     def greedy(self) -> bool:
@@ -212,10 +218,11 @@ class SamplingParams:
         return type(self)(**({name: getattr(self, name) for name in given} | changes))
 
     def without_texts(self) -> Self:
-        """A copy without stop strings and bad words. Not validated again: a large logit_bias makes that slow."""
+        """A copy without what is text only. Not validated again: a large logit_bias makes that slow."""
         bare = copy(self)
         for name in ("stop", "bad_words"):
             object.__setattr__(bare, name, ())
+        object.__setattr__(bare, "structured", None)
         return bare
 
     def _check_flags(self) -> None:
@@ -266,6 +273,13 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, None)
             _number("logit_bias", bias, -100.0, 100.0)
+
+    def _check_structured(self) -> None:
+        if not isinstance(self.structured, StructuredOutput):
+            raise _bad("structured", f"must be a StructuredOutput, got {self.structured!r:.60}")
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise _bad(name, "cannot be used with a structured output, which itself says where it ends")
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -1,11 +1,15 @@
 """The checks that a request passes before it is queued, on either side of the process boundary."""
 
+from dataclasses import replace
+
 import pytest
 
 from ostro.engine.admission import AdmissionRules
+from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request
-from ostro.errors import BadRequest, ContextLengthExceeded
+from ostro.errors import BadRequest, ContextLengthExceeded, Unsupported
 from ostro.sampling_params import SamplingParams
+from ostro.structured import StructuredOutput
 
 ADMISSION = AdmissionRules(max_len=8, vocab_size=10)
 
@@ -60,3 +64,18 @@ def test_a_default_number_of_tokens_is_bounded_by_the_context_and_by_min_tokens(
     assert longest(4) == 6
     assert longest(1024) == 8
     assert longest(2, min_tokens=5) == 7
+
+
+def test_a_runner_that_does_not_constrain_refuses_a_constraint_by_name() -> None:
+    constrained = replace(request(), constraint=Constraint(grammar='start: "a"'))
+    with pytest.raises(Unsupported) as refusal:
+        ADMISSION.check(constrained)
+    assert refusal.value.param == "structured"
+    replace(ADMISSION, constrains=True).check(constrained)
+
+
+def test_a_structured_output_that_nobody_has_compiled_is_refused_rather_than_ignored() -> None:
+    asked = request(params=SamplingParams(max_tokens=1, structured=StructuredOutput(json_object=True)))
+    with pytest.raises(Unsupported) as refusal:
+        replace(ADMISSION, constrains=True).check(asked)
+    assert refusal.value.param == "structured"

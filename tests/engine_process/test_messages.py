@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from ostro.config import EngineConfig
+from ostro.engine.constraint import Constraint
 from ostro.engine.counters import Counters
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import TokenLogprob
@@ -31,11 +32,15 @@ from ostro.engine_process.messages import (
     frame,
 )
 from ostro.sampling_params import SamplingParams
+from ostro.structured import StructuredOutput
 
+STRUCTURED = StructuredOutput(choice=("yes", "nö"), jump_forward=True)
 REQUEST = Request(
     id=7,
     prompt_ids=(1, 2, 3),
-    params=SamplingParams(n=2, logit_bias={5: -100.0}, stop_token_ids=(9,), seed=-4, top_k=-1, logprobs=3),
+    params=SamplingParams(
+        n=2, logit_bias={5: -100.0}, stop_token_ids=(9,), seed=-4, top_k=-1, logprobs=3, structured=STRUCTURED
+    ),
     seed=-4,
     eos_ids=frozenset({2}),
     bad_word_ids=((4, 5), (6,)),
@@ -44,6 +49,7 @@ REQUEST = Request(
     priority=-1,
     turn=3,
     task=Task.EMBED,
+    constraint=Constraint(grammar="start: /é+/", free_until="</think>", lazy=True, jump_forward=True, is_users=True),
 )
 PROGRESS = Progress(
     7,

@@ -21,6 +21,7 @@ class AdmissionRules:
     keeps_kv: bool = True
     num_puzzles: int = 0
     adapters: Collection[str] = ()
+    constrains: bool = False
 
     def check(self, request: Request, *, prompt: str = "prompt") -> None:
         """Raises BadRequest for a request that could never run. `prompt` is the caller's name for the prompt."""
@@ -38,6 +39,14 @@ class AdmissionRules:
             )
         if request.task is Task.SOLVE:
             self._check_puzzle(request.puzzle)
+        if request.constraint is not None and not self.constrains:
+            raise Unsupported(
+                "This model's runner cannot hold its output to a grammar or schema. Leave the structured output out, "
+                "or serve the model on another device.",
+                param="structured",
+            )
+        if params.structured is not None and request.constraint is None:
+            raise Unsupported("Structured outputs are not available here: leave them out.", param="structured")
         self.longest(request, prompt=prompt)
         # Ids that the model does not have would index beyond its tables.
         self._check_ids(prompt, request.prompt_ids)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ostro.engine.constraint import Constraint
 from ostro.sampling_params import SamplingParams
 
 
@@ -39,5 +40,7 @@ class Request:
     tenant: str = ""
     """Whose request it is: tenants have equal claims to the batch and its pages."""
     task: Task = Task.GENERATE
+    constraint: Constraint | None = None
+    """What the output of each choice must match."""
     puzzle: int = 0
     """Whose embedding an HRM sees before the tokens; 0 stands for none in particular."""

@@ -30,6 +30,8 @@ class RunnerSpec:
     """Whether the model has logits: one saved without its head only embeds."""
     num_puzzles: int = 0
     """Puzzles that a request to solve may name; 0 where the model does not take such requests."""
+    constrains: bool = False
+    """Whether it samples only what a sequence's matcher allows. Without, constrained requests are refused."""
     pages_bytes: int = 0
     """Memory of the host that pages take as they are filled, and not before."""
     device_bytes: int = 0

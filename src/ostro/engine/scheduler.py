@@ -105,6 +105,7 @@ class Scheduler:
             keeps_kv=spec.keeps_kv,
             num_puzzles=spec.num_puzzles,
             adapters=adapters,
+            constrains=spec.constrains,
         )
         # Both sorted by rank.
         self.waiting: list[Sequence] = []

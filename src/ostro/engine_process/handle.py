@@ -503,7 +503,7 @@ class EngineHandle:
 def _submission(request: Request) -> bytes:
     """The request as it goes over the socket. Its texts stay here: the engine gets their token ids."""
     params = request.params
-    if params.stop or params.bad_words:
+    if params.stop or params.bad_words or params.structured is not None:
         request = replace(request, params=params.without_texts())
     try:
         return frame(Submit(request))

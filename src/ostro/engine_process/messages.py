@@ -71,6 +71,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Puzzles that a request to solve may name; 0 where the model takes none."""
     adapters: tuple[str, ...] = ()
     """What a request may name beside the model itself."""
+    constrains: bool = False
+    """Whether a request may have a constraint."""
     device: str = "cpu"
     """The kind of device that computes: "cpu" or "cuda"."""
     backend: str = ""

@@ -232,6 +232,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         pages_bytes=spec.pages_bytes,
         device_bytes=spec.device_bytes,
         adapters=config.adapter_names,
+        constrains=spec.constrains,
         device=spec.device,
         backend=spec.backend,
         precision=spec.precision,

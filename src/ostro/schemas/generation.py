@@ -60,7 +60,7 @@ def left_open(request: RequestModel) -> dict[str, Any]:
 
 
 # Those whose names or forms each endpoint has of its own.
-_APART = frozenset({"max_tokens", "default_max_tokens", "logprobs"})
+_APART = frozenset({"max_tokens", "default_max_tokens", "logprobs", "structured"})
 _WIRE_NAMES = {name: each.wire_name or name for name, each in PARAMETERS.items() if name not in _APART}
 
 # How the forms that Python keeps are written in JSON, and what stands for nothing.

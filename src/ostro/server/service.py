@@ -401,6 +401,7 @@ class ModelService:
                 keeps_kv=info.keeps_kv,
                 num_puzzles=info.num_puzzles,
                 adapters=info.adapters,
+                constrains=info.constrains,
             )
         return frontend, self._admission
 

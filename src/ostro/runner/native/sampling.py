@@ -50,6 +50,7 @@ ELSEWHERE = frozenset(
         "truncate_prompt_tokens",
         "skip_special_tokens",
         "include_stop_in_output",
+        "structured",
         "unset",
     }
 )
