@@ -1,4 +1,4 @@
-"""What model files hold. Importing this imports no torch."""
+"""Reads model files. Importing this package imports no torch."""
 
 from ostro.formats.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
 from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_headers

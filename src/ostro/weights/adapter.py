@@ -1,9 +1,9 @@
-"""LoRA adapters as PEFT saves them: a directory with adapter_config.json and adapter_model.safetensors. Knows what the
-files hold and what of it can be served; knows no model. Imports numpy only when the numbers are read, and no torch.
+"""LoRA adapters in PEFT's layout: a directory with adapter_config.json and adapter_model.safetensors. Decides what can
+be served; knows no model. Imports numpy only to read the tensors, and never torch.
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, in]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [out, rank]
-                     └─── the projection that is changed ──┘            W + scale · B A
+                                          └───── the adapted projection ────────┘            W + scale · B A
 """
 
 import math
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 PICKLE = "adapter_model.bin"
 
-# What is served as PEFT would, and what tells of the training alone or is told by the tensors as well. A field of any
-# other name asks for something else, unless it is empty or false.
+# Fields that we apply as PEFT does, that only concern training, or that the tensors imply anyway. Any other field is
+# refused unless it is empty or false.
 _UNDERSTOOD = frozenset(
     {
         "alpha_pattern",
@@ -59,7 +59,7 @@ _UNDERSTOOD = frozenset(
         "use_rslora",
     }
 )
-# Of the ways to begin the training, those that leave the base's weights as they are.
+# Initialisations that leave the base model's weights unchanged.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _TENSOR = re.compile(r"base_model\.model\.(?P<target>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 _VOCABULARY = ("embed_in", "embed_out", "embed_tokens", "lm_head", "wte", "wpe")
@@ -69,7 +69,7 @@ _MERGE = "Merge the adapter into its base model and serve that."
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds to one projection's matrix: scale · B A."""
+    """An adapter's update to one projection: scale · B A."""
 
     a: "Floats"
     """[rank, in]"""
@@ -79,21 +79,21 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The projection's own: [out, in]."""
+        """The projection's shape: [out, in]."""
         return self.b.shape[0], self.a.shape[1]
 
     def by_part(self, heads: int) -> "LowRank":
-        """With outputs that lie head by head as queries, keys and values; with no heads, the same."""
+        """Reorders outputs that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
         if not heads:
             return self
         return replace(self, b=self.b.reshape(heads, 3, -1, self.b.shape[1]).swapaxes(0, 1).reshape(self.b.shape))
 
 
 def read_adapter(directory: str | Path) -> dict[str, LowRank]:
-    """What the adapter adds to which projection, by the projection's name in the base's checkpoint.
+    """The adapter's updates, keyed by the projection's name in the base checkpoint.
 
-    Raises ModelNotFound where files are missing, BadCheckpoint where they are damaged, and UnsupportedModel for an
-    adapter that is more than low-rank terms of projections.
+    Raises ModelNotFound if files are missing, BadCheckpoint if they are damaged, and UnsupportedModel if the adapter
+    contains anything but low-rank updates of projections.
     """
     path = Path(os.path.expanduser(directory))
     if not path.is_dir():
@@ -118,9 +118,9 @@ def read_adapter(directory: str | Path) -> dict[str, LowRank]:
 
 
 def read_base(config: bytes) -> str | None:
-    """What an adapter says its base is, by the text of its adapter_config.json; None if it does not say.
+    """The base model named by the text of an adapter_config.json; None if it names none.
 
-    Raises BadCheckpoint or UnsupportedModel for a config with which `read_adapter` could do nothing.
+    Raises BadCheckpoint or UnsupportedModel for a config that `read_adapter` would refuse.
     """
     found = parse_json_object(Path(ADAPTER_CONFIG), config)
     _Scaling.of(Path(ADAPTER_CONFIG), found)
@@ -130,7 +130,7 @@ def read_base(config: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """How much of each product is added. The ranks are the tensors' own, held to those that the config knows."""
+    """The scale of each update. Ranks come from the tensors and must be among those that the config lists."""
 
     ranks: frozenset[int]
     alpha: float
@@ -144,7 +144,7 @@ class _Scaling:
         alphas = {}
         for pattern, alpha in _table(path, config, "alpha_pattern").items():
             try:
-                # A pattern stands for the end of a name, from one of its dots on.
+                # A pattern matches the end of a name, starting at a dot.
                 alphas[re.compile(rf"(?:.*\.)?(?:{pattern})")] = _number(path, "alpha_pattern", alpha)
             except re.error as error:
                 raise BadCheckpoint(f"{path}: 'alpha_pattern' holds {pattern!r}, which is not a pattern.") from error
@@ -188,7 +188,7 @@ def _rank(path: Path, value: object) -> int:
 
 
 def _number(path: Path, key: str, value: object) -> float:
-    # Compared, not converted: an integer of JSON may be too large for a float.
+    # Compared without conversion: a JSON integer may be too large for a float.
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _MOST_ALPHA:
         raise BadCheckpoint(f"{path}: {key!r} must hold numbers up to {_MOST_ALPHA}, got {shown(value)}.")
     return float(value)
@@ -201,7 +201,7 @@ def _arrays(path: Path) -> Iterator[tuple[str, "WeightArray"]]:
 
 
 def _target(path: Path, name: str) -> tuple[str, str]:
-    """The projection that a tensor belongs to, and which half of the product it is."""
+    """The projection that a tensor belongs to, and whether it is A or B."""
     match = _TENSOR.fullmatch(name)
     target = match["target"] if match else name
     if "lora_embedding_" in name or target.rpartition(".")[2] in _VOCABULARY:
@@ -225,7 +225,7 @@ def _low_rank(path: Path, target: str, halves: Mapping[str, "WeightArray"], scal
             f"join at a rank that {ADAPTER_CONFIG} names. Download both files again."
         )
     for half in (a, b):
-        # Better said once, now, than by the failure of every request.
+        # Better to fail once here than on every request.
         if not half.is_float or not np.isfinite(half.floats()).all():
             raise BadCheckpoint(f"{path}: {target!r} holds something other than finite floating-point numbers.")
     return LowRank(a.floats(), b.floats(), scaling.scale(target, a.shape[0]))

@@ -1,6 +1,6 @@
-"""A checkpoint's tensors as numpy arrays, in the number formats of their files. Imports no torch.
+"""A checkpoint's tensors as numpy arrays, in their stored number formats. Imports no torch.
 
-numpy has no bfloat16: an array of 16-bit integers stands for its bits.
+numpy has no bfloat16: uint16 arrays hold its bits.
 """
 
 import json
@@ -27,21 +27,21 @@ _INTEGERS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64":
 
 @dataclass(frozen=True, slots=True)
 class WeightArray:
-    """One weight as its file stores it: rows of numbers, or of GGUF's blocks."""
+    """One weight as stored: rows of numbers, or of GGUF blocks."""
 
     format: str
-    """As GGUF names it; formats that GGUF lacks, as safetensors does."""
+    """GGUF's name of the format, or safetensors' name if GGUF has none."""
     shape: tuple[int, ...]
     raw: Bytes
-    """[*shape[:-1], bytes of a row], mapped from the file where its format allows. Treat it as read-only."""
+    """[*shape[:-1], bytes per row], memory-mapped where the file format allows. Treat it as read-only."""
     order: npt.NDArray[np.intp] | None = None
-    """Which row of `raw` each row of the weight is; None where the file has them in the weight's own order."""
+    """The row of `raw` that holds each row of the weight; None if they are in order."""
     transposed: bool = False
     """Whether the rows of `raw` are the weight's columns."""
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> Self:
-        """Numbers in memory. Those of 16-bit integers are bfloat16's bits."""
+        """Wraps an array in memory. uint16 means bfloat16 bits."""
         whole = np.ascontiguousarray(values)
         name = _FORMATS.get(whole.dtype.type, f"{whole.dtype.kind.upper()}{8 * whole.itemsize}")
         return cls(name, values.shape, _rows_of(whole.reshape(-1).view(np.uint8), values.shape))
@@ -52,33 +52,33 @@ class WeightArray:
 
     @property
     def format_name(self) -> str:
-        """The format as people call it: int8 for I8."""
+        """The format's common name: int8 for I8."""
         return _INTEGERS.get(self.format, self.format)
 
     def floats(self) -> Floats:
-        """The weight's numbers in float32. Only for formats of floating-point numbers."""
-        # What is no number, or too large for float32, is for whoever takes the numbers to notice.
+        """The weight in float32. Only for floating-point formats."""
+        # NaN and overflow are left to the caller to detect.
         with np.errstate(invalid="ignore", over="ignore"):
             values = _DECODERS[self.format](self.raw)
         values = values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
         return values if self.order is None else values[self.order]
 
     def row_addresses(self) -> npt.NDArray[np.uint64]:
-        """Where each row of a matrix, or each column of a transposed one, lies in memory, as long as `raw` does."""
+        """The address of each row of a matrix, or of each column of a transposed one; valid as long as `raw` lives."""
         order = np.arange(len(self.raw)) if self.order is None else self.order
         return np.uint64(self.raw.ctypes.data) + order.astype(np.uint64) * np.uint64(self.raw.shape[1])
 
 
 def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterator[tuple[str, WeightArray]]:
-    """The tensors of these names, or all, in the order of the file, mapped from it."""
+    """The named tensors, or all of them, in file order and memory-mapped."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        # The library bounds the header, and holds it against the file's size.
+        # The library limits the header's size and checks it against the file's.
         with safe_open(path, framework="np") as file:
             in_order = [name for name in file.offset_keys() if names is None or name in names]
         with path.open("rb") as opened:
-            # Copy on write, and nobody writes: torch wants memory that it may write to.
+            # Copy-on-write although nobody writes: torch requires writable memory.
             mapped = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
     except SafetensorError as error:
         raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
@@ -91,7 +91,7 @@ def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterato
 
 
 def array_of(tensor: "torch.Tensor") -> WeightArray:
-    """A tensor of torch's, for whoever has one."""
+    """Converts a torch tensor."""
     import torch
 
     if tensor.dtype == torch.bfloat16:
@@ -107,13 +107,13 @@ def _mapped_array(entry: Mapping[str, Any], data: Bytes) -> WeightArray:
 
 
 def _rows_of(raw: Bytes, shape: tuple[int, ...]) -> Bytes:
-    # Not -1 for the last: an empty tensor would not tell it.
+    # Not -1 for the last dimension: it cannot be inferred for an empty tensor.
     count = int(np.prod(shape[:-1], dtype=np.int64))
     return raw.reshape(*shape[:-1], len(raw) // max(1, count))
 
 
 def _aligned(raw: Bytes) -> Bytes:
-    """Where vectors of numbers may be read: a header's odd length moves all that follows it."""
+    """Copies if misaligned: a header of odd length shifts everything after it."""
     return raw if raw.ctypes.data % 8 == 0 else raw.copy()
 
 

@@ -1,7 +1,7 @@
-"""From a model reference to a Checkpoint: `sources` brings the files, and what they are tells who reads them. Imports
-no torch.
+"""Opens a model reference as a Checkpoint: `sources` provides the files, and their type selects the reader. Imports no
+torch.
 
-DIRECTORY                     safetensors, the one GGUF in it, or pickles; Levanter's; HRM's
+DIRECTORY                     safetensors, its only GGUF file, or pickles; a Levanter or HRM checkpoint
 FILE.safetensors .gguf .pt …  by suffix
 """
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(Protocol):
-    """A model's files, understood. Tensors have the names and the orientation of its family's Hub checkpoints."""
+    """A model's files. Tensors have the names and orientation of the family's Hub checkpoints."""
 
     @property
     def path(self) -> Path:
-        """The directory or the file."""
+        """The model's directory or file."""
 
     @property
     def name(self) -> str:
-        """Short, for display."""
+        """Short display name."""
 
     @property
     def config(self) -> Mapping[str, object]:
-        """As config.json has it; `tie_word_embeddings` is always there, and if true there is no `lm_head.weight`."""
+        """In config.json's format. `tie_word_embeddings` is always set; if true, there is no `lm_head.weight`."""
 
     @property
     def generation_config(self) -> Mapping[str, object]:
-        """As generation_config.json has it; empty where there is none."""
+        """In generation_config.json's format; empty if there is none."""
 
     @property
     def pooling(self) -> Pooling | None:
@@ -60,16 +60,16 @@ class Checkpoint(Protocol):
 
     @property
     def files(self) -> list[Path]:
-        """Those that its tensors are in, or may be in, in the order of their paths."""
+        """Files that contain or may contain its tensors, sorted by path."""
 
     def stored(self) -> Stored:
-        """What the files hold, by their headers."""
+        """The contents of the files, from their headers."""
 
     def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
-        """The weights, one at a time, mapped from the file where its format allows, without torch."""
+        """The weights one at a time, memory-mapped where the file format allows, without torch."""
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """The same as torch's tensors, in which GGUF's blocks are unpacked. Treat them as read-only."""
+        """The same as torch tensors, with GGUF blocks dequantized. Treat them as read-only."""
 
 
 def open_checkpoint(
@@ -77,23 +77,23 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Finds the model, downloading it on first use, and reads its config. None is the default model.
 
-    A path that exists wins over every other reading of `ref`. `model_config` is a YAML file that Levanter's checkpoints
-    need.
+    An existing path takes precedence over every other meaning of `ref`. `model_config` is the YAML file that a
+    Levanter checkpoint needs.
     """
     reference = parse_model(ref)
     return _open(reference, reference.fetch(progress=progress), model_config, progress=progress)
 
 
 def with_hrm_settings(checkpoint: Checkpoint, settings: HrmSettings) -> Checkpoint:
-    """The same weights; of an HRM, with what the operator tells of them trusted before the files."""
+    """The same weights; for an HRM, the operator's settings override those in the files."""
     return checkpoint.with_settings(settings) if isinstance(checkpoint, HrmCheckpoint) else checkpoint
 
 
 @contextmanager
 def open_headers(ref: str | Path | None = None, *, model_config: str | None = None) -> Iterator[Checkpoint]:
-    """As `open_checkpoint`, for whoever reads no tensors: of a model in a store or on the Hub only headers are fetched.
+    """Like `open_checkpoint`, but the tensors cannot be read: for a remote model only file headers are fetched.
 
-    Ends with the block.
+    Valid inside the block only.
     """
     reference = parse_model(ref)
     here = reference.find(newest=False)

@@ -1,6 +1,6 @@
-"""A model in one or several GGUF files, as a Checkpoint. Owns the reading and unpacking of its tensors.
+"""A model in one or several GGUF files, as a Checkpoint. Reads and dequantizes its tensors.
 
-Whoever can compute on packed blocks takes `arrays`; everyone else takes `tensors`.
+Code that can compute on quantized blocks uses `arrays`; everything else uses `tensors`.
 """
 
 import mmap
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     _Named = tuple[str, torch.Tensor]
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-# Unpacked at a time: large enough that Python's share is small, small enough to bound what unpacking needs besides.
+# Values dequantized at a time: large enough to amortise Python's overhead, small enough to bound temporary memory.
 _CHUNK_VALUES = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -59,13 +59,13 @@ class GgufCheckpoint:
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
     def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
-        """Matrices stay as they are stored, unless their numbers have to be changed to get the original back."""
+        """Matrices keep their stored format, unless restoring the original changes their values."""
         maps = self._maps()
         for weight in self.weights:
             yield weight.name, _array(weight, maps[weight.path])
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Floats stay as they are stored, mapped; packed types become float32."""
+        """Floats stay as stored and memory-mapped; quantized types become float32."""
         maps = self._maps()
         return _ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
 
@@ -74,7 +74,7 @@ class GgufCheckpoint:
 
 
 def open_gguf(path: Path, name: str | None = None) -> GgufCheckpoint:
-    """Opens a file, or all the files of a model that was split, whichever of them is named."""
+    """Opens a file, or all shards of a split model, given any one of them."""
     files = _shards(path)
     headers = tuple(read_gguf_header(file) for file in files)
     _check_split(headers)
@@ -112,7 +112,7 @@ def _check_split(headers: tuple[GgufHeader, ...]) -> None:
 
 def _map_file(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
-        # Copy on write, and nobody writes: torch wants memory that it may write to.
+        # Copy-on-write although nobody writes: torch requires writable memory.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
@@ -152,7 +152,7 @@ def _array(weight: GgufWeight, data: mmap.mmap) -> "WeightArray":
 
 
 def _values(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[Any]":
-    """The original numbers: floats as they are stored, bfloat16 as its bits, and packed types in float32."""
+    """The original numbers: floats as stored, bfloat16 as its bits, quantized types in float32."""
     import numpy as np
 
     dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(GGML_TYPES[weight.info.ggml_type].name)
@@ -173,12 +173,12 @@ def _values(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[Any]":
 
 
 def _halves(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":
-    """Rows of each head that lie as 0, h/2, 1, h/2+1, …, in their own order."""
+    """Restores the row order of heads stored as 0, h/2, 1, h/2+1, …"""
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _by_head(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":
-    """Queries, then keys, then values: each head's three together."""
+    """Turns all q, all k, all v into q, k, v per head."""
     return rows.reshape(3, heads, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
 
@@ -194,7 +194,7 @@ def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]
     try:
         kind = GGMLQuantizationType(info.ggml_type)
         for start in range(0, len(blocks), step):
-            # One long row, as the package loops over rows in Python.
+            # As a single long row: the package loops over rows in Python.
             row = blocks[start : start + step].reshape(1, -1)
             values[start : start + step] = dequantize(row, kind).reshape(-1, ggml.block_size)
     except (NotImplementedError, ValueError) as error:
@@ -206,7 +206,7 @@ def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]
 
 
 def _ahead(jobs: Iterable[Callable[[], "_Named"]]) -> Iterator["_Named"]:
-    """The results in order, computed a few ahead of the consumer in threads: numpy lets go of the interpreter."""
+    """The results in order, computed a few ahead of the consumer in threads (numpy releases the GIL)."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="unpack") as pool:
         waiting: deque[Future[_Named]] = deque()
         try:

@@ -1,6 +1,6 @@
-"""What a GGUF file's metadata and tensor names mean in Hugging Face terms. Knows no torch and reads no weights.
+"""Translates a GGUF file's metadata and tensor names into Hugging Face's. Imports no torch and reads no weights.
 
-How each architecture is named and changed there stands with its family (`models.families`); here it is undone.
+Each family (`models.families`) describes how GGUF renames and transforms its tensors; this module reverses that.
 """
 
 import math
@@ -20,32 +20,32 @@ from ostro.weights.pooling import Pooling, PoolingMode
 _BY_ARCHITECTURE = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES if family.gguf}
 
 _FLOAT32_MAX = 3.4e38
-# Lists are made with an entry for each, before anything is built.
+# Per-layer lists are allocated before the model is built, so bound their length.
 _MOST_BLOCKS = 4096
 
 
 class Undo(Enum):
-    """What has to be done to a stored tensor to get the original back."""
+    """The operation that restores the original tensor from the stored one."""
 
     NOTHING = "nothing"
     ROTATE_HALVES = "rotate_halves"
-    """Rows of each head lie as 0, h/2, 1, h/2+1, …: bring them back to 0, 1, … h/2, …"""
+    """The rows of each head are stored as 0, h/2, 1, h/2+1, …; restores 0, 1, … h/2, …"""
     SUBTRACT_ONE = "subtract_one"
     TRANSPOSE = "transpose"
     BY_HEAD = "by_head"
-    """All queries, then all keys and all values: bring each head's together."""
+    """Stored as all queries, then all keys, then all values; groups them by head."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufWeight:
-    """One weight under its canonical name, and how to get it out of the file."""
+    """One weight under its canonical name, and how to read it from the file."""
 
     name: str
     path: Path
     info: GgufTensorInfo
     undo: Undo
     heads: int = 1
-    """Heads among the rows, for ROTATE_HALVES and BY_HEAD."""
+    """Number of heads among the rows, for ROTATE_HALVES and BY_HEAD."""
 
 
 class _Facts:
@@ -73,7 +73,7 @@ class _Facts:
         value = self._own(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise self._bad(key, value, "a finite number")
-        # Metadata are 32-bit floats; their shortest decimal is what the author wrote (1e-05, not 9.99999974e-06).
+        # Metadata are 32-bit floats; the shortest decimal is what the author wrote (1e-05, not 9.99999974e-06).
         return _shortest_float32(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -102,7 +102,7 @@ class _Facts:
         return self._tensors[name][1].shape
 
     def factors(self, name: str) -> list[float] | None:
-        """A small float32 tensor that belongs to the config rather than to the weights."""
+        """A small float32 tensor that belongs in the config rather than among the weights."""
         if name not in self._tensors:
             return None
         path, info = self._tensors[name]
@@ -120,7 +120,7 @@ class _Facts:
         return value
 
     def _own(self, key: str, default: float | None) -> MetadataValue | None:
-        """The architecture's own key. A list with one value for each layer counts as that value if all agree."""
+        """The architecture's own key. A per-layer list counts as a single value if all its entries are equal."""
         value = self.metadata.get(f"{self.arch}.{key}", default)
         if isinstance(value, list) and value:
             if any(each != value[0] for each in value):
@@ -135,7 +135,7 @@ class _Facts:
 
 
 def _shortest_float32(value: float) -> float:
-    """The shortest decimal that rounds to this 32-bit float; any other number as it is."""
+    """The shortest decimal that rounds to this 32-bit float; other numbers are returned unchanged."""
     if abs(value) > _FLOAT32_MAX:
         return value
     for digits in range(6, 10):
@@ -154,7 +154,7 @@ class GgufModel:
 
 
 def describe(headers: tuple[GgufHeader, ...]) -> GgufModel:
-    """The model that these files hold together; the first holds its metadata."""
+    """Describes the model in these files; the first contains its metadata."""
     facts = _Facts(headers)
     if facts.arch not in _BY_ARCHITECTURE:
         raise UnsupportedModel(
@@ -197,7 +197,7 @@ def _generation_config(facts: _Facts) -> Config:
     return config
 
 
-# In generation_config.json -> after `general.sampling.` in GGUF.
+# generation_config.json's name -> GGUF's, after `general.sampling.`.
 _SAMPLING = {
     "temperature": "temp",
     "top_p": "top_p",
@@ -217,7 +217,7 @@ def _pooling(facts: _Facts) -> Pooling | None:
     return Pooling(modes[kind], normalize=True)
 
 
-# Tokens that end a turn. Files seldom say so in metadata, and a chat model that does not stop at its own is useless.
+# Tokens that end a turn. Metadata seldom lists them, and a chat model that does not stop at its own is useless.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
 
 
@@ -232,7 +232,7 @@ def _end_ids(facts: _Facts) -> list[int]:
 
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROOT_NAME = re.compile(r"(\w+)\.(weight|bias)")
-# They belong to the config (see _rope) or can be computed.
+# These belong in the config (see _rope) or can be computed.
 _NOT_WEIGHTS = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short|blk\.\d+\.attn_rot_embd)\.weight")
 
 
@@ -261,7 +261,7 @@ def _weight(names: GgufNames, facts: _Facts, path: Path, info: GgufTensorInfo) -
 
 
 def _heads(facts: _Facts, path: Path, info: GgufTensorInfo, short: str, *, each: int) -> int:
-    """Heads among a tensor's rows, of which each has a multiple of `each`."""
+    """The number of heads in a tensor whose rows per head must be a multiple of `each`."""
     heads = facts.integer("attention.head_count")
     if short == "attn_k":
         heads = facts.integer("attention.head_count_kv", heads)
@@ -271,7 +271,7 @@ def _heads(facts: _Facts, path: Path, info: GgufTensorInfo, short: str, *, each:
 
 
 def _canonical_name(names: GgufNames, name: str) -> tuple[str, str | None]:
-    """Their short name and our full one; None where the family has no such tensor."""
+    """GGUF's short name and our full one; None if the family has no such tensor."""
     if match := _BLOCK_NAME.fullmatch(name):
         layer, short, kind = match.groups()
         ours = names.blocks.get(short)
@@ -279,6 +279,6 @@ def _canonical_name(names: GgufNames, name: str) -> tuple[str, str | None]:
     if match := _ROOT_NAME.fullmatch(name):
         short, kind = match.groups()
         ours = names.roots.get(short)
-        # Roots never share a short name with what is changed inside blocks.
+        # Root tensors never share a short name with block tensors that need undoing.
         return "", f"{ours}.{kind}" if ours else None
     return "", None

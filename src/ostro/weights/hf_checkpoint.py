@@ -1,7 +1,7 @@
-"""A model in Hugging Face's layout, as a Checkpoint: config.json and safetensors, or pickles of tensors.
+"""A model in Hugging Face's layout, as a Checkpoint: config.json with safetensors or pickled tensors.
 
-Owns the shape of the config and the canonical tensor names. Of a pickle only tensors are read: one that names anything
-else is refused, and nothing in it runs.
+Defines the config's format and the canonical tensor names. A pickle may contain only tensors: anything else is refused,
+and no code in it runs.
 """
 
 import re
@@ -38,7 +38,7 @@ class HfCheckpoint:
     pooling: Pooling | None
     tokenizer_path: Path
     names: dict[Path, frozenset[str]]
-    """The tensors to take from each weight file, by the names they have there."""
+    """The tensors to load from each weight file, by their stored names."""
 
     @property
     def files(self) -> list[Path]:
@@ -64,7 +64,7 @@ class HfCheckpoint:
             yield from self._renamed(read(path, names))
 
     def _renamed(self, stored: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-        """The weights of the language model, under their canonical names."""
+        """The language model's weights under their canonical names."""
         rename = renamer(self.config)
         for stored_name, weight in stored:
             if (name := rename(stored_name)) is not None:
@@ -74,7 +74,7 @@ class HfCheckpoint:
         rename = renamer(self.config)
         for path, names in self.names.items():
             if path.suffix in PICKLE_SUFFIXES:
-                # It has no header. Its size is that of its numbers, whose width config.json tells.
+                # A pickle has no header: derive the number of values from its size and the config's dtype.
                 stored, width = _pickled_format(self.config), describe(self.config).shape.hidden_size
                 rows = path.stat().st_size // _FORMAT_BYTES[stored] // width
                 yield TensorHeader("layers.0.all", (rows, width), stored)
@@ -89,7 +89,7 @@ def _pickled_format(config: Mapping[str, object]) -> str:
 
 
 def open_directory(directory: Path, name: str) -> HfCheckpoint:
-    """Opens a directory that holds config.json and safetensors, or else pytorch_model.bin."""
+    """Opens a directory with config.json and safetensors, or else pytorch_model.bin."""
     return _checkpoint(directory, directory, name, _read_config(directory), _weight_files(directory))
 
 
@@ -106,7 +106,7 @@ def _weight_files(directory: Path) -> dict[Path, frozenset[str]]:
 
 
 def open_file(path: Path, name: str) -> HfCheckpoint:
-    """Opens one weights file with the config.json beside it."""
+    """Opens one weights file, with the config.json beside it."""
     config = _read_config(path.parent)
     if path.suffix in PICKLE_SUFFIXES:
         return _checkpoint(path, path.parent, name, config, {path: frozenset()})
@@ -159,7 +159,7 @@ def _read_config(directory: Path) -> dict[str, object]:
 
 
 def _check_names(path: Path, config: dict[str, object]) -> None:
-    """Everything else in a config is checked by whoever builds the model; these are looked up before that."""
+    """Checks the fields needed to select a family; everything else is checked when the model is described."""
     architectures, model_type = config.get("architectures"), config.get("model_type")
     names = [*(architectures if isinstance(architectures, list) else [architectures]), model_type]
     if not all(name is None or isinstance(name, str) for name in names):
@@ -176,7 +176,7 @@ def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
         return config
     if not isinstance(text_config, dict):
         raise BadCheckpoint(f"{path} has a text_config that is not an object. Download it again.")
-    # Token ids and quantisation are told of the whole.
+    # Token ids and quantisation are only in the outer config.
     outer = (
         "bos_token_id",
         "eos_token_id",
@@ -198,12 +198,12 @@ _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bi
 
 
 def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
-    """Stored name -> canonical name, or None for what is not a weight of the language model."""
+    """Maps stored names to canonical names, or to None for tensors that are not weights of the language model."""
     family, tied = family_of(config), bool(config["tie_word_embeddings"])
     backbone, head = ("model.", "lm_head.") if family is None else (f"{family.backbone}.", f"{family.head}.")
 
     def rename(name: str) -> str | None:
-        # torch.compile leaves its mark in the names of what it wrapped.
+        # torch.compile adds this prefix to the names of wrapped modules.
         name = name.replace("_orig_mod.", "")
         name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
         if _VISION.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
@@ -231,14 +231,14 @@ def _indexed_files(index: Path) -> dict[Path, frozenset[str]]:
     for path, names in files.items():
         if not path.is_file():
             raise ModelNotFound(f"{index} names {path.name}, which is missing from {directory}. Download it too.")
-        # A pickle tells its names only once it is read, and then whatever is missing is noticed.
+        # A pickle's names are only known once it is loaded; missing tensors are detected then.
         if suffix == ".safetensors" and (missing := names - _safetensors_names(path)):
             raise BadCheckpoint(f"{path} lacks the tensor {min(missing)!r} that {INDEX} promises. Download it again.")
     return files
 
 
 def _safetensors_names(path: Path) -> frozenset[str]:
-    """The names in the file's header, which the safetensors library bounds and checks against the file's size."""
+    """The names in the file's header; the safetensors library limits its size and checks it against the file's."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -260,7 +260,7 @@ def read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "
 
 
 def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """All the tensors of a pickle; it has no header that could have told `names` before."""
+    """All the tensors of a pickle; without a header, it cannot be filtered by `names`."""
     import pickle
     import zipfile
 
@@ -270,7 +270,7 @@ def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch
         raise Unsupported(needs("A checkpoint of pickles", "torch"), param="model") from error
     del names
     try:
-        # The format before torch 1.6 is no archive, and only archives can be mapped.
+        # Before torch 1.6 the format was not a zip archive, and only archives can be memory-mapped.
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
@@ -282,7 +282,7 @@ def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch
 
 
 def _state_dict(path: Path, loaded: object) -> dict[str, "torch.Tensor"]:
-    """Trainers put the weights beside other things, under one of a few names."""
+    """Trainers store the weights next to other state, under one of a few names."""
     import torch
 
     for key in ("model_state_dict", "state_dict", "model"):

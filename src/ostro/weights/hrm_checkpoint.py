@@ -1,13 +1,13 @@
-"""A Hierarchical Reasoning Model on disk, as a Checkpoint: AI-OS's brains and the steps of upstream's trainer.
+"""A Hierarchical Reasoning Model as a Checkpoint: AI-OS brains, and the steps of the upstream trainer.
 
     brain.json                        AI-OS; the architecture at top level, in `arch`, in `last_session.config`
     checkpoint_metadata.json
     mind/actv1_student.safetensors    or beside brain.json; older ones .pt
 
     all_config.yaml                   upstream; the architecture in `arch`
-    checkpoint                        what torch.save wrote, as it is published; step_1000 as the trainer names it
+    checkpoint                        torch.save output as published; step_1000 as named by the trainer
 
-What these files say is read by `hrm_settings`. Pickles are read by torch's weights-only reader, which runs nothing.
+`hrm_settings` interprets the config files. Pickles go through torch's weights-only loader, which runs no code.
 """
 
 import logging
@@ -48,9 +48,9 @@ _MIND = "mind"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _PICKLES = (".pt", ".pth", ".bin")
 _Q_HEAD = "inner.q_head."
-# By vocabulary: one row for each token.
+# Tables with one row per token.
 _TABLES = ("inner.embed_tokens.embedding_weight", "inner.lm_head.weight")
-# What torch.compile and the loss that wraps the model leave in names.
+# Prefixes added by torch.compile and by the loss module that wraps the model.
 _WRAPPERS = re.compile(r"^(?:_orig_mod\.|model\.)+")
 _log = logging.getLogger(__name__)
 _BASE_KEYS = ("base_model", "base_model_name_or_path", "model_name_or_path", "hf_model", "model_name", "model")
@@ -68,7 +68,7 @@ class HrmCheckpoint:
     told: Told
 
     def with_settings(self, settings: HrmSettings) -> "HrmCheckpoint":
-        """The same weights, with what the operator tells of them trusted before the files."""
+        """The same weights; the operator's settings override those in the files."""
         return replace(self, config=hrm_config(self.shapes, self.told.below(settings)))
 
     @property
@@ -77,7 +77,7 @@ class HrmCheckpoint:
         places = [place for directory in beside for place in (directory, directory / "tokenizer")]
         named = self.told.find("tokenizer_model")
         if named is not None and isinstance(named[1], str):
-            # AI-OS writes it as seen from its working directory.
+            # AI-OS writes it relative to its working directory.
             places += [_home(self.weights) / named[1], Path(named[1])]
         found = next((place for place in places if any((place / file).is_file() for file in _TOKENIZERS)), None)
         if found is None:
@@ -103,7 +103,7 @@ class HrmCheckpoint:
         raise Unsupported(f"{self.name} is an HRM, which torch runs: its weights are read as torch's tensors.")
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Weights under the names that upstream's model gives them, mapped where the file allows."""
+        """Weights under the upstream model's names, memory-mapped where the file format allows."""
         if self.weights.suffix == ".safetensors":
             stored = read_safetensors(self.weights, frozenset(_safetensors_shapes(self.weights)))
         else:
@@ -129,7 +129,7 @@ class HrmCheckpoint:
         return file if file.is_file() and not has_own else None
 
     def _own_q_head(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """The head that AI-OS keeps in a file of its own, where the weights have none."""
+        """The q-head that AI-OS stores in a separate file, if the weights include none."""
         if (file := self._q_head_file()) is None:
             return
         _log.info("the q-head comes from %s", file)
@@ -138,7 +138,7 @@ class HrmCheckpoint:
 
 
 def is_hrm(path: Path) -> bool:
-    """Whether `open_hrm` is the one to open this file or directory. Tells it from names and headers."""
+    """Whether `open_hrm` should open this file or directory, judging by names and headers."""
     if path.is_dir():
         return bool(_students(path) or (_steps(path) and is_upstream(path)))
     if not path.is_file() or path.name == _STARTER_HEAD:
@@ -156,7 +156,7 @@ def is_hrm(path: Path) -> bool:
 
 
 def open_hrm(path: Path, *, name: str | None = None) -> HrmCheckpoint:
-    """Opens a brain, its directory or its weights, or one step of upstream's trainer."""
+    """Opens a brain (its directory or its weights), or one step of the upstream trainer."""
     weights = _weights_in(path) if path.is_dir() else path
     shapes, told = _shapes(weights), read_told(weights)
     return HrmCheckpoint(
@@ -172,14 +172,13 @@ def open_hrm(path: Path, *, name: str | None = None) -> HrmCheckpoint:
 
 
 def is_starter(path: Path) -> bool:
-    """Whether it is AI-OS's other kind of brain: a q-head on top of a Hugging Face model."""
+    """Whether this is AI-OS's other kind of brain: a q-head on top of a Hugging Face model."""
     return _starter_file(path) is not None
 
 
 def starter_base(path: Path) -> str:
-    """The reference of the model below such a brain; a path as an absolute one, which lies in the brain's directory.
-
-    The operator named only the brain, so its file may name nothing that needs trust of its own.
+    """The reference of the model under such a brain; a local path is made absolute and must be inside the brain's
+    directory: the operator vouched only for the brain, so its file may not point elsewhere.
     """
     file = _starter_file(path)
     if file is None:
@@ -188,7 +187,7 @@ def starter_base(path: Path) -> str:
     for key in _BASE_KEYS:
         value = table.get(key)
         if isinstance(value, str) and value:
-            # Where the brain has no such path, `open_checkpoint` would look for it from the working directory.
+            # For a path missing from the brain, `open_checkpoint` would look in the working directory.
             places = (file.parent / value, Path(os.path.expanduser(value)))
             local = next((place for place in places if os.path.exists(place)), None)
             return value if local is None else str(_trusted(local, file).absolute())
@@ -199,7 +198,7 @@ def starter_base(path: Path) -> str:
 
 
 def _students(directory: Path) -> list[Path]:
-    """Weights of brains in a directory, in `mind` below it, or in others below it: the first of these that has any."""
+    """Brain weights in the directory, in its `mind`, or in other subdirectories: the first of these that has any."""
     for bases in ([directory], [directory / _MIND], sorted(path for path in directory.iterdir() if path.is_dir())):
         files = [base / file for base in bases for file in (_STUDENT, _LEGACY) if (base / file).is_file()]
         if files:
@@ -208,7 +207,7 @@ def _students(directory: Path) -> list[Path]:
 
 
 def _steps(directory: Path) -> list[Path]:
-    """Upstream's weights in a directory, the latest last; what is published after all steps."""
+    """Upstream weights in a directory, oldest first; the published checkpoint counts as the latest."""
     files = [path for path in directory.iterdir() if hrm_step(path.name) is not None and path.is_file()]
     return sorted(files, key=lambda path: hrm_step(path.name) or 0)
 
@@ -228,7 +227,7 @@ def _weights_in(directory: Path) -> Path:
 
 
 def _home(weights: Path) -> Path:
-    """The directory that a brain is known by."""
+    """The brain's main directory."""
     brain = nearby(weights.parent, BRAIN)
     return weights.absolute().parent if brain is None else brain.parent
 
@@ -265,7 +264,7 @@ def _shapes(path: Path) -> Shapes:
 
 
 def _with_rows(table: "torch.Tensor", rows: int) -> "torch.Tensor":
-    """Cut, or lengthened by rows as they are before training; the same ones at every start."""
+    """Truncated, or extended with rows as initialised before training; deterministic."""
     import torch
 
     held, width = table.shape

@@ -1,8 +1,8 @@
-"""What the files beside an HRM's weights tell of its architecture, and the config that follows with the shapes.
+"""Builds an HRM's config from its tensors' shapes and the files beside its weights.
 
-Sizes come from the tensors' shapes; heads and cycles, which shapes do not tell, from the first place that tells them:
-the operator's settings, the file that they name, the files beside the weights. Nothing is guessed: what contradicts the
-shapes is an error here, and what is missing is one where the config is read.
+Sizes come from the shapes. Heads and cycles, which shapes do not reveal, come from the first of: the operator's
+settings, the file named there, the files beside the weights. Nothing is guessed: a contradiction with the shapes is an
+error here, and a missing value is an error when the config is read.
 """
 
 import re
@@ -23,14 +23,14 @@ _EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Tables in order of trust, each with the words that name it; keys in lower case."""
+    """Tables in order of precedence, each with the name used for it in errors; keys in lower case."""
 
     files: str | None
     tables: tuple[tuple[str, Mapping[str, object]], ...]
     dialect: str | None
 
     def below(self, settings: "HrmSettings") -> "Told":
-        """With the operator's own settings trusted first."""
+        """With the operator's settings taking precedence."""
         flags = {key: value for key, value in settings.values.items() if value is not None}
         above = (("The settings", lower_keys(flags)),) if flags else ()
         file = None if settings.file is None else read_told_file(settings.file)
@@ -40,7 +40,7 @@ class Told:
         return Told(files, (*above, *file.tables, *self.tables), file.dialect or self.dialect)
 
     def find(self, *keys: str) -> tuple[str, object] | None:
-        """The first table's value that is not null, and where it was found."""
+        """The first non-null value among the tables, and where it was found."""
         for place, table in self.tables:
             for key in keys:
                 if table.get(key.lower()) is not None:
@@ -59,14 +59,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class HrmSettings:
-    """What the operator tells of an HRM's architecture: a file, and single values by their names in such files."""
+    """The operator's settings for an HRM: a file, and single values under the names used in such files."""
 
     file: Path | None
     values: Mapping[str, int | None]
 
 
 def read_told(weights: Path) -> Told:
-    """All that the files near the weights tell, if there are any. Those of upstream's trainer stand beside them."""
+    """Everything the files near the weights say. The upstream trainer's config must be in the same directory."""
     brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, METADATA)
     upstream = weights.absolute().parent / HRM_CONFIG
     if upstream.is_file() and (brain is None or brain.parent != upstream.parent):
@@ -81,11 +81,11 @@ def read_told(weights: Path) -> Told:
 
 
 def read_told_file(path: Path) -> Told:
-    """What a file tells that the operator names: a brain.json, an all_config.yaml, or one written for the purpose."""
+    """The contents of a file named by the operator: a brain.json, an all_config.yaml, or a custom one."""
     if path.suffix == ".json":
         tables = _tables(path, read_json_object(path), "arch", "last_session.config", "config")
     else:
-        # As of upstream's trainer, whose own settings surround `arch`.
+        # As in the upstream trainer's file, where `arch` is nested in other settings.
         outer, *inner = _tables(path, _read_yaml(path), "arch")
         tables = [*inner, outer]
     return Told(str(path), tuple(tables), {BRAIN: "aios", HRM_CONFIG: "upstream"}.get(path.name))
@@ -105,7 +105,7 @@ def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[
 
 
 def nearby(directory: Path, file: str) -> Path | None:
-    """In the directory or in one of the two above it."""
+    """Looks in the directory and its two nearest ancestors."""
     directory = directory.absolute()
     places = (directory, *directory.parents[:2])
     return next((place / file for place in places if (place / file).is_file()), None)
@@ -198,12 +198,12 @@ def hrm_config(shapes: Shapes, told: Told) -> dict[str, object]:
 
 
 def _is_plain(value: object) -> bool:
-    """A text, or a number that can be shown."""
+    """Whether it is a string, or a number short enough to show."""
     return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
-    """Kind and number of positions, and the puzzle's share of them."""
+    """Position encoding, number of positions, and how many of them the puzzle embedding takes."""
     table, puzzles = "inner.embed_pos.embedding_weight", "inner.puzzle_emb.weights"
     found = told.find("pos_encodings", "pos_encoding")
     kind = "learned" if table in shapes.of else "rope"
@@ -239,7 +239,7 @@ def _agree(told: Told, shaped: int, *keys: str) -> None:
 
 
 def _vocabulary(told: Told, rows: int) -> int:
-    """As AI-OS has it: its brains' own number counts, and tables are cut or lengthened to it."""
+    """AI-OS's rule: a brain's stated size wins, and tables are truncated or extended to it."""
     if told.dialect != "aios":
         _agree(told, rows, "vocab_size")
     return told.integer("vocab_size") or rows

@@ -1,8 +1,8 @@
-"""The arrays of a Levanter checkpoint, read with TensorStore. Knows how they are kept on the disk, and no models.
+"""The arrays of a Levanter checkpoint, read with TensorStore. Knows their layout on disk; knows no models.
 
-until 2025-11    NAME/.zarray and chunks beside it, a directory for each array
+until 2025-11    NAME/.zarray and chunks beside it, a directory per array
 since then       manifest.ocdbt, d/…: one key-value database in which arrays share files
-since 2026-08    the same, and manifest.json, which tells the version of it
+since 2026-08    the same, with a manifest.json that states the version
 """
 
 import os
@@ -38,11 +38,11 @@ class StoredArray:
     _store: "tensorstore.TensorStore"
 
     def read(self) -> "npt.NDArray[Any]":
-        """Its numbers; those of bfloat16 as 16-bit integers."""
+        """The array's values; bfloat16 as uint16 bits."""
         return self._read(self._store)
 
     def read_rows(self) -> Iterator["npt.NDArray[Any]"]:
-        """Its parts along the first axis, one after the other. No more than a row of chunks is in memory."""
+        """Its slices along the first axis, in order. At most one row of chunks is in memory."""
         step = (self._store.chunk_layout.read_chunk.shape or (1,))[0] or 1
         for start in range(0, self.shape[0], step):
             yield from self._read(self._store[start : min(start + step, self.shape[0])])
@@ -53,7 +53,7 @@ class StoredArray:
 
 
 class LevanterArrays:
-    """The arrays of a model, by their paths in the checkpoint."""
+    """A model's arrays, keyed by path in the checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -80,7 +80,7 @@ class LevanterArrays:
         kvstore = {"driver": "file", "path": str(place.absolute())}
         if not (place / ".zarray").is_file():
             return {"driver": "zarr3", "kvstore": kvstore}
-        # Every chunk was stored: one that is missing was lost, and is not to be read as zeros.
+        # Every chunk is written, so a missing one was lost and must not read as zeros.
         return {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
 
     def _database(self) -> dict[str, Any]:
@@ -129,6 +129,6 @@ def _result(future: "tensorstore.Future[T]", what: str) -> T:
     try:
         return future.result()
     except (ValueError, RuntimeError, LookupError, OSError) as error:
-        # What follows the bracket is the whole specification, again.
+        # After the bracket, the message repeats the whole spec.
         reason = " ".join(str(error).partition(" [")[0].split())
         raise BadCheckpoint(f"{what} ({reason}). {_DAMAGED}") from error

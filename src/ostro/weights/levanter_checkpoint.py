@@ -1,9 +1,9 @@
-"""A checkpoint that Levanter wrote while it trained, as a Checkpoint. Owns how one is found and checked.
+"""A checkpoint written by Levanter during training, as a Checkpoint. Finds and validates it.
 
 RUN/step-1000/metadata.json     {"step": 1000, …}, written last: the checkpoint is complete
-RUN/step-1000/model/…           the weights, or in a database with everything else: see ostro.weights.levanter_arrays
+RUN/step-1000/model/…           the weights, or a database with everything: see ostro.weights.levanter_arrays
 
-It has neither the model's settings nor a tokenizer: both come from elsewhere.
+It includes neither the model's settings nor a tokenizer: both must be given separately.
 """
 
 import logging
@@ -69,9 +69,9 @@ class LevanterCheckpoint:
         return sorted(each for each in self.path.rglob("*") if each.is_file())
 
     def stored(self) -> Stored:
-        # Formats are in each array's own header: all that Levanter writes are floats, mostly these.
+        # Each array's header has its format, but Levanter writes floats, mostly float32.
         tensors = [TensorHeader(name, weight.hub_shape, "F32") for weight in self.weights for name in weight.names]
-        # Of a stacked array as much as shares a chunk is read at a time: all layers at worst.
+        # A stacked array is read one row of chunks at a time: all layers in the worst case.
         stacks = [prod(each.hub_shape) * len(each.names) * 4 for each in self.weights]
         return Stored(tensors=tensors, file_bytes=sum(stacks), largest_file=max(stacks))
 
@@ -88,29 +88,29 @@ class LevanterCheckpoint:
             yield name, tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
     def _values(self) -> Iterator[tuple[str, "npt.NDArray[Any]"]]:
-        """Weights under the Hub's names, as they are stored. Stacked layers are read a few at a time."""
+        """Weights under the Hub's names, in their stored format. Stacked layers are read a few at a time."""
         arrays = LevanterArrays(self.path)
         for weight in self.weights:
             array = arrays.open(weight.path)
             parts = array.read_rows() if weight.stacked else iter([array.read()])
             for name, part in zip(weight.names, parts, strict=True):
                 if part.size > prod(weight.hub_shape):
-                    # Levanter rounds the vocabulary up to what its devices can share: rows that mean nothing.
+                    # Levanter pads the vocabulary to a multiple that its devices can shard.
                     part = part[: weight.hub_shape[0]]
                 yield name, part.reshape(weight.hub_shape)
 
 
 def is_levanter(path: Path) -> bool:
-    """Whether a directory looks like a Levanter checkpoint, or like a run that has some; complete or not."""
+    """Whether a directory looks like a Levanter checkpoint, complete or not, or a run that contains some."""
     if not path.is_dir() or (path / "config.json").is_file():
         return False
     return _has_arrays(path) or any(_has_arrays(child) for child in _children(path) if _STEP.fullmatch(child.name))
 
 
 def open_levanter(path: Path, model_config: Path | None, *, name: str | None = None) -> LevanterCheckpoint:
-    """Opens a checkpoint, or the newest complete one of a run, and checks that it has what the settings ask for.
+    """Opens a checkpoint, or the newest complete one of a run, and checks it against the settings.
 
-    `name` tells of the run where the path does not, as in a cache. Reads no weights.
+    `name` identifies the run if the path does not, as in a cache. Reads no weights.
     """
     path = Path(os.path.expanduser(path))
     step, directory = _newest(path)
@@ -126,7 +126,7 @@ def open_levanter(path: Path, model_config: Path | None, *, name: str | None = N
     if layers is None:
         raise BadCheckpoint(f"{directory} has no layers of a language model under {MODEL}/transformer/layers.")
     embedding, keys = arrays.open(EMBEDDING), arrays.open(layers.first("self_attn.k_proj.weight"))
-    # The shapes are checked below, with all others.
+    # All shapes are checked below.
     vocab, head_dim = (*embedding.shape, 0)[0], (0, 0, *keys.shape)[-2]
     config = model.config(stored_vocab=vocab, stored_head_dim=head_dim, dtype=embedding.dtype)
     described = describe(config)
@@ -140,7 +140,7 @@ def open_levanter(path: Path, model_config: Path | None, *, name: str | None = N
 
 
 def _newest(path: Path) -> tuple[int, Path]:
-    """The complete checkpoint of the highest step, among the directory itself and those in it."""
+    """The highest complete step, among the directory itself and its subdirectories."""
     if not path.is_dir():
         raise ModelNotFound(f"There is no directory {path}.")
     found: list[tuple[int, Path]] = []
@@ -184,7 +184,7 @@ def _children(path: Path) -> list[Path]:
 
 
 def _name(place: str, step: int) -> str:
-    """The run's name and the step: the last part of the place that is not only called step-N or checkpoints."""
+    """The run's name and the step; the name is the last path component other than step-N or checkpoints."""
     parts = [part for part in place.split("/") if part and not _STEP.fullmatch(part) and part != "checkpoints"]
     return f"{parts[-1]}-step-{step}" if parts else f"step-{step}"
 

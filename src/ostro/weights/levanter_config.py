@@ -1,12 +1,12 @@
-"""Levanter's model settings as Hugging Face's config.json. Knows which of them change what a model computes.
+"""Translates Levanter's model settings to Hugging Face's config.json. Knows which of them affect what a model computes.
 
     type: llama
     hidden_dim: 2048
     num_layers: 16
     rope: {type: llama3}
 
-What is not given has Levanter's default. The config describes the model as Levanter itself computes it: windows and
-final soft caps that its settings name but its code does not apply are left out.
+Omitted settings take Levanter's defaults. The config describes the model as Levanter computes it: sliding windows and
+final soft caps that its settings allow but its code ignores are left out.
 """
 
 import math
@@ -22,18 +22,18 @@ from ostro.weights.levanter_yaml import Settings, read_model_section
 
 _TYPES = {names.type: (family, names) for family in FAMILIES for names in family.levanter}
 
-# Settings of every type that are used, or checked. One that is neither here, nor the type's own, nor below asks for
-# something that the family does not compute.
+# Settings common to all types that are used or checked. Any setting that is neither here, nor type-specific, nor below
+# is refused: the family does not implement it.
 _USED = frozenset(
     (
         *("type", "max_seq_len", "seq_len", "hidden_dim", "intermediate_dim", "num_layers", "num_heads"),
         *("num_kv_heads", "vocab_size", "activation_function", "layer_norm_epsilon", "use_layer_norm_weight"),
         *("tie_word_embeddings", "rope", "rope_theta", "rope_scaling"),
-        # Types that do not have them pass them over in Levanter too.
+        # Levanter, too, ignores these for types that lack them.
         *("head_dim", "sliding_window", "layer_types", "attn_logit_softcapping"),
     )
 )
-# Of training alone, or handed to exports without being computed with.
+# Only relevant to training, or exported without affecting the computation.
 _WITHOUT_EFFECT = frozenset(
     (
         *("attention_dropout", "attn_backend", "cross_entropy_block_size", "flash_attention_block_size"),
@@ -52,7 +52,7 @@ class LevanterModel:
     settings: Settings
 
     def config(self, *, stored_vocab: int, stored_head_dim: int, dtype: str) -> dict[str, object]:
-        """As config.json has it; some of it only the arrays can tell."""
+        """The equivalent config.json; some values are only known from the arrays."""
         settings = self.settings
         heads, kv_heads = settings.integer("num_heads"), settings.integer("num_kv_heads")
         if heads % kv_heads:
@@ -77,7 +77,7 @@ class LevanterModel:
         return config | self.names.config(settings, head_dim)
 
     def check(self) -> None:
-        """Raises UnsupportedModel for what the family does not compute."""
+        """Raises UnsupportedModel for settings that the family does not implement."""
         settings = self.settings
         if settings.get("use_layer_norm_weight") is False:
             raise _unsupported(settings, "norms without weights")
@@ -89,7 +89,7 @@ class LevanterModel:
 
     def _head_dim(self, stored: int) -> int:
         if self.names.head_dim == "stored":
-            # Such types have a setting for it that not every version goes by.
+            # These types have a setting for it that some versions ignore.
             return stored
         if self.names.head_dim == "set" and self.settings.get("head_dim") is not None:
             return self.settings.integer("head_dim")
@@ -97,7 +97,7 @@ class LevanterModel:
 
 
 def read_levanter_model(path: Path) -> LevanterModel:
-    """The model that a YAML describes. Raises ModelNotFound, BadCheckpoint or UnsupportedModel."""
+    """The model described by a YAML file. Raises ModelNotFound, BadCheckpoint or UnsupportedModel."""
     settings = read_model_section(path)
     kind = settings.get("type")
     if kind is None:
@@ -114,7 +114,7 @@ def read_levanter_model(path: Path) -> LevanterModel:
 def _rope(settings: Settings) -> dict[str, object]:
     table = settings.table("rope")
     if not table:
-        # As older versions write it.
+        # The notation of older versions.
         scaling = settings.table("rope_scaling")
         table = {**scaling, "type": scaling.get("rope_type") or scaling.get("type") or "default"}
         table |= {"theta": settings.given["rope_theta"]} if "rope_theta" in settings.given else {}

@@ -1,12 +1,12 @@
-"""Which arrays Levanter stores of a model, and which tensors of the Hub's they are. Knows shapes, and no files.
+"""Maps the arrays in a Levanter checkpoint to the Hub's tensors. Knows shapes; reads no files.
 
 model/embeddings/token_embeddings/weight                    [V, E]
 model/transformer/norm/weight                               [E]
 model/lm_head/weight                                        [V, E]
-model/transformer/layers/stacked/self_attn/q_proj/weight    [L, KV, G, D, E]     one array of all layers
-model/transformer/layers/blocks/7/self_attn/q_proj/weight   [KV, G, D, E]        or one of each (scan_layers: false)
+model/transformer/layers/stacked/self_attn/q_proj/weight    [L, KV, G, D, E]     one array for all layers
+model/transformer/layers/blocks/7/self_attn/q_proj/weight   [KV, G, D, E]        or one per layer (scan_layers: false)
 
-A projection's axes are the Hub's, with the heads spread out; within a layer its names are the Hub's too.
+A projection's axes are the Hub's, with separate axes for heads; within a layer, names are the Hub's too.
 """
 
 import re
@@ -18,33 +18,33 @@ from ostro.models.architecture import Architecture, Layer, ModelShape
 Shape = tuple[int, ...]
 
 EMBEDDING = "model/embeddings/token_embeddings/weight"
-# OLMo 3 alone has the underscore.
+# Only OLMo 3 has the underscore.
 _LAYERS = re.compile(r"(?P<root>model/transformer/_?layers)/(?:(?P<stacked>stacked)|blocks/\d+)/")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """One array, and the tensors that it holds."""
+    """One array, and the tensors in it."""
 
     path: str
     shape: Shape
-    """Of the whole array."""
+    """Shape of the whole array."""
     names: tuple[str, ...]
-    """One for each layer where they are stacked, else one."""
+    """One per layer if stacked, otherwise a single name."""
     hub_shape: Shape
-    """Of each tensor. Fewer rows than are stored where the vocabulary is padded."""
+    """Shape of each tensor. Has fewer rows than stored if the vocabulary is padded."""
     stacked: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LayerArrays:
-    """Where a checkpoint has its layers, and whether in one array or in one each."""
+    """Where a checkpoint keeps its layers, and whether they are stacked."""
 
     root: str
     stacked: bool
 
     def first(self, name: str) -> str:
-        """The array that has the first layer's tensor of that name."""
+        """The array that contains the first layer's tensor of this name."""
         return f"{self.root}/{'stacked' if self.stacked else 'blocks/0'}/{name.replace('.', '/')}"
 
 
@@ -64,7 +64,7 @@ def stored_weights(described: Architecture, layers: LayerArrays, stored_vocab: i
         ends["model/lm_head/weight"] = (described.head.name, (stored_vocab, hidden), (vocab, hidden))
     for path, (name, shape, hub_shape) in ends.items():
         yield StoredWeight(path, shape, (f"{name}.weight",), hub_shape, stacked=False)
-    # Whatever the settings, all layers have the same tensors.
+    # Levanter's layers all have the same tensors, whatever the settings.
     num_layers, prefix = described.shape.num_layers, f"{described.backbone}.layers"
     spread = _spread_heads(described.layers[0], described.shape)
     for tensor in described.layers[0].tensors():
@@ -79,7 +79,7 @@ def stored_weights(described: Architecture, layers: LayerArrays, stored_vocab: i
 
 
 def _spread_heads(layer: Layer, shape: ModelShape) -> dict[str, Shape]:
-    """The shapes as stored of a layer's tensors, by name, where heads have axes of their own."""
+    """Stored shapes of those tensors of a layer that have separate axes for heads, by name."""
     attention, kv_heads = layer.attention, shape.num_kv_heads
     queries, keys = (kv_heads, shape.num_heads // kv_heads, shape.head_dim), (kv_heads, shape.head_dim)
     spread: dict[str, Shape] = {}

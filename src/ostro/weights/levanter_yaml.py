@@ -1,4 +1,4 @@
-"""The section of a Levanter YAML that describes the model: read, and looked up by type. Knows no model."""
+"""Reads the model section of a Levanter YAML, with typed access to its settings. Knows no model."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ostro.formats.yaml_file import read_yaml, shown
 class Settings:
     path: Path
     given: Mapping[str, object]
-    """As the file has them."""
+    """The values in the file."""
     defaults: Mapping[str, object] = field(default_factory=dict)
 
     def get(self, name: str) -> object:
@@ -30,7 +30,7 @@ class Settings:
     def number(self, name: str) -> float:
         value = self.get(name)
         try:
-            # YAML takes 1e-5, which has no point, for a text.
+            # YAML parses 1e-5, which has no decimal point, as a string.
             number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
         except (OverflowError, ValueError):
             number = math.nan
@@ -61,7 +61,7 @@ class Settings:
 
 
 def read_model_section(path: Path) -> Settings:
-    """The section `model` of a trainer's YAML, or a file that is nothing but such a section."""
+    """The `model` section of a trainer's YAML, or a file that consists of such a section."""
     content = _read(path)
     if isinstance(content, dict) and content.get("use_hf_model_config"):
         raise UnsupportedModel(

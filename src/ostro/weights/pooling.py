@@ -1,4 +1,4 @@
-"""How an embedding model turns its token vectors into one. Knows the sentence-transformers files that say so."""
+"""How an embedding model pools token vectors into one, according to its sentence-transformers files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Pooling:
 
 
 def read_pooling(directory: Path) -> Pooling | None:
-    """What modules.json and the pooling module's config say; None for a model that is no embedding model."""
+    """The settings in modules.json and the pooling module's config; None if this is no embedding model."""
     modules_file = directory / "modules.json"
     if not modules_file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint's files hold, by their headers: names, shapes and number formats. Reads no weights."""
+"""The contents of a checkpoint's files, from their headers: names, shapes and number formats. Reads no weights."""
 
 import math
 import re
@@ -12,12 +12,12 @@ _IN_LAYER = re.compile(r"(^|\.)(layers|h)\.\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One weight of the model, as its header tells."""
+    """One weight of the model, from its header."""
 
     name: str
     shape: tuple[int, ...]
     format: str
-    """As GGUF names it; what GGUF has no name for, as safetensors does."""
+    """GGUF's name of the format, or safetensors' name if GGUF has none."""
 
     @property
     def values(self) -> int:
@@ -32,9 +32,9 @@ class TensorHeader:
 class Stored:
     tensors: list[TensorHeader]
     file_bytes: int
-    """Of all files that tensors are in."""
+    """Total size of all files with tensors."""
     largest_file: int
-    """As much of them as is mapped at a time by a reader that takes one after the other."""
+    """The most that a reader maps at a time if it reads the files one after another."""
 
 
 def safetensors_headers(path: Path) -> list[TensorHeader]:
