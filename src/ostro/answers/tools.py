@@ -1,0 +1,51 @@
+"""What a request says about tools and reasoning, in no dialect's own form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ostro.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function, or a custom tool, whose input is text."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, object] | None = None
+    """A function's arguments as a JSON schema. None: it takes none."""
+    strict: bool = False
+    """Whether a schema that cannot be enforced exactly is refused."""
+    is_custom: bool = False
+    regex: str | None = None
+    """What a custom tool's input must match as a whole."""
+    grammar: str | None = None
+    """A custom tool's input as a grammar in Lark's notation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Whether tools are called: not at all, if the model wants to, at least once, or exactly once by name."""
+
+    mode: Literal["none", "auto", "required", "named"] = "auto"
+    name: str | None = None
+    """The tool that is called, if the mode is `named`."""
+    allowed: frozenset[str] | None = None
+    """Names of the tools that may be called; None for all. The others are still shown to the model."""
+
+    def __post_init__(self) -> None:
+        if (self.mode == "named") != (self.name is not None):
+            raise BadRequest("A named tool choice needs a name, and no other has one.", param="tool_choice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningSettings:
+    enabled: bool | None = None
+    """None leaves it to the template, or to `effort`."""
+    effort: str | None = None
+    """From none to max. Given to templates that read it; `none` turns reasoning off."""
+    budget: int | None = None
+    """Tokens after which the reasoning is ended."""
+    include: bool = True
+    """Whether the reasoning is part of the answer."""
