@@ -1,1 +1,1 @@
-"""Runs one batch on a device: the seam, the torch runner, the sampler, and a runner without a model."""
+"""Runs one batch on a device: torch, GPU and native runners, the sampler, and a fake runner without a model."""

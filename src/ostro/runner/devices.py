@@ -1,4 +1,4 @@
-"""Which device and which number format a model runs on. Knows torch's devices; loads nothing."""
+"""Picks the device and dtype that a model runs on. Knows torch's devices; loads nothing."""
 
 from collections import Counter
 
@@ -8,12 +8,12 @@ from torch import nn
 from ostro.errors import BadRequest
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Of whole numbers, which are no parameters: see `runner.quantize`. A byte holds two of four bits.
+# Quantized integers, which are not parameters: see `runner.quantize`. A byte holds two 4-bit values.
 _PACKED = {torch.int8: ("int8", 1), torch.uint8: ("int4", 2)}
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that a setting names; "auto" is a GPU if there is one."""
+    """The configured device; "auto" is a GPU if there is one."""
     if name == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -25,7 +25,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """CPUs mostly lack fast kernels for 16-bit numbers; GPUs are twice as fast with them."""
+    """For "auto": float32 on a CPU, which mostly lacks fast 16-bit kernels; 16 bits on a GPU, twice as fast there."""
     if name != "auto":
         dtype = _DTYPES[name]
         if device.type == "cpu" and dtype != torch.float32:
@@ -39,7 +39,7 @@ def format_name(dtype: torch.dtype) -> str:
 
 
 def weight_formats(model: nn.Module) -> list[str]:
-    """What a loaded model's matrices are kept in, most of them first."""
+    """The formats of a loaded model's matrices, the most common first."""
     counts: Counter[str] = Counter()
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -1,22 +1,22 @@
-"""Arithmetic on rows of scores: rank them, weigh them, draw from them. Knows no requests and no sequences.
+"""Arithmetic on rows of scores: ranking, weighting, drawing. Knows no requests and no sequences.
 
-A row is described by its gaps: how far each score lies below the row's best. Gaps are never negative, so nothing here
-overflows at any temperature, the best token weighs exactly 1, and the bits of a gap sort as an integer.
+A row is represented by its gaps: how far each score is below the row's best. Gaps are never negative, so nothing here
+overflows at any temperature, the best token's weight is exactly 1, and a gap's bits sort like an integer.
 
-Every function gives a row the same bits whether it comes alone or among others. That rules out a plain sum over the
-vocabulary, which torch splits between threads when there are few rows: sums go over blocks of fixed length instead.
+Every function is batch-invariant: a row gives the same bits alone or among others. That rules out a plain sum over the
+vocabulary, which torch splits across threads when there are few rows: sums go over fixed-length blocks instead.
 
-A draw is a race. Every entry has an exponential random number of its own, arrives after number / weight, and the first
-to arrive is drawn. A block of tokens runs as one entry that has the sum of their weights, then the tokens of the block
-that won run against each other:
+A draw is a race (the Gumbel-max trick with exponentials): each entry has its own exponential random number and arrives
+at number / weight; the first to arrive is drawn. Blocks of tokens race first, each with the sum of its tokens' weights,
+then the tokens in the winning block race each other:
 
     blocks   number[128 + id // 128] / sum of the block's weights      one random number for 128 tokens
-    slots    number[id % 128] / the token's weight                     the same ones serve whichever block won
+    slots    number[id % 128] / the token's weight                     shared by all blocks, as only one wins
 
-That has the distribution of a race between all tokens, and its random numbers cost next to nothing. Weights that change
-in their last digits, as logits do between one batch and another, change the token only where two entries arrive within
-those digits of each other. Looking up one random number in the running sum of the weights would be as exact, but there
-the changes of all tokens before it add up.
+This has the same distribution as a race of all tokens, at a fraction of the random numbers. A change in the weights'
+last digits, as logits show between different batches, changes the token only if two entries arrive within those digits
+of each other. Inverting the cumulative sum of weights would be equally exact, but accumulates the changes of all
+preceding tokens.
 """
 
 import torch
@@ -25,30 +25,30 @@ from torch.nn import functional
 
 from ostro.runner.random_stream import exponentials
 
-# Divides nearly every vocabulary in use, so that rows are seldom copied to be padded. Part of what a seed means:
+# Divides nearly every vocabulary size in use, so rows rarely need to be padded and copied. Part of what a seed means:
 # another length draws other tokens.
 _BLOCK = 128
 _LOW_32 = 0xFFFFFFFF
 
 
 def gaps_below(peaks: Tensor, scores: Tensor) -> Tensor:
-    """[rows, vocab]: 0 at the best score, infinite at a banned one. `peaks` holds each row's best score."""
-    # Adding 0 makes a best score of -0.0 into 0.0: else its gap to 0.0 were -0.0, whose bits sort before all others.
+    """[rows, vocab]: 0 for the best score, infinity for a banned one. `peaks` holds each row's best score."""
+    # Adding 0 turns a best score of -0.0 into 0.0; otherwise its gap to 0.0 would be -0.0, whose bits sort first.
     return (peaks + 0.0).unsqueeze(-1) - scores
 
 
 def weigh(gaps: Tensor, temperature: Tensor) -> Tensor:
-    """Unnormalised probabilities exp(-gap / temperature), one temperature a row."""
-    # A positive temperature that is zero in fp32 would make 0 / 0 of the best token.
+    """Unnormalised probabilities exp(-gap / temperature), one temperature per row."""
+    # A positive temperature that underflows to zero in fp32 would give 0 / 0 for the best token.
     divisor = -temperature.clamp(min=torch.finfo(gaps.dtype).tiny).unsqueeze(-1)
     return gaps.div(divisor).exp_()
 
 
 def ranked(gaps: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` smallest gaps of each row and their token ids, best first; equal gaps by lower id.
+    """The `count` smallest gaps of each row and their token ids, best first; ties go to the lower id.
 
-    The ranking is total: a shorter one is the beginning of a longer one, which `torch.topk` on its own does not
-    promise where values are equal.
+    The ranking is total: a shorter one is a prefix of a longer one, which `torch.topk` alone does not guarantee for
+    ties.
     """
     vocab = gaps.shape[-1]
     if count == 1:
@@ -61,21 +61,21 @@ def ranked(gaps: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def by_id(weights: Tensor, ids: Tensor, vocab: int) -> Tensor:
-    """[rows, vocab]: ranked weights put back at their token ids; tokens that were not ranked weigh nothing."""
+    """[rows, vocab]: scatters ranked weights to their token ids; unranked tokens get weight zero."""
     return weights.new_zeros(len(weights), vocab).scatter_(1, ids, weights)
 
 
 def total(weights: Tensor) -> Tensor:
     """Each row's sum, in float64."""
-    # A running sum is taken in order, which a plain sum is not.
+    # A cumulative sum has a fixed order, unlike a plain sum.
     return _blocks(weights).sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[:, -1]
 
 
 def draw(weights: Tensor, keys: Tensor) -> Tensor:
-    """For each row one index, with a probability proportional to its weight; `keys` are the rows' random streams.
+    """One index per row, with probability proportional to its weight; `keys` are the rows' random streams.
 
-    Never an index of weight zero, except in a row that has nothing else; that row, or one of NaN, still gets an index
-    within the row.
+    Never returns an index of weight zero, unless the row has nothing else. All-zero and NaN rows still get a valid
+    index.
     """
     blocks = _blocks(weights)
     noise = exponentials(keys, _BLOCK + blocks.shape[1])
@@ -85,12 +85,12 @@ def draw(weights: Tensor, keys: Tensor) -> Tensor:
 
 
 def _winner(noise: Tensor, weights: Tensor) -> Tensor:
-    """Who arrives first when entry i takes noise / weight: i with probability weight / sum of weights."""
+    """The first to arrive if entry i takes noise / weight: i with probability weight / sum of weights."""
     return (noise / weights).argmin(dim=-1)
 
 
 def _blocks(weights: Tensor) -> Tensor:
-    # Weights are rounded to fp32 already; summing a block this short in fp32 adds no more than that.
+    # Weights are already rounded to fp32; summing so short a block in fp32 adds no more error than that.
     short = -weights.shape[-1] % _BLOCK
     padded = functional.pad(weights, (0, short)) if short else weights
     return padded.unflatten(-1, (-1, _BLOCK))

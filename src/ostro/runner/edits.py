@@ -1,8 +1,8 @@
-"""What a request changes in its scores before a token is chosen: logit bias, penalties, bans and, last, top-n-sigma.
+"""Changes a request makes to its scores before a token is chosen: logit bias, penalties, bans and finally top-n-sigma.
 Imports no torch.
 
-All but the last touch a few tokens of a row, so each is a list of cells (row, token, amount), gathered for the whole
-batch: whoever holds the scores applies it in one indexed write. Top-n-sigma takes whole rows.
+All but the last affect a few tokens per row, so each is a list of cells (row, token, amount) gathered for the whole
+batch, to be applied in one indexed write. Top-n-sigma affects whole rows.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,32 +16,32 @@ from ostro.engine import sequence
 
 
 class Change(Enum):
-    """What an amount does to a score."""
+    """How an amount is applied to a score."""
 
     ADD = auto()
     DISCOURAGE = auto()
-    """Divides a score above zero, and multiplies any other."""
+    """Divides a positive score, multiplies any other."""
     SUBTRACT = auto()
 
 
 class Edits(NamedTuple):
     change: Change
     cells: npt.NDArray[np.float64]
-    """[3, cells]: rows, tokens and amounts; floats, so that they travel to a device as one array."""
+    """[3, cells]: rows, tokens and amounts; all floats, so that one array transfers them to the device."""
 
 
 class _Edit(NamedTuple):
     row: int
     tokens: npt.NDArray[np.float64]
-    """A token may repeat only with one amount."""
+    """A token may repeat only with the same amount."""
     amounts: npt.NDArray[np.float64]
 
 
 def all_edits(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
     """Logit bias, repetition penalty, presence and frequency penalties, then bans, to be applied in that order.
 
-    A ban subtracts infinity instead of writing it: a NaN or an infinite score then stays visible to the check that
-    fails its row.
+    A ban subtracts infinity rather than assigning it: NaN or infinite scores then stay visible to the check that
+    fails their row.
     """
     yield from _gathered(Change.ADD, _biases(seqs, vocab))
     yield from _gathered(Change.DISCOURAGE, _repetitions(enumerate(seqs)))
@@ -50,7 +50,7 @@ def all_edits(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
 
 
 def edits_without_penalties(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[Edits]:
-    """For a sampler that penalises rows itself: all rows but those with top-n-sigma, which comes after penalties."""
+    """For a sampler that applies penalties itself, except to rows with top-n-sigma, which must come after penalties."""
     cut = [(row, seq) for row, seq in enumerate(seqs) if cuts(seq)]
     yield from _gathered(Change.ADD, _biases(seqs, vocab))
     yield from _gathered(Change.DISCOURAGE, _repetitions(cut))
@@ -59,23 +59,23 @@ def edits_without_penalties(seqs: Sequence[sequence.Sequence], vocab: int) -> It
 
 
 def cuts(seq: sequence.Sequence) -> bool:
-    """Whether the sequence wants top-n-sigma. The best token is always kept, so greedy ones have no use for it."""
+    """Whether the sequence uses top-n-sigma. It always keeps the best token, so it does nothing to greedy sampling."""
     params = seq.request.params
     return params.top_n_sigma > 0.0 and not params.greedy
 
 
 def sigma_rows(seqs: Sequence[sequence.Sequence]) -> tuple[list[int], list[float]]:
-    """The rows that want top-n-sigma, and how many standard deviations each keeps.
+    """The rows with top-n-sigma, and how many standard deviations each keeps.
 
-    Applied after all other edits: tokens more than so many deviations below the best are dropped. The deviation is that
-    of the scores which are finite, over their number, in double precision.
+    Applied after all other edits: tokens more than that many deviations below the best are dropped. The deviation is
+    the population deviation of the finite scores, in double precision.
     """
     found = [(row, seq.request.params.top_n_sigma) for row, seq in enumerate(seqs) if cuts(seq)]
     return [row for row, _ in found], [kept for _, kept in found]
 
 
 def _gathered(change: Change, edits: Iterable[_Edit]) -> Iterator[Edits]:
-    """All rows' edits of one kind as one, if there are any."""
+    """All rows' edits of one kind, merged; nothing if there are none."""
     if not (found := list(edits)):
         return
     lengths = [len(edit.tokens) for edit in found]
@@ -86,7 +86,7 @@ def _gathered(change: Change, edits: Iterable[_Edit]) -> Iterator[Edits]:
     yield Edits(change, cells)
 
 
-# A bias or a ban may name an id that the model does not have: it cannot be generated, so there is nothing to change.
+# A bias or ban may name an id that the model lacks; it is skipped, as it cannot be generated anyway.
 
 
 def _biases(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[_Edit]:
@@ -120,10 +120,10 @@ def _bans(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[_Edit]:
 
 
 def _completes(word: tuple[int, ...], token_ids: list[int]) -> bool:
-    """Whether the word's last token would complete it. Its beginning may lie in the prompt."""
+    """Whether the word's last token would complete it. Its start may be in the prompt."""
     if len(word) < 2:
         return len(word) == 1
-    # The last token alone settles it nearly always.
+    # Comparing just the last token rules out nearly every case.
     return token_ids[-1] == word[-2] and tuple(token_ids[1 - len(word) :]) == word[:-1]
 
 

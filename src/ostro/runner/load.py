@@ -1,6 +1,6 @@
-"""From a checkpoint to a runner that is ready: natively on a CPU where the native core can, else with torch.
+"""Builds a runner from a checkpoint: the native core on a CPU if it supports the model, otherwise torch.
 
-Imports torch only where torch runs the model.
+Imports torch only if torch runs the model.
 """
 
 import logging
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     check_settings(config)
     hrm = is_hrm(checkpoint.config)
-    # Describing a config validates it: before anything else, as a model that was packed before is not built again.
+    # Describing a config validates it. Done first, because a model with packed weights in the cache is not built again.
     if not hrm:
         describe(checkpoint.config, max_seq_len=config.max_seq_len)
     reason = _why_torch(config)
@@ -55,14 +55,14 @@ def _tell_of_gpu(config: EngineConfig) -> None:
 
 
 def make_runner(model: "Model", config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
-    """A runner for a torch model that is loaded, on the model's device."""
+    """A runner for a loaded torch model, on the model's device."""
     from ostro.runner import torch_load
 
     return torch_load.make_runner(model, config, pooling=pooling)
 
 
 def _why_torch(config: EngineConfig) -> str | None:
-    """Why settings alone ask for torch."""
+    """The reason why the settings alone require torch; None if they do not."""
     if config.cpu_backend == "torch":
         return "cpu_backend is torch"
     backend = backend_here(config.device)

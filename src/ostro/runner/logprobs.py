@@ -1,6 +1,6 @@
 """Log-probabilities under the model's own distribution. Knows logits, not how tokens are chosen from them.
 
-All numbers of a position come from one tensor of gaps below its best logit, so a token's log-probability equals the
+All numbers of a position derive from one tensor of gaps below its best logit, so a token's log-probability equals the
 highest one listed exactly when its rank is 1.
 """
 
@@ -11,21 +11,21 @@ from ostro.engine.runner import TokenLogprob
 from ostro.runner.distribution import gaps_below, ranked, total, weigh
 
 _TOKEN, _LOGPROB, _RANK, _TOP = range(4)
-# Weights are rounded to fp32 already; sums of a hundred of them in fp32 add no more than that.
+# Weights are already rounded to fp32; fp32 sums of a hundred of them add no more error than that.
 _SUMMED_WIDE = 2048
 
 
 def position_logprobs(logits: Tensor, targets: list[int], top: int) -> list[TokenLogprob]:
-    """Row i of `logits` predicts targets[i]. Needs several times the memory of `logits`: give it blocks of rows."""
+    """Row i of `logits` predicts targets[i]. Needs several times the memory of `logits`: pass blocks of rows."""
     chosen = torch.tensor(targets, dtype=torch.int64).to(logits.device, non_blocking=True)
     return read_logprobs(logprob_table(logits, chosen, top), [top] * len(targets))
 
 
 def logprob_table(logits: Tensor, chosen: Tensor, top: int) -> Tensor:
-    """One float64 row a position, so that one transfer brings all: token, logprob, rank, `top` ids, their logprobs."""
+    """A float64 row per position, so that one transfer suffices: token, logprob, rank, `top` ids, their logprobs."""
     gaps = gaps_below(logits.amax(dim=-1), logits)
     weights = weigh(gaps, gaps.new_ones(len(gaps)))
-    # A GPU sums in an order that depends on the number of rows.
+    # On a GPU, the order of a plain sum depends on the number of rows.
     log_total = (total(weights) if weights.device.type == "cpu" else folded(weights)).log().unsqueeze(-1)
     tokens = chosen.unsqueeze(-1)
     gap = gaps.gather(1, tokens)
@@ -38,7 +38,7 @@ def logprob_table(logits: Tensor, chosen: Tensor, top: int) -> Tensor:
 
 
 def folded(weights: Tensor) -> Tensor:
-    """Each row's sum, in float64, by adding the second half to the first again and again. Overwrites the weights."""
+    """Each row's sum, in float64, by repeatedly adding the second half to the first. Overwrites the weights."""
     while (width := weights.shape[-1]) > 1:
         if width <= _SUMMED_WIDE:
             weights = weights.double()
@@ -49,7 +49,7 @@ def folded(weights: Tensor) -> Tensor:
 
 
 def read_logprobs(table: Tensor, tops: list[int]) -> list[TokenLogprob]:
-    """The table on the host; position i lists the tops[i] most likely tokens."""
+    """Reads the table on the host; position i lists the tops[i] most likely tokens."""
     listed = (table.shape[-1] - _TOP) // 2
     return [
         TokenLogprob(

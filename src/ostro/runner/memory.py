@@ -1,4 +1,4 @@
-"""How many pages fit. Knows a model's shape and numbers of bytes; allocates nothing, and plans without torch."""
+"""How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and plans without torch."""
 
 import sys
 from typing import Protocol
@@ -6,15 +6,15 @@ from typing import Protocol
 from ostro.errors import BadRequest, ModelError
 from ostro.machine import free_memory
 
-# Of the memory that is free once the weights are loaded: room is left for activations and for everyone else.
+# Share of the memory left after loading the weights; the rest is for activations and other processes.
 _SHARE = 0.4
 _MOST = 4 << 30
-# Of the free memory, for a second copy of the weights.
+# Share of the free memory that a second copy of the weights may use.
 _SECOND_LAYOUT_SHARE = 0.25
 
 
 class Shape(Protocol):
-    """What of a model's shape memory depends on: a loaded model's, or one read from its files."""
+    """The sizes that memory depends on; from a loaded model or from its files."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -33,12 +33,12 @@ class Shape(Protocol):
 
 
 def page_bytes(shape: Shape, page_size: int, itemsize: int, slot_bytes: int = 0) -> int:
-    """`slot_bytes` are what a token's key or value takes in one head besides its numbers."""
+    """`slot_bytes` is the overhead per head of a token's key or value, beyond its numbers."""
     return shape.num_layers * 2 * shape.num_kv_heads * page_size * (shape.head_dim * itemsize + slot_bytes)
 
 
 def second_layout_fits(nbytes: int, free: int) -> bool:
-    """Whether weights of so many bytes may be kept a second time, in the layout that many rows are multiplied by."""
+    """Whether a second copy of the weights may be kept, in the layout for multiplying many rows."""
     return nbytes < free * _SECOND_LAYOUT_SHARE
 
 
@@ -54,10 +54,10 @@ def num_pages(
     slot_bytes: int = 0,
     max_tokens: int | None = None,
 ) -> int:
-    """Pages within `kv_memory` bytes, or within a share of the free memory; no more than could ever be used at once,
-    and none beyond `max_tokens`.
+    """Pages within `kv_memory` bytes, or within a share of the free memory; at most as many as can be used at once,
+    and at most `max_tokens` tokens' worth.
 
-    `limit` bounds the share. `free` is what is free once the model is loaded; None looks.
+    `limit` bounds the share. `free` is the memory left after loading the model; None measures it.
     """
     each = page_bytes(shape, page_size, itemsize, slot_bytes)
     most = pages_within(max_tokens, page_size)
@@ -91,8 +91,8 @@ def gpu_num_pages(
     limit: int | None = None,
     max_tokens: int | None = None,
 ) -> int:
-    """Pages within `kv_memory` bytes, or within the GPU's memory beside the model, which is loaded, and one step; of
-    that no more than `limit` bytes, and none beyond `max_tokens`.
+    """Pages within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at most `limit`
+    bytes and `max_tokens` tokens.
     """
     import torch
 
@@ -111,7 +111,7 @@ def gpu_num_pages(
 
 
 def pages_within(max_tokens: int | None, page_size: int) -> int:
-    """Whole pages of so many tokens; None is no bound."""
+    """Whole pages for this many tokens; None means no bound."""
     if max_tokens is None:
         return sys.maxsize
     if max_tokens < page_size:
@@ -124,8 +124,8 @@ def pages_within(max_tokens: int | None, page_size: int) -> int:
 
 
 def gpu_step_bytes(shape: Shape, *, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
-    # Beside a step's activations, which are a few times the widest row a token, its logits, in float32 and again in
-    # the model's dtype, with what sampling makes of them; and a little for kernels, graphs and libraries.
+    # Activations are a few times the widest row per token. Add the logits, in float32 and in the model's dtype, with
+    # sampling's temporaries, and a margin for kernels, graphs and libraries.
     widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
     return max_batch_tokens * widest * itemsize + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
 
@@ -141,8 +141,8 @@ def pages_beside(
     limit: int | None = None,
     most: int = sys.maxsize,
 ) -> int:
-    """Pages of `each` bytes, `most` at most, on a GPU of `total` bytes where `free` are left and one step's work takes
-    `step`.
+    """Pages of `each` bytes, at most `most`, on a GPU of `total` bytes with `free` left, if one step needs `step`
+    bytes.
     """
     budget = int(total * utilization) - (total - free) - step
     if limit is not None:
@@ -154,7 +154,7 @@ def pages_beside(
                 param="kv_memory",
             )
         budget = kv_memory
-    # The runner keeps one page for rows that only fill up a batch.
+    # The runner reserves one page for padding rows.
     if budget < 2 * each:
         raise ModelError(
             f"Two pages take {2 * each} bytes and {max(0, budget)} are left of the GPU's memory for keys and values; "

@@ -1,4 +1,4 @@
-"""What a row's best score tells of its token. Imports no torch."""
+"""Turns a drawn token and its row's best score into a result. Imports no torch."""
 
 import math
 
@@ -6,7 +6,7 @@ from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 
 
 def outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> SampledToken:
-    """The best score tells whether the row could be drawn from: NaN and infinity both surface in it."""
+    """The best score reveals whether the row could be sampled: NaN and infinity both show up in it."""
     if best == -math.inf:
         return SampledToken(
             -1, error="Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens."

@@ -1,4 +1,4 @@
-"""From the hidden states of a prompt to its one vector, chunk by chunk. Imports no torch."""
+"""Pools a prompt's hidden states into one vector, chunk by chunk. Imports no torch."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,13 @@ from ostro.weights import Pooling
 
 class PooledRows(NamedTuple):
     rows: slice
-    """The rows of a chunk whose sum counts; perhaps none."""
+    """The rows of a chunk to sum; may be empty."""
     divisor: int
-    """What their sum is divided by."""
+    """The divisor of their sum."""
 
 
 def pooled_rows(pooling: Pooling | None, chunk: Chunk) -> PooledRows:
-    """The chunk's share of the sequence's vector: the shares of all its chunks add up to it."""
+    """The chunk's contribution to the sequence's vector, which is the sum over all its chunks."""
     assert pooling is not None, "the model does not embed"
     if pooling.mode == "mean":
         return PooledRows(slice(None), chunk.seq.num_tokens)

@@ -1,8 +1,8 @@
-"""Brings a model's matrices down to 8 or 4 bits for a CPU, each as soon as it is loaded: the whole model is never there
-in float32. Norms and biases stay as they are.
+"""Quantizes a model's matrices to 8 or 4 bits on a CPU, each as soon as it is loaded: the whole model never exists in
+float32. Norms and biases are unchanged.
 
-In 4 bits are the projections of the layers, which are most of a model. Embedding and head keep 8: they tell one token
-from the next. So do matrices whose rows do not divide into groups.
+With 4 bits, only the layers' projections, most of a model, are 4-bit. The embedding and the head keep 8 bits, because
+they distinguish tokens, as do matrices whose rows do not divide into groups.
 """
 
 import mmap
@@ -38,7 +38,7 @@ class PackedLinear(Linear):
         _replace_weight(self, store)
 
     def pack(self) -> None:
-        """There is one layout."""
+        """Nothing to do: there is only one layout."""
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear(x, self.store, bias)
@@ -53,7 +53,7 @@ class PackedEmbedding(Embedding):
         _replace_weight(self, store)
 
     def pack(self) -> None:
-        """There is one layout."""
+        """Nothing to do: there is only one layout."""
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = packed_rows(self.store, ids)
@@ -69,14 +69,14 @@ _PACKED = (PackedLinear, PackedEmbedding)
 def quantized_on_the_way(
     model: Model, tensors: Iterable[tuple[str, Tensor]], bits: Bits
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as they come, for `load_weights`: when it asks for the next one, what it has filled is packed."""
+    """Passes the tensors through to `load_weights`; each time it asks for the next, packs what it has filled."""
     packer = _Packer(model, bits)
     packer.stage()
     return _watched(model, tensors, packer)
 
 
 def quantize_matrices(model: Model, bits: Bits) -> None:
-    """All that are not packed yet, of a model that is loaded."""
+    """Packs all matrices of a loaded model that are not packed yet."""
     packer = _Packer(model, bits)
     for path in packer.missing:
         packer.pack(path)
@@ -92,7 +92,7 @@ def _watched(model: Model, tensors: Iterable[tuple[str, Tensor]], packer: "_Pack
 
 
 class _Packer:
-    """Which matrices of a model are filled, and what becomes of them."""
+    """Tracks which matrices of a model are filled, and packs them."""
 
     def __init__(self, model: Model, bits: Bits) -> None:
         self._bits = bits
@@ -101,7 +101,7 @@ class _Packer:
             for path, module in model.named_modules()
             if isinstance(module, Matrix) and not isinstance(module, _PACKED)
         }
-        # A tied head is the embedding under another name.
+        # A tied head is the embedding under a second name.
         self._homes: dict[int, list[tuple[nn.Module, str]]] = {}
         for parent in model.modules():
             for name, child in parent.named_children():
@@ -115,7 +115,7 @@ class _Packer:
         self._stages: dict[str, mmap.mmap] = {}
 
     def stage(self) -> None:
-        """Gives each matrix memory that can be had back at once, also from whoever holds a view of it.
+        """Backs each matrix with memory that is returned to the system at once, even if someone holds a view of it.
 
         torch's allocator would keep most of what is freed.
         """
@@ -152,6 +152,6 @@ def _packed(plain: Matrix, bits: Bits) -> Matrix:
 
 
 def _replace_weight(module: Matrix, store: Store) -> None:
-    """A model's parameters tell what it computes in: whole numbers are none."""
+    """Stores the values as a buffer: parameters define the model's dtype, and integers must not."""
     del module.weight
     module.register_buffer("weight", store.values, persistent=False)

@@ -1,4 +1,4 @@
-"""Where a stream of random numbers begins: a pure function of (seed, choice, position). Imports no torch."""
+"""Keys of random streams: a pure function of (seed, choice, position). Imports no torch."""
 
 WORD = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -9,7 +9,7 @@ SHIFT_3 = 31
 
 
 def stream_key(seed: int, choice: int, position: int) -> int:
-    """Where the stream of one position begins: 64 bits, signed, as an int64 tensor holds them."""
+    """The start of one position's stream: signed 64 bits, as in an int64 tensor."""
     state = 0
     for word in (seed, choice, position):
         state = _mix(((state ^ (word & WORD)) + GOLDEN) & WORD)

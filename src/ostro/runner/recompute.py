@@ -1,12 +1,12 @@
-"""Runs models that keep no keys and values: each position that something is asked of takes a pass over all tokens up to
-it. Batch -> passes -> model -> sampler. Knows no schedule and no text.
+"""Runs models without a KV cache: every position whose output is needed takes a pass over all tokens up to it.
+Batch -> passes -> model -> sampler. Knows no schedule and no text.
 
-A pass refines its states in outer steps. With halting it ends when the model's own head prefers that, and the others go
-on without it:
+A pass refines its states in outer steps. With halting, it ends when the model's q-head says so, and the other passes
+continue without it:
 
     step 1   [ a a a | b b | c c c c ]
     step 2   [ a a a | c c c c ]            b has halted
-    step 3   [ a a a ]                      c has
+    step 3   [ a a a ]                      c has halted
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ from ostro.runner.sampler import position_logprobs, sample
 from ostro.torch_models.hrm import HrmModel
 from ostro.torch_models.ragged import Ragged
 
-# Of the logits that exist at a time.
+# Limits the logits that exist at a time.
 _LOGITS_BLOCK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Over the first `length` tokens of a chunk's sequence, for the positions that are asked of."""
+    """A pass over the first `length` tokens of a chunk's sequence, for the positions in `asked`."""
 
     chunk: Chunk
     length: int
@@ -40,18 +40,18 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What a pass has come to."""
+    """The result of a pass."""
 
     states: Tensor
-    """Of the positions that are asked of, [asked, hidden]."""
+    """States of the requested positions, [asked, hidden]."""
     steps: int
-    """Outer steps that it took."""
+    """Number of outer steps taken."""
     scores: Tensor | None
-    """The q-head's, where somebody wants to know them, [2]."""
+    """The q-head's scores, [2]; only if requested."""
 
 
 class RecomputeRunner:
-    """Owns the model, and no memory of sequences."""
+    """Owns the model; keeps no state per sequence."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RecomputeRunner:
         max_batch_tokens: int = 2048,
         max_batch_seqs: int = 64,
     ) -> None:
-        """`steps` are the outer steps of a pass, with `halting` the most of them; None is the dialect's own number."""
+        """`steps` is the number of outer steps per pass (the maximum with `halting`); None is the dialect's default."""
         config = model.config
         self.model = model
         self.steps = steps or config.decoding_steps
@@ -89,7 +89,7 @@ class RecomputeRunner:
 
     @property
     def _rows_at_a_time(self) -> int:
-        """Whose logits may exist together."""
+        """How many rows of logits may exist at once."""
         return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
 
     def launch(self, batch: Batch) -> Callable[[], StepOutput]:
@@ -98,7 +98,7 @@ class RecomputeRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
-        # Equally long ones beside each other: attention takes them together.
+        # Sorted by length, because attention batches passes of equal length.
         passes = sorted((each for chunk in batch.chunks for each in _passes(chunk)), key=lambda each: each.length)
         ends = [end for group in _groups(passes, self._spec.max_batch_tokens) for end in self._refine(group)]
         steps = sum(end.steps for end in ends)
@@ -145,7 +145,7 @@ class RecomputeRunner:
         return (scores[:, 0] > scores[:, 1]).tolist()
 
     def _sample(self, passes: Seq[_Pass], states: Seq[Tensor], output: StepOutput) -> None:
-        """One row of logits for each chunk that samples, drawn from once for each of its samplers."""
+        """One row of logits per sampling chunk, drawn from once for each of its samplers."""
         pairs = [(each.chunk, own[-1:]) for each, own in zip(passes, states, strict=True) if _is_last(each)]
         if not pairs:
             return
@@ -175,7 +175,7 @@ class RecomputeRunner:
                     output.prompt_logprobs.setdefault(id, []).append(logprob)
 
     def _solve(self, passes: Seq[_Pass], ends: Seq[_End], output: StepOutput) -> None:
-        """The likeliest token at each position, in blocks as above."""
+        """The most likely token at each position, also in blocks."""
         for each, end in zip(passes, ends, strict=True):
             if _solves(each):
                 assert end.scores is not None
@@ -186,7 +186,7 @@ class RecomputeRunner:
 
 
 def _passes(chunk: Chunk) -> Iterator[_Pass]:
-    """A chunk's passes in the order of its positions; what it samples from comes last."""
+    """A chunk's passes in order of position; the one it samples from comes last."""
     if chunk.seq.request.task is Task.SOLVE:
         yield _Pass(chunk, chunk.end, range(chunk.end))
         return
@@ -202,12 +202,12 @@ def _solves(each: _Pass) -> bool:
 
 
 def _is_last(each: _Pass) -> bool:
-    """Whether it is the one that its chunk samples from."""
+    """Whether the chunk samples from this pass."""
     return bool(each.chunk.samples) and each.length == each.chunk.end
 
 
 def _groups(passes: Seq[_Pass], most: int) -> Iterator[list[_Pass]]:
-    """As many at a time as hold no more tokens than that, and one at least."""
+    """Groups of at most `most` tokens, with at least one pass each."""
     group: list[_Pass] = []
     size = 0
     for each in passes:

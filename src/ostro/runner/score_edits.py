@@ -1,4 +1,4 @@
-"""Scores after what `edits` lists: logit bias, penalties, bans and top-n-sigma, as torch's tensors."""
+"""Applies the changes listed by `edits` to torch scores: logit bias, penalties, bans and top-n-sigma."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -10,12 +10,12 @@ from ostro.runner.edits import Change, Edits, all_edits, edits_without_penalties
 
 
 def edited(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
-    """Returns `logits` itself where no row asks for a change, else a changed copy."""
+    """Returns `logits` itself if no row needs a change, otherwise a modified copy."""
     return _cut(_changed(logits, all_edits(seqs, logits.shape[-1])), seqs)
 
 
 def without_penalties(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
-    """Changed as above, but for penalties that the sampler's own tables hold."""
+    """The same, except for penalties that the sampler applies from its own tables."""
     return _cut(_changed(logits, edits_without_penalties(seqs, logits.shape[-1])), seqs)
 
 

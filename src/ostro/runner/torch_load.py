@@ -1,4 +1,4 @@
-"""From a checkpoint to a runner on torch: picks the device, loads the weights, sizes the cache."""
+"""Builds a torch runner from a checkpoint: picks the device, loads the weights, sizes the KV cache."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from ostro.weights.adapter import read_adapter
 from ostro.weights.checkpoint import with_hrm_settings
 from ostro.weights.hrm_settings import HrmSettings
 
-# Whole sequences go through the model for each token, so a step holds more tokens than one of a model with a cache.
+# Every token takes a pass over the whole sequence, so a step holds more tokens than with a KV cache.
 _RECOMPUTED_TOKENS = 2048
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
         checkpoint.config, max_seq_len=config.max_seq_len, dtype=pick_dtype(config.dtype, device), device=device
     )
     tensors = checkpoint.tensors()
-    # Adapters look at the projections first: then the whole model is loaded before it is brought to fewer bits.
+    # Adapters inspect the original projections, so with adapters the whole model is loaded before it is quantized.
     if not config.adapters and (config.quantize == "int8" or config.quantize == "int4"):
         tensors = quantized_on_the_way(model, tensors, config.quantize)
     load_weights(model, tensors)
@@ -55,14 +55,14 @@ def _set_threads(number: int | None) -> None:
     if number is not None:
         torch.set_num_threads(number)
     elif (limit := cpu_limit()) is not None:
-        # More threads than a container has time for would take turns, and wait for one another.
+        # More threads than the container's CPU quota would only wait for one another.
         torch.set_num_threads(min(limit, torch.get_num_threads()))
 
 
 def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
-    """A runner for a model that is loaded, on the model's device."""
+    """A runner for a loaded model, on the model's device."""
     resolved = BACKENDS[next(model.parameters()).device.type].resolve(config)
-    # Before weights are brought to fewer bits, which takes the projections apart that a checkpoint names.
+    # Before quantization, which replaces the projections that a checkpoint names.
     found = {name: read_adapter(path) for name, path in config.adapters}
     adapters = Adapters(model, found) if found else None
     return _RUNNERS[resolved.device](model, resolved, pooling, adapters)
@@ -71,7 +71,7 @@ def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None =
 def _gpu_runner(
     model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
 ) -> ModelRunner:
-    # Needs triton, which machines without a GPU need not have.
+    # Needs triton, which machines without a GPU may lack.
     from ostro.runner.gpu.quantize import quantize_fp8
     from ostro.runner.gpu.runner import GpuRunner
 
@@ -145,7 +145,7 @@ def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torc
 
 
 def _architecture(config: EngineConfig) -> HrmSettings:
-    """What the settings tell of an HRM, by the names that its files use."""
+    """The HRM architecture in the settings, under the names used in HRM files."""
     return HrmSettings(
         None if config.hrm_config is None else Path(config.hrm_config),
         {

@@ -23,12 +23,12 @@ from ostro.torch_models.layers import Matrix
 from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling
 
-# Prompt log-probabilities are made a block of rows at a time: never a whole prompt times the vocabulary.
+# Prompt log-probabilities are computed in blocks of rows: never a whole prompt times the vocabulary.
 _LOGITS_BLOCK_BYTES = 64 << 20
 
 
 class TorchRunner:
-    """Owns the model and the memory of its keys and values."""
+    """Owns the model and its KV cache."""
 
     strides = 0
 
@@ -83,7 +83,7 @@ class TorchRunner:
         pieces = _pieces(batch.chunks)
         hidden = self._forward(batch, pieces)
         if self._all_finite and not hidden.sum().isfinite():
-            # Some sequence overflowed, and its neighbours may have seen it through a mask: from here on without masks.
+            # A sequence overflowed, and its neighbours may have read it through a mask: avoid masks from now on.
             self._all_finite = False
             hidden = self._forward(batch, pieces)
         output = StepOutput()
@@ -100,7 +100,7 @@ class TorchRunner:
         return output
 
     def _forward(self, batch: Batch, pieces: Seq[Piece]) -> Tensor:
-        """Hidden states of all tokens of the batch. Running it twice gives the same."""
+        """Hidden states of all tokens in the batch. Idempotent."""
         ids = [token for chunk in batch.chunks for token in chunk.seq.token_ids[chunk.start : chunk.end]]
         positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
         return self.model(
@@ -110,7 +110,7 @@ class TorchRunner:
         )
 
     def _pack_weights(self) -> None:
-        """Once several tokens are computed together, trades memory for speed, unless memory is short."""
+        """Trades memory for speed once several tokens are computed together, unless memory is short."""
         self._packed = True
         matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
         size = sum(matrix.weight.nbytes for matrix in matrices)
@@ -119,7 +119,7 @@ class TorchRunner:
                 matrix.pack()
 
     def _sample(self, chunks: Seq[Chunk], pieces: Seq[Piece], hidden: Tensor, output: StepOutput) -> None:
-        """One row of logits for each chunk that samples, drawn from once for each of its samplers."""
+        """One row of logits per sampling chunk, drawn from once for each of its samplers."""
         seqs = [seq for chunk in chunks for seq in chunk.samples]
         if not seqs:
             return
@@ -149,14 +149,14 @@ class TorchRunner:
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros that cost no memory before they are touched, on a CPU."""
+    """Zeros that on a CPU take no memory until they are touched."""
     if like.device.type == "cpu" and like.dtype == torch.float32:
         return torch.from_numpy(np.zeros(shape, np.float32))
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def _by_adapter(batch: Batch, adapters: Adapters) -> Batch:
-    """The same work in the order of the adapters, which are told whose rows come."""
+    """The same batch, sorted by adapter; tells the adapters which rows are whose."""
     slots = {chunk.seq.id: adapters.slot(chunk.seq.request.adapter) for chunk in batch.chunks}
     chunks = sorted(batch.chunks, key=lambda chunk: slots[chunk.seq.id])
     adapters.begin((slots[chunk.seq.id], chunk.length) for chunk in chunks)

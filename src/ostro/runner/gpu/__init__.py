@@ -1,1 +1,1 @@
-"""Running a model on a GPU: whole decode steps as CUDA graphs, one step ahead of the host."""
+"""Runs a model on a GPU: whole decode steps as CUDA graphs, one step ahead of the host."""

@@ -1,13 +1,14 @@
-"""The keys and values of all layers on a GPU, and one step's attention to them.
+"""The KV cache of all layers on a GPU, and one step's attention to it.
 
-A step's rows of a single token come first, then those of longer chunks, each cut into tiles of queries:
+Single-token rows of a step come first, followed by longer chunks, which are split into tiles of queries:
 
     tokens   [ a ][ b ][ c ][ d d d d d d d d | d d ][ e e e ]
                decode_attention            prefill_attention
 
-Where results must not depend on the batch, all tokens are cut into tiles, single ones too, for `invariant_attention`.
+If results must not depend on the batch, all tokens, single ones included, are split into tiles for
+`invariant_attention`.
 
-One page more than the scheduler knows of takes the keys of rows that only fill a batch up.
+One page beyond those the scheduler knows takes the keys of padding rows.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +37,7 @@ from ostro.torch_models.base import Model
 
 
 class KVPages:
-    """[layers, key or value, pages, kv_heads, page_size, head_dim]. In fp8 (e4m3) numbers beyond 448 become 448."""
+    """[layers, key or value, pages, kv_heads, page_size, head_dim]. In fp8 (e4m3), values saturate at ±448."""
 
     def __init__(
         self, shape: ModelShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
@@ -47,28 +48,28 @@ class KVPages:
         self.layers = [(layer[0], layer[1]) for layer in self.memory]
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keys and values of tokens, to their slots. Slot -1 is the last of the last page, which is nobody's."""
+        """Writes tokens' keys and values to their slots. Slot -1 ends the last page, which no sequence owns."""
         page, offset = slots // self.page_size, slots % self.page_size
         for cache, new in zip(self.layers[layer], (k, v), strict=True):
             if cache.dtype == torch.float8_e4m3fn:
                 largest = torch.finfo(cache.dtype).max
                 small = new.clamp(-largest, largest).to(cache.dtype)
-                # As bytes: torch has no indexed writes of 8-bit floats.
+                # As bytes: torch has no indexed writes for 8-bit floats.
                 cache.view(torch.uint8)[page, :, offset] = small.view(torch.uint8)
             else:
                 cache[page, :, offset] = new
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        """(from, to) pages, in all layers; no page is written that another copy reads."""
+        """Copies (from, to) pages in all layers; no page may be both written and read."""
         if pages:
             sources, targets = (torch.tensor(each, device=self.memory.device) for each in zip(*pages, strict=True))
-            # As bytes: torch has no indexed writes of 8-bit floats.
+            # As bytes: torch has no indexed writes for 8-bit floats.
             memory = self.memory.view(torch.uint8)
             memory[:, :, targets] = memory[:, :, sources]
 
 
 class StepAttention(ABC):
-    """An attention context."""
+    """One step's attention context."""
 
     def __init__(self, pages: KVPages, tables: Tensor, slots: Tensor) -> None:
         self.pages = pages
@@ -81,14 +82,14 @@ class StepAttention(ABC):
 
     @abstractmethod
     def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
-        """For keys and values that are stored already: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
+        """For keys and values that are already stored: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
 
-        `pdl` lets the kernel be launched ahead, where it can be.
+        `pdl` allows programmatic dependent launch where the kernel supports it.
         """
 
 
 class PlannedAttention(StepAttention):
-    """Plans a step's work once, for all layers that have the same window."""
+    """Plans a step's work once for all layers with the same window."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class PlannedAttention(StepAttention):
         lens: Tensor,
         tiles: Tensor | None = None,
     ) -> None:
-        """`lens` are the lengths of the rows of a single token; `tiles` are for the tokens after them."""
+        """`lens` are the lengths of the single-token rows; `tiles` cover the tokens after them."""
         super().__init__(pages, tables, slots)
         self._scratch = scratch
         self._tiles = tiles
@@ -122,7 +123,7 @@ class PlannedAttention(StepAttention):
 
 
 class InvariantAttention(StepAttention):
-    """One kernel for all tokens, in tiles: a token's numbers do not depend on what it comes with."""
+    """One tiled kernel for all tokens: a token's result does not depend on the rest of the batch."""
 
     def __init__(self, pages: KVPages, tuning: PrefillTuning, *, tables: Tensor, slots: Tensor, tiles: Tensor) -> None:
         super().__init__(pages, tables, slots)
@@ -137,8 +138,8 @@ class InvariantAttention(StepAttention):
 
 
 class AttentionWorkspace:
-    """What attention keeps on the device over all steps, and how each step attends: pages of keys and values, page
-    tables, scratch memory and tuning.
+    """Attention state that persists on the device across steps: the KV cache, page tables, scratch memory and
+    tuning. Makes each step's attention.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class AttentionWorkspace:
         return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens)
 
     def of_chunks(self, chunks: Sequence[Chunk], tables: Tensor, sent: Tensor, slots: Tensor) -> StepAttention:
-        """For any step, single tokens first."""
+        """For any step; single tokens come first."""
         num_single = 0 if self.deterministic else sum(chunk.length == 1 for chunk in chunks)
         listed = prefill_tiles(_pieces(chunks, num_single), self._tile)
         tiles = send(np.array(listed, dtype=np.int32), sent.device) if listed else None
@@ -191,7 +192,7 @@ class AttentionWorkspace:
 
 
 def _pieces(chunks: Sequence[Chunk], num_single: int) -> list[Piece]:
-    """The chunks after the first `num_single`, as the attention kernel wants them."""
+    """The chunks after the first `num_single`, in the attention kernel's format."""
     pieces, offset = [], num_single
     for row, chunk in enumerate(chunks[num_single:], num_single):
         pieces.append(Piece(row, offset, chunk.start, chunk.length))

@@ -1,8 +1,8 @@
-"""Compiles the kernels that steps will need, side by side: one after the other they would take most of the start, and
-left until they are needed, they would delay the first request.
+"""Compiles the kernels that steps will need, in parallel: sequentially, they would dominate startup, and compiled on
+demand, they would delay the first request.
 
-Each is launched once on scratch of the shapes that it will see; Triton keeps what it compiles, on disk too. What is not
-listed here is compiled when it is first needed.
+Each is launched once on scratch tensors of its later shapes; Triton caches the result, also on disk. Kernels not listed
+here are compiled on first use.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,11 +27,11 @@ from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import HeadNorm
 
 _THREADS = 16
-# A kernel is cut another way for a single token, for a batch of them, and for prompts.
+# Kernels are tiled differently for a single token, a batch of them, and prompts.
 _TOKENS = (1, 256, 2048, 4096)
-# Each of these is another kernel to a product of few rows.
+# Each of these numbers of rows has its own small-batch matmul kernel.
 _ROWS = (1, 2, 4, 16, 32, 64, 128)
-# As is the sampler for a few rows and for many.
+# The sampler likewise has one kernel for few rows and one for many.
 _SAMPLED = (1, 32)
 
 Jobs = Iterator[Callable[[], object]]
@@ -46,22 +46,22 @@ def compile_kernels(
     attends_ahead: bool,
     few: int,
 ) -> None:
-    """For a model whose layers are like `layer`, and whose products of up to `few` rows are our own."""
+    """For a model whose layers are like `layer`, using our own matmuls for up to `few` rows."""
     like = layer.attention_norm.weight
-    # The slowest first.
+    # The slowest to compile first.
     jobs = [
         *_attention(model, layer, scratch, like, attends_ahead),
         *_sampler(model, like),
         *_products(model, layer, like, overlaps, few),
         *_between(model, layer, scratch, like, overlaps),
     ]
-    # The scratch is written on this stream, and read on others.
+    # The scratch is written on this stream and read on others.
     torch.cuda.synchronize()
     with ThreadPoolExecutor(_THREADS) as threads:
         for done in [threads.submit(_on_a_stream, job) for job in jobs]:
             done.result()
     torch.cuda.synchronize()
-    # What is joined is counted: run side by side, as never again, kernels may have left some counts.
+    # Running concurrently, as they never do later, kernels may have left arrival counters in a wrong state.
     with torch.inference_mode():
         arrival_counters(like.device).zero_()
         scratch.arrived.zero_()
@@ -69,8 +69,8 @@ def compile_kernels(
 
 def _on_a_stream(job: Callable[[], object]) -> None:
     stream = torch.cuda.Stream()
-    # Any call gives a new thread the device's context. A kernel's launch would too, but what describes a tensor to the
-    # kernel is made before it.
+    # Any CUDA call initialises the device context in a new thread. A kernel launch would too, but tensor descriptors
+    # are created before it.
     stream.synchronize()
     with torch.cuda.stream(stream), torch.inference_mode():
         job()
@@ -78,7 +78,7 @@ def _on_a_stream(job: Callable[[], object]) -> None:
 
 def _attention(model: Decoder, layer: FusedLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
     shape, spec = model.shape, layer.attention.spec
-    # As many rows as any of the plans below, which are made at the same time, may speak of.
+    # The maximum number of rows for any of the concurrent plans below.
     rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
     keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, dim)
     tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))

@@ -1,14 +1,14 @@
-"""A pre-norm decoder's layers by fused kernels: the same mathematics as the model's own `forward`, which is the twin.
+"""A pre-norm decoder's layers with fused kernels: the same mathematics as the model's own `forward`, its plain twin.
 
     x ─┬─ norm ─ qkv ─ [head norms, rotation, store] ─ attention ─ o ─┐
-       └──────────────────────── + ───────────────────────────────────┘ …then the gated MLP, alike
+       └──────────────────────── + ───────────────────────────────────┘ …then the gated MLP, likewise
 
-Of many rows, the products are the library's, and what one gives is added to the stream by the next norm's kernel. Of a
-few, the products are our own, with the norm before them and the sum after them folded in: there each kernel costs more
-by being one than by what it does.
+For many rows, the matmuls are the library's, and the next norm's kernel adds their result to the residual stream. For
+few rows, we use our own matmuls with the norm fused before and the residual sum after them: there, a kernel's launch
+costs more than its work.
 
-Where results must not depend on the batch, all rows go the way of many, by products and cuts that their number does not
-change.
+If results must not depend on the batch, all rows take the many-rows path, with matmuls and tilings that do not depend
+on the number of rows.
 """
 
 from torch import Tensor
@@ -34,8 +34,8 @@ _NARROW = 2048
 
 class FusedDecoder:
     def __init__(self, model: Decoder, *, overlaps: bool, invariant: bool = False) -> None:
-        """`overlaps` lets a kernel begin to fetch its weights before the one before it has ended; `invariant` gives
-        each row the same bits whatever the number of rows.
+        """`overlaps` lets a kernel prefetch its weights before the previous one has finished; `invariant` gives each
+        row the same bits for any number of rows.
         """
         backbone = model.backbone
         assert isinstance(backbone.norm, RMSNorm)
@@ -44,12 +44,12 @@ class FusedDecoder:
         self._layers = fused_layers(model)
         self._ropes = [rope for rope in backbone.ropes if isinstance(rope, Rotary)]
         self.overlaps = overlaps
-        # On an H200 this gives a model of width 1024 2 %, and takes 10 % from one of 4096: there what follows would
-        # read its weights while attention reads keys.
+        # On an H200 this gains 2 % at hidden size 1024 and loses 10 % at 4096, where the next kernel's weight reads
+        # compete with attention's reads of keys.
         self._attends_ahead = overlaps and model.shape.hidden_size <= _NARROW
         self.invariant = invariant
         self.few = 0 if invariant else self._most_rows_that_pay()
-        """Up to how many rows the products are our own."""
+        """Up to this many rows, our own matmuls are used."""
 
     def compile(self, scratch: DecodeScratch) -> None:
         compile_kernels(
@@ -62,8 +62,8 @@ class FusedDecoder:
         )
 
     def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
-        """Hidden states of all tokens of the step, after the final norm. `adapted` rows go the way of many: there is no
-        place between the folded products for what adapters add.
+        """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: the
+        fused matmuls leave no place for the adapters' terms.
         """
         x = self._embedding(inputs.tokens)
         rotations = [
@@ -90,7 +90,7 @@ class FusedDecoder:
         parts = (first.attention, first.mlp)
         matrices = [each.weight for part in parts for each in part.modules() if isinstance(each, Matrix)]
         paying = [most for most in ROWS if all(measured(most, *weight.shape) for weight in matrices)]
-        # Of one row the product is always faster than the library's.
+        # For a single row, our matmul is always faster than the library's.
         return max(paying, default=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class FusedDecoder:
     def _many_rows(
         self, layer: FusedLayer, x: Tensor, delta: Tensor | None, rotation: Tensor, slots: Tensor, ctx: StepAttention
     ) -> Tensor:
-        """What the layer's MLP adds to the stream; what came before it, its attention's part too, is in x by then."""
+        """Returns the MLP's contribution to the residual stream; everything before it has already been added to x."""
         attention, mlp = layer.attention, layer.mlp
         qkv = self._linear(attention.qkv_proj, self._normed(x, delta, layer.attention_norm))
         attended = self._attend(attention, qkv, rotation, slots, ctx)
@@ -114,7 +114,7 @@ class FusedDecoder:
         return self._linear(mlp.down_proj, gated(gate_up, layer.activation, pdl=self.overlaps))
 
     def _few_rows(self, layer: FusedLayer, x: Tensor, rotation: Tensor, slots: Tensor, ctx: StepAttention) -> None:
-        """Adds what the layer gives to the stream."""
+        """Adds the layer's output to the residual stream."""
         attention, mlp, pdl = layer.attention, layer.mlp, self.overlaps
         read, norm = self._read(x, layer.attention_norm)
         qkv = small_product(attention.qkv_proj, read, norm=norm, pdl=pdl)
@@ -125,8 +125,8 @@ class FusedDecoder:
         small_product(mlp.down_proj, inner, residual=x, pdl=pdl)
 
     def _read(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, tuple[Tensor, float] | None]:
-        """What a product of few rows reads, and the norm that it is to do itself: done over for each of its programs,
-        which pays for one row only.
+        """The input of a small-batch matmul, and the norm to fuse into it. Every program of the kernel recomputes a
+        fused norm, which pays off for one row only.
         """
         if len(x) == 1:
             return x, (norm.weight, norm.eps)

@@ -1,4 +1,4 @@
-"""Whole steps as CUDA graphs, for a ladder of batch sizes; each is captured when it is first needed. Knows no model."""
+"""Whole steps as CUDA graphs, for a ladder of batch sizes; each is captured on first use. Knows no model."""
 
 import gc
 from bisect import bisect_left
@@ -11,9 +11,9 @@ import torch
 
 
 def ladder(most: int, captured: int = 0) -> list[int]:
-    """Batch sizes that get a graph of their own: close together where padding would cost most.
+    """Batch sizes with their own graph: close together where padding would cost most.
 
-    `captured`, the largest that is captured, is one of them, so that no smaller batch is padded beyond it.
+    Includes `captured`, the largest captured size, so that no smaller batch is padded beyond it.
     """
     sizes = {1, 2, 4, 8, 16, 24, 32, *range(48, 256, 16), *range(256, 513, 32), *range(576, 4097, 64), captured, most}
     return sorted(size for size in sizes if 0 < size <= most)
@@ -23,7 +23,7 @@ _Kind = TypeVar("_Kind", bound=Hashable)
 
 
 class StepGraphs(Generic[_Kind]):
-    """Makes `step(size, kind)` callable: as a replayed graph up to a batch of `captured` rows, directly beyond it."""
+    """Makes `step(size, kind)` callable: as a graph replay for batches up to `captured` rows, directly beyond that."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class StepGraphs(Generic[_Kind]):
         most: int,
         captured: int,
     ) -> None:
-        """`idle` sets the step's inputs so that running it changes nothing."""
+        """`idle` sets the step's inputs so that running it has no effect."""
         self.sizes = ladder(most, captured)
         self._step = step
         self._idle = idle
@@ -45,7 +45,7 @@ class StepGraphs(Generic[_Kind]):
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def get(self, size: int, kind: _Kind) -> Callable[[], None]:
-        """The step of this size. May overwrite the step's inputs: ask for it before they are set."""
+        """The step for this size. May overwrite the step's inputs: call it before setting them."""
         run = self._graphs.get((size, kind))
         if run is None:
             run = self._capture(size, kind) if size <= self._captured else partial(self._step, size, kind)
@@ -54,14 +54,14 @@ class StepGraphs(Generic[_Kind]):
 
     def _capture(self, size: int, kind: _Kind) -> Callable[[], None]:
         self._idle()
-        # Once outside: kernels are compiled and libraries set up, which must not happen within a capture.
+        # Run once outside: kernel compilation and library setup must not happen during a capture.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step(size, kind)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Graphs run one after the other, so they may use the same memory.
+        # Graphs run one at a time, so they can share memory.
         with _garbage_left_alone(), torch.cuda.graph(graph, pool=self._pool):
             self._step(size, kind)
         self._pool = graph.pool()
@@ -70,7 +70,7 @@ class StepGraphs(Generic[_Kind]):
 
 @contextmanager
 def _garbage_left_alone() -> Iterator[None]:
-    """What is collected during a capture may give back memory of the device, which spoils the capture."""
+    """Disables garbage collection: freeing device memory during a capture invalidates it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

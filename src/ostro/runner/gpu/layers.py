@@ -1,4 +1,4 @@
-"""Which models the fused kernels can run, by their descriptions, and the modules of such a model's layers."""
+"""Decides from its description whether the fused kernels can run a model, and collects its layers' modules."""
 
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -14,7 +14,7 @@ def fusible(model: Model) -> TypeGuard[Decoder]:
 
 
 def why_not_fused(model: Model) -> str | None:
-    """Which part of the model the kernels do not know; None where they know them all."""
+    """The part of the model that the kernels do not support; None if they support all."""
     return unfused_part(model.described) if isinstance(model, Decoder) else "its layers run several times a token"
 
 
@@ -47,7 +47,7 @@ def _unfused_part(layer: arch.Layer) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """The modules of a fusible layer, by the types that they have there."""
+    """The modules of a fusible layer, with precise types."""
 
     attention: Attention
     mlp: GatedMLP
@@ -58,7 +58,7 @@ class FusedLayer:
 
 
 def fused_layers(model: Decoder) -> list[FusedLayer]:
-    """Of a model that is fusible."""
+    """The layers of a fusible model."""
     layers = []
     for layer, described in zip(model.layers, model.described.layers, strict=True):
         assert isinstance(layer.mlp, GatedMLP)

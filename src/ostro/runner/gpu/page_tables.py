@@ -1,4 +1,4 @@
-"""The page tables of a batch on the device: row i belongs to the batch's i-th sequence. Only changes are sent."""
+"""A batch's page tables on the device: row i belongs to the batch's i-th sequence. Transfers only changes."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class PageTables:
         self._sent: list[list[int]] = [[] for _ in range(rows)]
 
     def update(self, rows: Sequence[list[int]]) -> Tensor:
-        """The table of these rows. Pages may be appended to a row, or replaced, or the row be another sequence's."""
+        """The table for these rows. A row's pages may grow or be replaced, or the row may now be another sequence's."""
         width = self.on_device.shape[1]
         cells: list[int] = []
         pages: list[int] = []

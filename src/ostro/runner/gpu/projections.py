@@ -1,4 +1,4 @@
-"""A projection's products on a GPU, by the kernels that suit the form in which its weights are kept."""
+"""A projection's matmul on a GPU, with the kernels for its weights' format."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from ostro.torch_models.layers import Linear
 
 
 class Fp8Linear(Linear):
-    """A projection whose weights are kept in 8 bits. Its own `product` is the plain twin of the two below."""
+    """A projection with 8-bit weights. Its own `product` is the plain twin of the two functions below."""
 
     def __init__(self, plain: Linear) -> None:
         out_features, in_features = plain.weight.shape
@@ -34,7 +34,7 @@ class Fp8Linear(Linear):
 
 
 def product(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
-    """Of many rows."""
+    """Matmul for many rows."""
     if isinstance(layer, Fp8Linear):
         return fp8_linear(x, layer.weight, layer.scale, layer.bias, pdl=pdl)
     return F.linear(x, layer.weight, layer.bias)
@@ -49,7 +49,7 @@ def small_product(
     activation: str | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Of few rows, with what stands before and after it: see `small_linear`."""
+    """Small-batch matmul with fused prologue and epilogue: see `small_linear`."""
     if isinstance(layer, Fp8Linear):
         return fp8_small_linear(
             x,

@@ -1,6 +1,6 @@
-"""Brings the weights of a loaded model down to 8 bits: those of the layers' projections, which are most of its bytes.
+"""Quantizes the layers' projections of a loaded model, most of its bytes, to 8 bits.
 
-Embedding, norms and head stay as they are: they are read rarely, small, or what tells one token from the next.
+The embedding, norms and head are left alone: they are rarely read, small, or sensitive, as they distinguish tokens.
 """
 
 import torch
@@ -14,21 +14,21 @@ from ostro.torch_models.decoder import DecoderLayer
 from ostro.torch_models.layers import Linear
 
 _NEEDS = (8, 9)
-"""The least compute capability whose matrix units know 8-bit numbers: Ada's; Hopper's is 9.0."""
+"""The lowest compute capability with 8-bit float matrix units: Ada's; Hopper's is 9.0."""
 
 
 def quantize_fp8(model: Model) -> None:
-    """Replaces all projections of the model's layers, and gives their memory back to the device."""
+    """Replaces all projections in the model's layers and returns their memory to the device."""
     layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]
     _check(model, layers)
     for layer in layers:
         for parent in list(layer.modules()):
             for name, child in list(parent.named_children()):
-                # One after the other: never is more than one weight kept in both forms.
+                # One at a time, so that at most one weight exists in both formats.
                 if isinstance(child, Linear):
                     setattr(parent, name, Fp8Linear(child))
     if torch.cuda.is_available():
-        # Memory is counted next, as the device sees it.
+        # The device's free memory is measured next.
         torch.cuda.empty_cache()
 
 

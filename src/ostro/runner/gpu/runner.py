@@ -1,8 +1,8 @@
 """Runs batches on a GPU: `launch` queues a step and returns, so that the next can be prepared while it runs.
 
-A step in which every sequence takes one token is replayed as a graph, sampling included; its inputs go to fixed places
-on the device beforehand. Any other step launches its kernels one by one: with prompts in it there is enough to do, and
-with adapters its products depend on whose rows it has.
+A step with one token per sequence is replayed as a CUDA graph, sampling included; its inputs are first copied to fixed
+device buffers. Any other step launches its kernels individually: with prompts, launch overhead is negligible, and with
+adapters, its matmuls depend on which rows it has.
 """
 
 from collections.abc import Callable
@@ -39,18 +39,18 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling
 
-# Rows of logits made at a time where a step wants more than it has sequences: for prompts that are scored, and for many
-# choices of one prompt.
+# Limits the logits computed at a time when a step needs more rows than it has sequences: for scored prompts, and for
+# many choices of one prompt.
 _LOGITS_BLOCK_BYTES = 512 << 20
 
 Wait = Callable[[], StepOutput]
 
 
 class StepKind(NamedTuple):
-    """Which variant of a decode step is wanted; each is a graph of its own."""
+    """A variant of the decode step; each has its own graph."""
 
     sampler: SamplerKind | None
-    """None leaves sampling to whoever edits the logits first."""
+    """None if the logits are edited first, outside the graph."""
     keeps_logits: bool
 
 
@@ -103,7 +103,7 @@ class GpuRunner:
         )
         self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
         self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
-        # What a graph reads and gives.
+        # A graph's inputs and outputs.
         self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
         self._logits: Tensor | None = None
         if self._decoder is not None and self.device.type == "cuda" and not deterministic:
@@ -117,7 +117,7 @@ class GpuRunner:
     def sized(
         cls, model: Model, config: ResolvedConfig, *, pooling: Pooling | None = None, adapters: Adapters | None = None
     ) -> Self:
-        """With as many pages as the GPU's memory holds beside the model and one step's work."""
+        """With as many pages as fit into GPU memory beside the model and one step's work."""
         kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else next(model.parameters()).dtype
         pages = gpu_num_pages(
             model.shape,
@@ -151,7 +151,7 @@ class GpuRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Wait:
         self.attention.pages.copy(batch.page_copies)
-        # Single tokens first: attention treats them apart.
+        # Single tokens first: attention handles them separately.
         chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
         adapted = self._adapters is not None and self._adapters.begin((self._slot(c), c.length) for c in chunks)
         tables = self.attention.tables.update([chunk.seq.pages for chunk in chunks])
@@ -164,7 +164,7 @@ class GpuRunner:
     def _slot(self, chunk: Chunk) -> int:
         return 0 if self._adapters is None else self._adapters.slot(chunk.seq.request.adapter)
 
-    # ---- steps of one token a sequence
+    # ---- steps with one token per sequence
 
     def _launch_decode(self, seqs: list[Sequence]) -> Wait:
         size = self._graphs.size_for(len(seqs))
@@ -202,7 +202,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _decode_step(self, size: int, kind: StepKind) -> None:
-        """The step that a graph holds: reads `_inputs` and the page tables, leaves tokens, logits, or both."""
+        """The step captured in a graph: reads `_inputs` and the page tables, writes tokens, logits, or both."""
         sent = self._inputs[:, :size]
         inputs = unpack(sent, self._drawn.tokens)
         logits = self._head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
@@ -212,7 +212,7 @@ class GpuRunner:
             self._sampler.draw(logits, sent[SAMPLER], self._drawn.tokens, self._drawn.errors, kind.sampler)
 
     def _keep(self, logits: Tensor) -> None:
-        """Where every graph finds them: its own memory belongs to the graphs that are captured after it, too."""
+        """Copies logits to a fixed buffer: a graph's own memory is reused by graphs captured after it."""
         if self._logits is None:
             self._logits = logits.new_empty(self._spec.max_batch_seqs, logits.shape[-1])
         self._logits[: len(logits)].copy_(logits)
@@ -221,7 +221,7 @@ class GpuRunner:
         assert self._logits is not None
         return self._logits[:rows]
 
-    # ---- steps with prompts in them, or with adapters
+    # ---- steps with prompts or adapters
 
     def _launch_mixed(self, chunks: list[Chunk], tables: Tensor, *, adapted: bool) -> Wait:
         sent = send(self._mixed_inputs(chunks), self.device)
@@ -257,7 +257,7 @@ class GpuRunner:
         return inputs
 
     def _sample(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
-        """Draws for all sequences that take their next token from this step, a block of logits at a time."""
+        """Draws for all sequences that get their next token from this step, one block of logits at a time."""
         pairs = [(seq, end - 1) for chunk, end in zip(chunks, ends, strict=True) for seq in chunk.samples]
         waits: list[tuple[list[Sequence], Wait]] = []
         block = max(1, min(self._spec.max_batch_seqs, self._block))
@@ -283,7 +283,7 @@ class GpuRunner:
         return add
 
     def _score(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
-        """Log-probabilities of prompt tokens: never a whole prompt times the vocabulary."""
+        """Log-probabilities of prompt tokens, in blocks: never a whole prompt times the vocabulary."""
         waits: list[tuple[Chunk, int, Callable[[], list[Tensor]]]] = []
         for chunk, end in zip(chunks, ends, strict=True):
             first = end - chunk.length + chunk.scored.start - chunk.start
@@ -319,7 +319,7 @@ class GpuRunner:
         rows, divisor = pooled_rows(self.pooling, chunk)
         return hidden[rows].sum(0) / divisor
 
-    # ---- both
+    # ---- shared
 
     def _forward(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
         if self._decoder is not None:
@@ -334,9 +334,9 @@ class GpuRunner:
         return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
 
     def _collect(self, seqs: list[Sequence], logits: Tensor | None, at: int = 0) -> Wait:
-        """What was drawn for the sequences, in rows `at` and after, with log-probabilities for those that want them.
+        """The tokens drawn for the sequences, in rows `at` onwards, with log-probabilities where requested.
 
-        `logits` may be None where nobody does.
+        `logits` may be None if no sequence requests any.
         """
         end = at + len(seqs)
         asked = {row: top for row, seq in enumerate(seqs) if (top := seq.request.params.logprobs) is not None}
@@ -380,5 +380,5 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
 
 
 def _overlaps(device: torch.device) -> bool:
-    """Whether the device can begin a kernel before the one before it has ended: since Hopper."""
+    """Whether the device supports programmatic dependent launch: Hopper or newer."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

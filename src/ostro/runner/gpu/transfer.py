@@ -1,6 +1,6 @@
-"""Small arrays between host and device, without waiting for either. Knows no batch.
+"""Asynchronous transfers of small arrays between host and device. Knows no batch.
 
-On a CPU, where the interpreter stands in for a GPU, the same calls copy at once.
+On a CPU, where Triton's interpreter stands in for a GPU, the same calls copy synchronously.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 def send(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array on the device, some time soon: before any work that is queued after this call."""
+    """The array on the device; it arrives before any work queued after this call."""
     host = torch.from_numpy(array)
     if device.type == "cpu":
         return host.clone()
-    # Pinned memory is torch's to recycle, and it waits for the copy.
+    # torch recycles pinned memory, but only after the copy has finished.
     return host.pin_memory().to(device, non_blocking=True)
 
 
 def fetch(*tensors: Tensor) -> Callable[[], list[Tensor]]:
-    """Begins to copy tensors to the host; calling the result waits for them."""
+    """Starts copying tensors to the host; calling the result waits for them."""
     if tensors[0].device.type == "cpu":
         copies = [tensor.clone() for tensor in tensors]
         return lambda: copies

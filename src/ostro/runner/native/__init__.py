@@ -1,11 +1,11 @@
-"""The CPU's fast path: a model's step as one native call.
+"""The CPU's fast path: one native call per step of a model.
 
-support     which models have kernels, by their descriptions
-lowering    from a model's description to steps, and what is packed for them
-packing     from a checkpoint's tensors to a packed file
-load        finds that file, or has it made; says why a model cannot run so
+support     decides from a model's description whether the kernels can run it
+lowering    translates a model's description into steps and packed tensors
+packing     packs a checkpoint's tensors into a file
+load        finds that file or has it made; reports why a model cannot run natively
 runner      runs batches
-sampling    changes scores before the core draws from them
+sampling    edits scores before the core samples from them
 logprobs    log-probabilities of tokens, in numpy
-lora        puts adapters' steps into a program
+lora        adds adapters' steps to a program
 """

@@ -1,6 +1,6 @@
-"""Whose weights a packed file holds, and how it was packed: the key that it is found by. Reads a sample of each file.
+"""The cache key of a packed file: whose weights it holds, and how they were packed. Reads a sample of each source file.
 
-Contents count, not where a file lies: a file that was replaced by another of the same size and time has another key.
+The key depends on contents, not on location: a file replaced by another of the same size and time gets another key.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from ostro.kernels.cpu.library import library
 from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint
 
-# Changes with what a packed file holds: older files are made again.
+# Incremented when the packed format changes, so that older files are packed again.
 _FORMAT = 2
-# A block out of each stretch, at most so many of a file: a few milliseconds of reading, however large the file is.
+# One block per stretch, up to a maximum per file: a few milliseconds of reading for a file of any size.
 _BLOCK = 4096
 _STRETCH = 1 << 20
 _MOST_BLOCKS = 256
@@ -28,7 +28,7 @@ class PackedKey:
     source: str
     """The checkpoint's path."""
     variant: str
-    """How it is packed, in words. Of one source and one variant only the newest packed file is of use."""
+    """How it was packed, in words. For each source and variant, only the newest packed file is useful."""
 
 
 def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedKey:
@@ -46,7 +46,7 @@ def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> Pack
 
 
 def sample_of(path: Path) -> str:
-    """A digest of blocks spread over the file from its first bytes to its last; of a small file, of all of it."""
+    """A digest of blocks spread over the whole file; for a small file, of all its bytes."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         for at, num_bytes in _blocks(path.stat().st_size):
@@ -66,6 +66,6 @@ def _blocks(size: int) -> Iterator[tuple[int, int]]:
 def _file_facts(path: Path, store: ModelStore) -> list[object]:
     status = path.stat()
     record = store.record(path)
-    # What a download was checked against says more than the time at which it came.
+    # The checksum that a download was verified against identifies it better than its mtime.
     version = status.st_mtime_ns if record is None else [record.generation, record.crc32c, record.sha256]
     return [status.st_size, version, sample_of(path)]

@@ -1,4 +1,4 @@
-"""From a checkpoint to a native runner: finds the model's packed weights, or has them made. Imports no torch."""
+"""Builds a native runner from a checkpoint: finds the model's packed weights or has them made. Imports no torch."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner | str:
-    """A runner, or why the model cannot run natively."""
+    """A runner, or the reason why the model cannot run natively."""
     if (reason := _refusal(checkpoint, config)) is not None:
         return reason
     config.check_causal()
@@ -55,7 +55,7 @@ def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
 
 
 def _adapters(checkpoint: Checkpoint, config: EngineConfig) -> NativeAdapters | None:
-    """Read before the weights are packed: adapters that do not fit are an error at once."""
+    """Reads adapters before the weights are packed, so that those that do not fit fail at once."""
     described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
     if not config.adapters or not isinstance(described, Architecture):
         return None
@@ -63,7 +63,7 @@ def _adapters(checkpoint: Checkpoint, config: EngineConfig) -> NativeAdapters | 
 
 
 class _NotPacked(Exception):
-    """Why a model has no packed weights, and whether it may have some for panels of another width."""
+    """The reason why a model could not be packed, and whether another panel width might work."""
 
     def __init__(self, reason: str, *, another_may: bool = False) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Log-probabilities in numpy, a position at a time: what `runner.logprobs` computes with torch."""
+"""Log-probabilities in numpy, one position at a time; the twin of `runner.logprobs` in torch."""
 
 import math
 
@@ -8,14 +8,14 @@ import numpy.typing as npt
 from ostro.engine.runner import TokenLogprob
 from ostro.kernels.cpu.packed_file import Floats
 
-# A whole row is not sorted for its few largest numbers: those of blocks tell how large they are at least.
+# Avoids sorting a whole row for its few largest values: the blocks' maxima give a lower bound for them.
 _BLOCK = 128
 
 
 def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
     """The log-probability of a token under one row of logits, and the `top` most likely tokens."""
     with np.errstate(invalid="ignore", over="ignore"):
-        # Never above zero. Ranks and probabilities come from these alone, so that they agree.
+        # Never above zero. Ranks and probabilities both derive from these, so they agree.
         below = logits - logits.max()
         log_total = math.log(np.exp(below).sum(dtype=np.float64))
         own = below[token]
@@ -24,9 +24,9 @@ def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
 
 
 def _largest(values: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Where the largest numbers stand, largest first; equal ones by lower index."""
+    """Indices of the largest values, largest first; ties go to the lower index."""
     whole = len(values) // _BLOCK * _BLOCK
-    # As many blocks as numbers are wanted: each has one that is no smaller than the least of their largest.
+    # Each of the `count` blocks with the largest maxima has a value at least as large as the smallest such maximum.
     blocks = values[:whole].reshape(-1, _BLOCK).max(axis=1)
     candidates = np.arange(len(values))
     if len(blocks) > count:

@@ -1,11 +1,11 @@
-"""LoRA on the native core: steps that add low-rank terms to products, beside one packed copy of the base's weights.
+"""LoRA on the native core: steps that add low-rank terms to matmuls, with one packed copy of the base weights.
 
     x Wᵀ                  LINEAR ── ADAPT
-    act(gates) * ups      LINEAR ── ADAPT ── ACTIVATE      in place of one LINEAR that activates what it has made
+    act(gates) * ups      LINEAR ── ADAPT ── ACTIVATE      instead of one LINEAR that also activates
 
-ADAPT adds to each row what the adapter of its sequence gives, (x Aᵀ)(scale · B)ᵀ. For a fused projection the As of its
-parts stand one below the other, and each B in the columns of its part, as in `torch_models.lora`. The packed file is
-that of the base alone, so all sets of adapters share it.
+ADAPT adds to each row the term of its sequence's adapter, (x Aᵀ)(scale · B)ᵀ. For a fused projection, the parts' As are
+stacked, and each B writes its part's columns, as in `torch_models.lora`. The packed file contains only the base model,
+so all sets of adapters share it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ _GATED = (After.SILU, After.GELU)
 
 
 class NativeAdapters:
-    """A model's adapters, by the names that requests give them."""
+    """A model's adapters, keyed by the names used in requests."""
 
     def __init__(self, described: Architecture, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
-        """Raises BadCheckpoint for adapters of another model."""
+        """Raises BadCheckpoint if an adapter belongs to another model."""
         found = list(_projections(described))
         self._shapes = {part.name: (part.rows, projection.columns) for projection, part in found}
         by_head = {part.name: projection.by_head for projection, part in found}
@@ -43,11 +43,11 @@ class NativeAdapters:
         self._numbers = {name: number for number, name in enumerate(adapters)}
 
     def number(self, name: str | None) -> int:
-        """An adapter's number among all; -1 for none."""
+        """An adapter's index; -1 for none."""
         return -1 if name is None else self._numbers[name]
 
     def adapted(self, base: ProgramSpec, panel: int) -> Adapted:
-        """The base's program with the adapters' steps in it."""
+        """The base program with the adapters' steps added."""
         steps = _Steps(base)
         for step in base.steps:
             names = base.tensors[step.matrix] if step.op is Op.LINEAR and step.matrix is not None else []
@@ -57,7 +57,7 @@ class NativeAdapters:
         return steps.adapted()
 
     def _term(self, adapter: Mapping[str, LowRank], projections: Sequence[str], gated: bool, panel: int) -> Term | None:
-        """What an adapter adds to one product, in the order of the columns that the product writes."""
+        """An adapter's term for one matmul, in the order of the matmul's output columns."""
         found = [name for name in projections if name in adapter]
         if not found:
             return None
@@ -76,14 +76,14 @@ class NativeAdapters:
 
 
 class _Steps:
-    """The steps of an adapted program, as they are added."""
+    """Builder for an adapted program."""
 
     def __init__(self, base: ProgramSpec) -> None:
         self._base = base
         self._buffers, self._wide = list(base.buffers), len(base.buffers)
         self._steps: list[StepSpec] = []
         self._starts: list[int] = []
-        """Where each of the base's steps is now."""
+        """New index of each of the base program's steps."""
         self._terms: dict[int, Sequence[Term | None]] = {}
 
     def add(self, step: StepSpec, terms: Sequence[Term | None]) -> None:
@@ -107,14 +107,14 @@ class _Steps:
         return Adapted(spec, self._terms)
 
     def _wide_buffer(self, width: int) -> int:
-        """For gates and ups before they are activated. Layers share it."""
+        """Holds gates and ups before activation. Shared by all layers."""
         widest = max([width, *(each.cols for each in self._buffers[self._wide :])])
         self._buffers[self._wide :] = [BufferSpec(cols=widest)]
         return self._wide
 
 
 def _projections(described: Architecture) -> Iterator[tuple[Projection, Part]]:
-    """Those of the layers, with each of their parts."""
+    """The layers' projections, each with all of its parts."""
     for layer in described.layers:
         for projection in (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down):
             yield from ((projection, part) for part in projection.parts)

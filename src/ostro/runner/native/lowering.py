@@ -1,7 +1,7 @@
-"""From a model's description to the native core's steps, and what is packed for them. Knows no family by name.
+"""Translates a model's description into the native core's steps and packed tensors. Knows no family by name.
 
-Imports neither torch nor arrays: weights go by their names to a `Sink`. One that writes a packed file is in `packing`;
-`Sizes` only counts, which is how loading and planning alike learn how large that file will be.
+Imports neither torch nor numpy: weights go by name to a `Sink`. The one in `packing` writes a packed file; `Sizes` only
+counts, which tells both loading and planning how large that file will be.
 """
 
 import logging
@@ -21,7 +21,7 @@ from ostro.models.rope_settings import RopeSettings
 from ostro.runner.native.support import ACTIVATIONS, GATED, NotNative, WrongPanel
 
 FLOATS = frozenset({0, 1, 30})
-"""GGUF's numbers of float32, float16 and bfloat16."""
+"""GGUF's type numbers of float32, float16 and bfloat16."""
 _BUFFER_COLS = 64
 _NO_ROTATION = -1
 _LOG_SECONDS = 10.0
@@ -30,28 +30,28 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where tensors go, by their names in the description. What it takes has a number."""
+    """Receives tensors by their names in the description; returns a number for each."""
 
     @property
     def panel(self) -> int: ...
 
     def kind(self, name: str) -> int:
-        """What a matrix is stored in, as GGUF numbers it."""
+        """GGUF's number of the type in which a matrix is stored."""
 
     def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
-        """Tensors end to end as one matrix; `by_turns` a panel of the first half's rows, then one of the second's."""
+        """Concatenates tensors into one matrix; `by_turns` interleaves panels of the first and second half's rows."""
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
-        """Vectors end to end, each as often as said, then zeros up to the size."""
+        """Concatenates vectors, each repeated as given, and pads with zeros to `size`."""
 
     def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec: ...
 
 
 class Sizes:
-    """A sink that only counts."""
+    """A sink that only counts bytes."""
 
     def __init__(self, panel: int, kind: Callable[[str], int]) -> None:
-        """`kind` tells what a tensor is stored in, by its name."""
+        """`kind` returns the stored type of a tensor by its name."""
         self.panel, self.kind = panel, kind
         self.layout = PackedLayout(panel)
 
@@ -70,7 +70,7 @@ class Sizes:
 
 
 class _Read(NamedTuple):
-    """What a product reads: a buffer, and the RMS norm that is part of the product."""
+    """The input of a matmul: a buffer, and the RMS norm fused into the matmul, if any."""
 
     input: int
     norm: int | None = None
@@ -78,17 +78,17 @@ class _Read(NamedTuple):
 
 
 class Lowering:
-    """Buffers, by their numbers: the stream, a product beside it, queries with keys and values, what attention gives,
-    the inner states, the rows asked for, their logits.
+    """Buffer numbers: the residual stream, a scratch row beside it, q/k/v, attention output, the MLP's inner states,
+    the rows whose output is requested, their logits.
     """
 
     _STREAM, _BESIDE, _QKV, _ATTENDED, _INNER, _ASKED, _LOGITS = range(7)
 
     def __init__(self, described: Architecture, sink: Sink, *, bits: int) -> None:
-        """Floats of layers are packed in so many bits; 0 leaves everything at its own precision."""
+        """Layers' floats are packed in this many bits; 0 keeps every tensor's own precision."""
         self._model, self._sink = described, sink
         self._panel, self._bits = sink.panel, bits
-        # Embedding and head tell one token from the next: they keep eight bits where layers have four.
+        # The embedding and head distinguish tokens: they keep 8 bits even if layers have 4.
         self._token_bits = 8 if bits else 0
         self._steps: list[StepSpec] = []
         self._vectors: dict[str, int] = {}
@@ -138,7 +138,7 @@ class Lowering:
     def _embed(self) -> int:
         embedding, shape = self._model.embedding, self._model.shape
         matrix = self._pack([Part(embedding.name, shape.vocab_size)], shape.hidden_size, bits=self._token_bits)
-        # Rounded to what the embedding is computed in.
+        # Rounded to float32, in which the embedding is computed.
         scale = c_float(embedding.scale).value
         self._add(op=Op.EMBED, out=self._STREAM, matrix=matrix, cols=shape.hidden_size, scale=scale)
         if embedding.positions is not None:
@@ -148,7 +148,7 @@ class Lowering:
         return matrix
 
     def _layer(self, layer: Layer, number: int) -> int:
-        """Its steps; returns the width of its inner states."""
+        """Adds the layer's steps; returns the width of its inner states."""
         attention, scale, inner = layer.attention, layer.residual_scale, 0
         self._attention(attention, layer.attention_norm, number)
         if layer.parallel:
@@ -205,7 +205,7 @@ class Lowering:
 
     def _queries_keys_values(self, qkv: Projection, read: _Read) -> None:
         at = 0
-        # Parts of one type are one matrix.
+        # Consecutive parts of the same type form one matrix.
         for _, group in groupby(qkv.parts, key=self._kind):
             parts = list(group)
             rows = sum(part.rows for part in parts)
@@ -223,7 +223,7 @@ class Lowering:
             at += rows
 
     def _up(self, mlp: MLP, norm: Norm | None) -> int:
-        """Makes the inner states; returns their width."""
+        """Computes the inner states; returns their width."""
         read, width = self._normed_stream(norm), padded(mlp.down.columns, self._panel)
         if mlp.gated:
             self._gate_and_up(mlp, read)
@@ -233,7 +233,7 @@ class Lowering:
         return width
 
     def _gate_and_up(self, mlp: MLP, read: _Read) -> None:
-        """Gates and ups by turns, a panel of each: whoever has made both multiplies them."""
+        """Interleaves panels of gates and ups, so that whichever thread has computed both multiplies them."""
         up = mlp.up
         if len({self._kind(part) for part in up.parts}) > 1:
             raise NotNative("its gates and ups are kept in different types")
@@ -315,7 +315,7 @@ class Lowering:
         return self._vectors[name]
 
     def _head_weights(self, norm: QKNorm) -> int:
-        """A row for each head of queries and keys."""
+        """A row per query and key head."""
         shape = self._model.shape
         counts = [(f"{norm.query.name}.weight", shape.num_heads), (f"{norm.key.name}.weight", shape.num_kv_heads)]
         return self._sink.vector(counts, (shape.num_heads + shape.num_kv_heads) * shape.head_dim)

@@ -1,11 +1,11 @@
-"""Packed weights in the cache of models: found, checked and held, or made. Knows files and room; knows no structure.
+"""Packed weights in the model cache: found, verified and held, or created. Knows files and disk space; knows no models.
 
-ROOT/packed/DIGEST.lock      held by the one process that packs; the others wait and then find the file
-ROOT/packed/DIGEST/          weights.ostro and its manifest; appears by rename, and is held as long as it is mapped
+ROOT/packed/DIGEST.lock      held by the packing process; others wait, then find the file
+ROOT/packed/DIGEST/          weights.ostro and its manifest; appears by rename, and is held while it is mapped
 
-What cannot be used is moved aside and made again: a file that is damaged or that another user could have written, and
-one that a process died of while it was put to use. Where the cache has no room, or cannot be written, weights are
-packed into a file without a name that is gone with the process.
+Unusable files are moved aside and recreated: damaged ones, those that another user could have written, and those whose
+loading crashed a process. If the cache is full or read-only, weights are packed into an unnamed temporary file that
+disappears with the process.
 """
 
 import logging
@@ -29,7 +29,7 @@ from ostro.sources.store import FileRecord, Manifest, ModelStore
 WEIGHTS = "weights.ostro"
 
 Pack = Callable[[BinaryIO, Callable[[int], None]], None]
-"""Writes packed weights into a file. It says how many bytes they will take before it writes any."""
+"""Writes packed weights to a file. Announces the total number of bytes before writing any."""
 
 T = TypeVar("T")
 
@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 def with_packed_weights(key: PackedKey, pack: Pack, use: Callable[[PackedFile], T]) -> T:
-    """What `use` makes of the weights that were packed for this key before, or that `pack` packs now.
+    """Calls `use` with the weights previously packed for this key, or packed now by `pack`.
 
-    Where `use` finds old weights to be bad they are packed anew, and used once more. All else that `pack` and `use`
-    raise comes out, and an OSError where there is no room for the weights anywhere.
+    If `use` finds old weights to be bad, they are packed again and used once more. Other exceptions from `pack` and
+    `use` propagate, as does an OSError if there is no space for the weights anywhere.
     """
     store = ModelStore()
     target = store.packs / key.digest
@@ -48,7 +48,7 @@ def with_packed_weights(key: PackedKey, pack: Pack, use: Callable[[PackedFile], 
         return found.value
     try:
         with work_directory(target, doing="the packing") as work:
-            # Another process may have been faster.
+            # Another process may have packed them meanwhile.
             if isinstance(found := _use_kept(target, key, use), _Used):
                 return found.value
             if found is not None:
@@ -73,7 +73,7 @@ class _Unusable:
 
 
 def _use_kept(target: Path, key: PackedKey, use: Callable[[PackedFile], T]) -> _Used[T] | _Unusable | None:
-    """None where nothing was packed before."""
+    """None if nothing was packed before."""
     if (held := hold(target)) is None:
         return None
     try:
@@ -89,7 +89,7 @@ def _use_kept(target: Path, key: PackedKey, use: Callable[[PackedFile], T]) -> _
     except OSError as error:
         return _Unusable(f"{target / WEIGHTS} cannot be read ({error.strerror or error}).")
     else:
-        # Nobody deletes it as long as it is mapped.
+        # Keeps the file from being evicted while it is mapped.
         weakref.finalize(packed, held.close)
         held = None
         return used
@@ -106,14 +106,14 @@ def _pack_and_keep(store: ModelStore, target: Path, key: PackedKey, pack: Pack, 
     def make_room(nbytes: int) -> None:
         with store.reserving() as reserve:
             reserve(nbytes, cache_limit())
-            # From here on it counts as large as it will be, for whoever makes room next.
+            # Reserves the final size, so that others who make room account for it.
             os.truncate(path, nbytes)
 
     with path.open("w+b") as file:
-        # Whatever the umask: a file that others can write is not used.
+        # Independent of the umask: a file that others can write is rejected.
         path.chmod(0o644)
         pack(file, make_room)
-        # Before it has its place: on some network disks our own files look like another user's.
+        # Opened before it is published: on some network file systems our own files appear to be another user's.
         packed = PackedFile(file, target / WEIGHTS, key=key.digest)
     name = f"packed/{key.digest[:12]}"
     records = {WEIGHTS: FileRecord(path.stat().st_size)}

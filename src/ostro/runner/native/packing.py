@@ -1,4 +1,4 @@
-"""From a model's description and a checkpoint's tensors to a packed file. Imports no torch."""
+"""Packs a checkpoint's tensors into a file for the native core. Imports no torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +31,9 @@ def pack(
     bits: int,
     make_room: Callable[[int], None] = lambda nbytes: None,
 ) -> ProgramSpec:
-    """Packs the weights of a model that `native_architecture` has passed, and returns its steps.
+    """Packs the weights of a model accepted by `native_architecture`, and returns its steps.
 
-    `make_room` is told how many bytes the file will take before any is written.
+    `make_room` is called with the file's size before anything is written.
     """
     tensors = _Tensors(described, checkpoint)
     sizes = Sizes(writer.panel, tensors.kind)
@@ -45,24 +45,24 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor where it lies: rows of GGUF's type `kind`, by their addresses."""
+    """A tensor in place: the addresses of its rows, in GGUF's type `kind`."""
 
     kind: int
     rows: Addresses
     cols: int
     memory: Bytes
-    """What the addresses point into: a row for each."""
+    """The memory that the addresses point into, one row each."""
     transposed: bool = False
-    """Whether these are the columns of the checkpoint's tensor."""
+    """Whether the rows are columns of the checkpoint's tensor."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the checkpoint's tensor."""
+        """The checkpoint tensor's shape."""
         return (self.cols, len(self.rows)) if self.transposed else (len(self.rows), self.cols)
 
 
 class _Tensors:
-    """A checkpoint's tensors by their names in the description."""
+    """A checkpoint's tensors, keyed by their names in the description."""
 
     def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
         self._matrices: dict[str, Stored] = {}
@@ -93,7 +93,7 @@ class _Tensors:
         return self._matrices[name].kind
 
     def matrix(self, name: str) -> Stored:
-        """Rows that inputs are multiplied by; a copy where the checkpoint holds their transpose."""
+        """The matrix with a row per output; a copy if the checkpoint stores the transpose."""
         found = self._matrices[name]
         if name not in self._to_transpose:
             return found
@@ -108,26 +108,26 @@ class _Tensors:
 
 
 def _by_part(rows: npt.NDArray[_Number], heads: int) -> npt.NDArray[_Number]:
-    """Rows that lie head by head, as queries, keys and values; with no heads, as they are."""
+    """Reorders rows that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
     return rows.reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1) if heads else rows
 
 
 def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, Stored | Floats]]:
-    """Every tensor: matrices as they lie in the file, vectors as floats."""
+    """All tensors: matrices in place, vectors as floats."""
     for name, array in checkpoint.arrays():
         if (kind := kind_of(array.format)) is None:
             raise not_floats(name, array.format_name)
         if len(array.shape) != 2:
             yield name, array.floats()
             continue
-        # Of other floats there are no kernels: they are packed from a copy.
+        # Other float formats have no kernels: they are packed from a float32 copy.
         whole = array if array.format in KINDS else WeightArray.of(array.floats())
         cols = whole.shape[0 if whole.transposed else 1]
         yield name, Stored(kind, whole.row_addresses(), cols, whole.raw, whole.transposed)
 
 
 class _Packer:
-    """The sink that writes."""
+    """The sink that writes a packed file."""
 
     def __init__(self, tensors: _Tensors, writer: PackedWriter) -> None:
         self.panel, self.kind = writer.panel, tensors.kind
@@ -154,7 +154,7 @@ class _Packer:
 
 
 def by_turns(rows: npt.NDArray[_Number], panel: int) -> npt.NDArray[_Number]:
-    """A panel of the first half's rows, then one of the second's; a half is filled up with zeros."""
+    """Interleaves panels of the first and second half's rows; each half is padded with zeros."""
     half = len(rows) // 2
     panels = np.zeros((2, padded(half, panel)), rows.dtype)
     panels[:, :half] = rows.reshape(2, half)

@@ -1,4 +1,4 @@
-"""Which models the native core has kernels for, by their descriptions. Imports no torch."""
+"""Decides from a model's description whether the native core can run it. Imports no torch."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ ACTIVATIONS: Mapping[Activation, After] = {**GATED, "gelu": After.EXACT_GELU, "r
 
 
 class NotNative(Exception):
-    """Why a model cannot run natively."""
+    """The reason why a model cannot run natively."""
 
 
 class WrongPanel(NotNative):
-    """Why it cannot with panels so wide; with others it may."""
+    """It cannot run with this panel width, but might with another."""
 
 
 def native_architecture(described: Description, panel: int) -> Architecture:
