@@ -56,7 +56,7 @@ _ROWS = {
     "pool": "config engine_process errors",
     "schemas": "errors sampling_defaults sampling_params",
     "server": (
-        "backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
+        "answers backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
         "processes sampling_defaults sampling_params schemas sources text torch_extra version weights"
     ),
     "client": "errors sampling_params schemas",

@@ -201,7 +201,9 @@ class Collector:
         params = request.params
         self.request = request
         self._normalize = normalize
-        self._streams = [TextStream(tokenizer, request.prompt_ids, params) for _ in range(params.n)]
+        self._streams = [
+            TextStream(tokenizer, request.prompt_ids, params, shown_ids=request.shown_ids) for _ in range(params.n)
+        ]
         wants_logprobs = params.logprobs is not None
         self.completion = Completion(
             request.prompt_ids,

@@ -227,7 +227,7 @@ def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
     messages = [{"role": "system", "content": "yes"}, {"role": "user", "content": "the fox"}]
     with Client(server.url) as client:
         answer = client.chat(messages, temperature=0, max_tokens=6).choices[0].message.content
-    assert (done.returncode, done.stdout, done.stderr) == (0, answer + "\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
+from ostro.server.chat_request import ChatRequest
 from ostro.server.service import ModelService
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -66,7 +67,8 @@ async def random_request(service: ModelService, dice: random.Random) -> Request:
     )
     salt = dice.choice(("", "a", "b"))
     if dice.random() < 0.3 and params.max_tokens != 0:
-        return await service.prepare_chat([{"role": "user", "content": text}], params, cache_salt=salt)
+        chat = ChatRequest(messages=[{"role": "user", "content": text}], params=params, cache_salt=salt)
+        return (await service.prepare_chat(chat)).request
     return await service.prepare(text, params, cache_salt=salt, priority=dice.choice((0, 0, 1)))
 
 

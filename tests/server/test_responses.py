@@ -12,6 +12,7 @@ from ostro.schemas import (
     CompletionResponse,
     parse,
 )
+from ostro.server.chat_turn import AnswerStream
 from ostro.server.responses import chat_response, completion_response
 from ostro.text.tokenizer import Tokenizer
 
@@ -80,7 +81,8 @@ def test_chat_tokens_carry_their_exact_bytes() -> None:
     entry = TokenLogprob(FIRST_HALF, -1.0, rank=1, top=((FIRST_HALF, -1.0), (WHOLE, -2.0)))
     messages = [{"role": "user", "content": "a"}]
     request = parse(ChatCompletionRequest, {"messages": messages, "logprobs": True, "top_logprobs": 2})
-    response = chat_response(request, completion([FIRST_HALF], "�", [entry]), tokenizer(), model="m")
+    finished = completion([FIRST_HALF], "�", [entry])
+    response = chat_response(request, finished, AnswerStream(finished), tokenizer(), model="m")
     logprobs = response.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content[0].bytes == [0xC3]

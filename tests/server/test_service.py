@@ -19,6 +19,7 @@ from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unava
 from ostro.frontend import Message
 from ostro.outputs import Completion
 from ostro.sampling_params import SamplingParams
+from ostro.server.chat_request import ChatRequest
 from ostro.server.service import ModelService, State
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -56,7 +57,8 @@ def test_service_gives_what_the_offline_engine_gives(tmp_path: Path, monkeypatch
             runs = [service.generate(prompt, p) for p in params for prompt in ("the quick", "yes")]
             for found, wanted in zip(await asyncio.gather(*runs), expected, strict=True):
                 assert_equal(found, wanted)
-            assert_equal(await service.complete(await service.prepare_chat(CHAT, params[0])), expected_chat)
+            chat = await service.prepare_chat(ChatRequest(messages=CHAT, params=params[0]))
+            assert_equal(await service.complete(chat.request), expected_chat)
             vector = await service.complete(*await service.prepare_embeddings(["the dog"]))
             assert vector.embedding == pytest.approx(expected_vector, abs=1e-6)
             await until_idle(service)
@@ -122,7 +124,7 @@ def test_request_that_cannot_run_is_refused_by_the_callers_name_for_it(
                 await service.prepare(text, params)
             assert refusal.value.param == "prompt"
             with pytest.raises(ContextLengthExceeded) as refusal:
-                await service.prepare_chat([{"role": "user", "content": text}], params)
+                await service.prepare_chat(ChatRequest(messages=[{"role": "user", "content": text}], params=params))
             assert refusal.value.param == "messages"
             with pytest.raises(BadRequest, match="prompt holds token id 99999999"):
                 await service.prepare([99999999], SamplingParams())
@@ -142,7 +144,8 @@ def test_request_carries_the_callers_standing(monkeypatch: pytest.MonkeyPatch) -
     async def scenario() -> None:
         async with live_service() as service:
             one = await service.prepare("a", SamplingParams(), cache_salt="k", priority=2, turn=3)
-            two = await service.prepare_chat(CHAT, SamplingParams(), cache_salt="k", priority=2, turn=3)
+            chat = ChatRequest(messages=CHAT, params=SamplingParams(), cache_salt="k", priority=2)
+            two = (await service.prepare_chat(chat, turn=3)).request
             assert standing(one) == standing(two) == ("k", 2, 3)
             assert one.id != two.id
 
@@ -262,7 +265,7 @@ def test_conversations_being_rendered_end_when_the_service_stops(monkeypatch: py
             process = service.tokenizer.renderer.pid
             assert process is not None
             os.kill(process, signal.SIGSTOP)
-            rendering = asyncio.create_task(service.prepare_chat(CHAT, SamplingParams()))
+            rendering = asyncio.create_task(service.prepare_chat(ChatRequest(messages=CHAT, params=SamplingParams())))
             await asyncio.sleep(0.01)
             await service.stop()
             with pytest.raises(Unavailable, match="stopped"):
@@ -297,7 +300,7 @@ async def refusal(service: ModelService, kind: str, text: str) -> ContextLengthE
     preparing = (
         service.prepare(text, params)
         if kind == "prompt"
-        else service.prepare_chat([{"role": "user", "content": text}], params)
+        else service.prepare_chat(ChatRequest(messages=[{"role": "user", "content": text}], params=params))
     )
     with pytest.raises(ContextLengthExceeded) as found:
         await preparing
@@ -344,11 +347,11 @@ def test_fields_that_the_template_ignores_are_as_limited_as_the_text(
         async with live_service(EngineConfig(max_seq_len=64, chat_template=str(template))) as service:
             messages: list[Message] = [*CHAT, {"role": "assistant", "content": "", **fields}, *CHAT]
             with pytest.raises(BadRequest, match=f"messages has more than {1 << 20} characters") as refusal:
-                await service.prepare_chat(messages, SamplingParams(max_tokens=1))
+                await service.prepare_chat(ChatRequest(messages=messages, params=SamplingParams(max_tokens=1)))
             assert refusal.value.param == "messages"
             with pytest.raises(BadRequest, match="messages has more than"):
-                await service.render_chat(messages, add_generation_prompt=False)
-            assert await service.prepare_chat(CHAT, SamplingParams(max_tokens=1))
+                await service.render_chat(ChatRequest(messages=messages, params=SamplingParams()))
+            assert await service.prepare_chat(ChatRequest(messages=CHAT, params=SamplingParams(max_tokens=1)))
 
     asyncio.run(scenario())
 
@@ -361,7 +364,7 @@ def test_text_that_a_template_makes_too_long_is_refused(tmp_path: Path, monkeypa
     async def scenario() -> None:
         async with live_service(EngineConfig(max_seq_len=64, chat_template=str(template))) as service:
             with pytest.raises(BadRequest, match=f"text of {1 << 21} characters, and at most {1 << 20}") as refusal:
-                await service.prepare_chat(CHAT, SamplingParams(max_tokens=1))
+                await service.prepare_chat(ChatRequest(messages=CHAT, params=SamplingParams(max_tokens=1)))
             assert refusal.value.param == "messages"
 
     asyncio.run(scenario())

@@ -3,9 +3,11 @@
 from typing import cast
 
 import pytest
+import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from text_vocabs import byte_level, sentencepiece_like
+from tokenizers import decoders, models
 
 from ostro.text.detokenizer import Detokenizer
 from ostro.text.tokenizer import Tokenizer
@@ -90,3 +92,15 @@ def test_special_tokens_show_only_when_asked_for() -> None:
 
 def test_ids_beyond_the_vocabulary_have_no_text() -> None:
     assert Detokenizer(byte_level(), []).push([byte_level().vocab_size, 10**9, -1]) == ""
+
+
+def test_special_tokens_that_a_reader_needs_are_shown_and_no_others() -> None:
+    core = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<call>", "<end>"])
+    tokenizer = Tokenizer(core)
+    [call, end] = core.encode("<call><end>", add_special_tokens=False).ids
+    for cut in range(5):
+        detokenizer = Detokenizer(tokenizer, [], shown_ids=frozenset({call}))
+        ids = [0, call, end, 0]
+        assert detokenizer.push(ids[:cut]) + detokenizer.push(ids[cut:]) == "a<call>a"

@@ -37,6 +37,7 @@ from ostro.schemas import (
     WireModel,
     parse,
 )
+from ostro.server.chat_turn import AnswerStream
 from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
 
 
@@ -174,7 +175,7 @@ def _chat(llm: LLM, body: object) -> _Work:
     request = parse(ChatCompletionRequest, body)
     params = request.sampling_params()
     requests = _prepared(llm, request, [llm.chat_prompt(request.template_messages())], params)
-    return requests, lambda done: chat_response(request, done[0], llm.tokenizer, model=llm.name)
+    return requests, lambda done: chat_response(request, done[0], AnswerStream(done[0]), llm.tokenizer, model=llm.name)
 
 
 def _embeddings(llm: LLM, body: object) -> _Work:

@@ -42,5 +42,7 @@ class Request:
     task: Task = Task.GENERATE
     constraint: Constraint | None = None
     """What the output of each choice must match."""
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens whose text is kept for whoever reads the output. The engine has no use for them."""
     puzzle: int = 0
     """Whose embedding an HRM sees before the tokens; 0 stands for none in particular."""

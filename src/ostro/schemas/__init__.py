@@ -2,12 +2,15 @@
 
 from ostro.schemas.batch import BatchError, BatchRequest, BatchResponse, BatchResult
 from ostro.schemas.chat import (
+    CalledCustomTool,
+    CalledFunction,
     ChatChoice,
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatLogprobs,
     ChatMessage,
     ChatTokenLogprob,
+    ChatToolCall,
     Message,
     TopLogprob,
 )
@@ -21,6 +24,7 @@ from ostro.schemas.completions import (
 from ostro.schemas.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 from ostro.schemas.errors import ErrorBody, ErrorDetail
 from ostro.schemas.generation import (
+    CompletionTokensDetails,
     FinishReason,
     GenerationRequest,
     PromptLogprob,
@@ -56,6 +60,8 @@ __all__ = [
     "BatchRequest",
     "BatchResponse",
     "BatchResult",
+    "CalledCustomTool",
+    "CalledFunction",
     "ChatChoice",
     "ChatCompletionChunk",
     "ChatCompletionRequest",
@@ -63,11 +69,13 @@ __all__ = [
     "ChatLogprobs",
     "ChatMessage",
     "ChatTokenLogprob",
+    "ChatToolCall",
     "CompletionChoice",
     "CompletionChunk",
     "CompletionLogprobs",
     "CompletionRequest",
     "CompletionResponse",
+    "CompletionTokensDetails",
     "DetokenizeRequest",
     "DetokenizeResponse",
     "Embedding",

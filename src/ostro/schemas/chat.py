@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 from ostro.schemas.prompts import Text
-from ostro.schemas.wire import RequestModel, WireModel, refusal, shape
+from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -130,10 +130,35 @@ class ChatLogprobs(WireModel):
     refusal: None = None
 
 
+class CalledFunction(WireModel):
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class CalledCustomTool(WireModel):
+    name: str
+    input: str
+
+
+class ChatToolCall(WireModel):
+    """A call of a function or of a custom tool, as `type` says."""
+
+    id: str
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = left_out()
+    custom: CalledCustomTool | None = left_out()
+
+
 class ChatMessage(WireModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """Null if the answer consists of tool calls, or ended within the reasoning."""
     refusal: None = None
+    reasoning_content: str | None = left_out()
+    reasoning: str | None = left_out()
+    """The same text: servers differ in what they call it."""
+    tool_calls: list[ChatToolCall] | None = left_out()
 
 
 class ChatChoice(WireModel):

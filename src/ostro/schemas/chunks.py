@@ -8,11 +8,34 @@ from ostro.schemas.generation import FinishReason, Usage
 from ostro.schemas.wire import WireModel
 
 
+class FunctionDelta(WireModel):
+    name: str | None = None
+    arguments: str
+
+
+class CustomToolDelta(WireModel):
+    name: str | None = None
+    input: str
+
+
+class ToolCallDelta(WireModel):
+    """The first of a call has its id, type and name; the others continue its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function", "custom"] | None = None
+    function: FunctionDelta | None = None
+    custom: CustomToolDelta | None = None
+
+
 class ChatDelta(WireModel):
     """The first of a choice has the role, the last has nothing."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(WireModel):

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model
 from pydantic_core import PydanticCustomError
 
 from ostro.sampling_params import MAX_LOGIT_BIAS, MAX_WORD_CHARACTERS, NEUTRAL, PARAMETERS, SamplingParams
-from ostro.schemas.wire import RequestModel, WireModel, refusal, shape
+from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
@@ -150,11 +150,15 @@ class GenerationRequest(_SamplingFields):
         return SamplingParams(**(given | own | {"prompt_logprobs": prompt_logprobs}))
 
 
-FinishReason = Literal["stop", "length", "repetition"]
+FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
 
 class PromptTokensDetails(WireModel):
     cached_tokens: int
+
+
+class CompletionTokensDetails(WireModel):
+    reasoning_tokens: int
 
 
 class Usage(WireModel):
@@ -162,6 +166,8 @@ class Usage(WireModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = left_out()
+    """Only if the model's reasoning is told from its text."""
 
 
 class PromptLogprob(WireModel):

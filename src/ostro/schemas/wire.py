@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -43,6 +44,11 @@ class WireModel(BaseModel):
 
     def get(self, name: str, default: object = None) -> Any:
         return getattr(self, name) if name in self else default
+
+
+def left_out() -> Any:
+    """A field of a response that is absent, rather than null, if there is nothing to tell."""
+    return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class RequestModel(WireModel):

@@ -1,5 +1,6 @@
 """What every endpoint gets: the models, the admission gate, the limits, and helpers to answer with."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from ostro.server.body import BodyLimits, Schema, read_request
 from ostro.server.limits import Gate
 from ostro.server.models import Models
 from ostro.server.record import RequestRecord
-from ostro.server.service import ModelService
 
 # Fewer are converted sooner than a thread is woken.
 _MANY_PARTS = 64
@@ -58,14 +58,14 @@ class Api:
         return await read_request(schema, http, self.options.body)
 
 
-async def template_messages(messages: Sequence[Message], service: ModelService) -> list[dict[str, object]]:
+async def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """The messages as chat templates expect them; many of them, or of their parts, are converted off the event loop."""
 
     def convert() -> list[dict[str, object]]:
         return [message.for_template() for message in messages]
 
     many = sum(message.num_parts for message in messages) > _MANY_PARTS
-    return await service.run_off_loop(convert) if many else convert()
+    return await asyncio.to_thread(convert) if many else convert()
 
 
 def json_response(body: WireModel) -> Response:

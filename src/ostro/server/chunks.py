@@ -6,24 +6,27 @@ in its middle is encoded each time.
 
 import codecs
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.engine.runner import TokenLogprob
 from ostro.outputs import Choice, Completion, Delta
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
+from ostro.server.chat_turn import AnswerStream
 from ostro.server.responses import (
     chat_logprobs,
     echoed_prompt,
     finish_reason,
     new_id,
-    text_offsets,
     token_arrays,
     usage,
+    wire_reason,
 )
 from ostro.server.sse import event
+from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
@@ -64,17 +67,20 @@ class _Envelope:
     def choice(self, fields: dict[str, object]) -> bytes:
         return self._head + _encode(fields) + (self._usage_so_far() if self._always else self._tail)
 
-    def usage(self) -> bytes:
+    def usage(self, *, num_reasoning: int | None = None) -> bytes:
         """Nothing, unless it was asked for."""
         if not self._with_usage:
             return b""
-        return event(_encode({**self._shared, "choices": [], "usage": usage(self._completions).model_dump()}))
+        counted = usage(self._completions, num_reasoning=num_reasoning).model_dump()
+        return event(_encode({**self._shared, "choices": [], "usage": counted}))
 
     def _usage_so_far(self) -> bytes:
         return b'],"usage":' + _encode(usage(self._completions).model_dump()) + b"}\n\n"
 
 
 class ChatChunks:
+    """A chat answer that is all text: its deltas are written as they are."""
+
     def __init__(
         self,
         request: ChatCompletionRequest,
@@ -113,9 +119,79 @@ class ChatChunks:
         return data
 
     def _chunk(
-        self, index: int, delta: dict[str, str], logprobs: dict[str, object] | None = None, reason: str | None = None
+        self,
+        index: int,
+        delta: Mapping[str, object],
+        logprobs: dict[str, object] | None = None,
+        reason: str | None = None,
     ) -> bytes:
         return self._envelope.choice({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
+
+
+class AnswerChunks(ChatChunks):
+    """A chat answer that is read as it comes: reasoning, text and tool calls, each under its own name."""
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        completion: Completion,
+        answers: AnswerStream,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        strict: bool = False,
+    ) -> None:
+        super().__init__(request, completion, tokenizer, model=model, strict=strict)
+        self._answers = answers
+        self._unopened = {choice.index for choice in completion.choices}
+        self._custom_calls: set[tuple[int, int]] = set()
+        """Of custom tools, by choice and call: OpenAI has another name for their input."""
+
+    def start(self) -> bytes:
+        # The first delta of a choice says whether there is content, so it waits for the first event.
+        return b""
+
+    def end(self) -> bytes:
+        return self._envelope.usage(num_reasoning=self._answers.num_reasoning(self._tokenizer))
+
+    def _of(self, delta: Delta) -> bytes:
+        index, events = delta.index, self._answers.events(delta)
+        logprobs = chat_logprobs(delta.logprobs, self._tokenizer)
+        # The log-probabilities of a delta's tokens go with the first of what they came to.
+        told = None if not delta.logprobs or logprobs is None else logprobs.model_dump()
+        parts = [self._part(index, event) for event in events]
+        if not parts and told is not None:
+            parts = [{}]
+        data = b""
+        if index in self._unopened and (parts or delta.finish_reason is not None):
+            self._unopened.remove(index)
+            is_text = not events or isinstance(events[0], Text)
+            data = self._chunk(index, {"role": "assistant", "content": "" if is_text else None})
+        for part in parts:
+            data += self._chunk(index, part, told)
+            told = None
+        if delta.finish_reason is not None:
+            reason = wire_reason(self._answers.finish_reason(index), strict=self._strict)
+            data += self._chunk(index, {}, None, reason)
+        return data
+
+    def _part(self, choice: int, event: Event) -> dict[str, object]:
+        match event:
+            case Text(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text, "reasoning": text}
+            case CallBegin(index, id, name, is_custom):
+                if is_custom:
+                    self._custom_calls.add((choice, index))
+                    begun: dict[str, object] = {"type": "custom", "custom": {"name": name, "input": ""}}
+                else:
+                    begun = {"type": "function", "function": {"name": name, "arguments": ""}}
+                return {"tool_calls": [{"index": index, "id": id, **begun}]}
+            case CallArguments(index, text):
+                if (choice, index) in self._custom_calls:
+                    return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 class CompletionChunks:

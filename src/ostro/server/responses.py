@@ -1,26 +1,30 @@
 """Turns finished completions into API responses. Knows wire objects and a tokenizer; knows no engine and no sockets."""
 
 import base64
-import codecs
 import struct
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from ostro.answers.events import Call
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import SequenceFailed, Unsupported
 from ostro.outputs import Choice, Completion
 from ostro.schemas import (
+    CalledCustomTool,
+    CalledFunction,
     ChatChoice,
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatLogprobs,
     ChatMessage,
     ChatTokenLogprob,
+    ChatToolCall,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
+    CompletionTokensDetails,
     Embedding,
     EmbeddingRequest,
     EmbeddingResponse,
@@ -32,12 +36,12 @@ from ostro.schemas import (
     TopLogprob,
     Usage,
 )
+from ostro.server.chat_turn import AnswerStream, ChatAnswer
+from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 
 # JSON has no infinity; OpenAI writes an impossible token so.
 _LOWEST_LOGPROB = -9999.0
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def new_id(kind: str) -> str:
@@ -45,8 +49,8 @@ def new_id(kind: str) -> str:
     return f"{kind}{uuid.uuid4().hex}"
 
 
-def usage(completions: Sequence[Completion]) -> Usage:
-    """A prompt counts once, however many choices it has."""
+def usage(completions: Sequence[Completion], *, num_reasoning: int | None = None) -> Usage:
+    """A prompt counts once, however many choices it has. `num_reasoning` is None for plain answers."""
     prompt = sum(len(completion.prompt_ids) for completion in completions)
     generated = sum(completion.num_generated for completion in completions)
     return Usage(
@@ -54,6 +58,9 @@ def usage(completions: Sequence[Completion]) -> Usage:
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(each.num_cached for each in completions)),
+        completion_tokens_details=None
+        if num_reasoning is None
+        else CompletionTokensDetails(reasoning_tokens=num_reasoning),
     )
 
 
@@ -162,50 +169,50 @@ def _token_name(token: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def text_offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
-    """Where in its text each token begins; at its end for one that a stop has cut off."""
-    decoder = _Utf8Decoder(errors="replace")
-    at = 0
-    for token in ids:
-        yield min(at, len(text))
-        data = tokenizer.bytes_of((token,))
-        if not data and text.startswith(tokenizer.token_text(token), at):
-            # A special token, and the text spells it out.
-            data = tokenizer.token_bytes(token)
-        if at == 0 and not text.startswith(" "):
-            # Some vocabularies begin every text with a space that is not shown.
-            data = data.removeprefix(b" ")
-        at += len(decoder.decode(data))
-
-
 # --- chat -----------------------------------------------------------------------------------------------------------
 
 
 def chat_response(
     request: ChatCompletionRequest,
     completion: Completion,
+    answers: AnswerStream,
     tokenizer: Tokenizer,
     *,
     model: str,
     strict: bool = False,
 ) -> ChatCompletionResponse:
     """Raises SequenceFailed if the engine gave up on a choice."""
+    choices = [_chat_choice(answers.answer(choice), tokenizer, strict=strict) for choice in completion.choices]
     return ChatCompletionResponse(
         id=new_id("chatcmpl-"),
         created=int(time.time()),
         model=model,
-        choices=[
-            ChatChoice(
-                index=choice.index,
-                message=ChatMessage(content=choice.text),
-                logprobs=chat_logprobs(choice.logprobs, tokenizer),
-                finish_reason=finish_reason(choice, strict=strict),
-            )
-            for choice in completion.choices
-        ],
-        usage=usage([completion]),
+        choices=choices,
+        usage=usage([completion], num_reasoning=answers.num_reasoning(tokenizer)),
         prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, completion, tokenizer),
     )
+
+
+def _chat_choice(answer: ChatAnswer, tokenizer: Tokenizer, *, strict: bool) -> ChatChoice:
+    calls = [_tool_call(call) for call in answer.calls] or None
+    is_silent = not answer.text and bool(calls or answer.reasoning)
+    return ChatChoice(
+        index=answer.index,
+        message=ChatMessage(
+            content=None if is_silent else answer.text,
+            reasoning_content=answer.reasoning or None,
+            reasoning=answer.reasoning or None,
+            tool_calls=calls,
+        ),
+        logprobs=chat_logprobs(answer.logprobs, tokenizer),
+        finish_reason=wire_reason(answer.finish_reason, strict=strict),
+    )
+
+
+def _tool_call(call: Call) -> ChatToolCall:
+    if call.is_custom:
+        return ChatToolCall(id=call.id, type="custom", custom=CalledCustomTool(name=call.name, input=call.arguments))
+    return ChatToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob] | None, tokenizer: Tokenizer) -> ChatLogprobs | None:
@@ -235,12 +242,19 @@ def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob
 
 def finish_reason(choice: Choice, *, strict: bool = False) -> FinishReason:
     """Raises SequenceFailed for a choice that came to no good end. `strict`: one of OpenAI's own."""
-    match choice.finish_reason:
-        case "stop" | "length" as reason:
+    if choice.finish_reason in (None, "error"):
+        raise SequenceFailed(choice.error or "The engine gave up on this request. Try again.")
+    return wire_reason(choice.finish_reason, strict=strict)
+
+
+def wire_reason(reason: str, *, strict: bool) -> FinishReason:
+    """A finish reason as answers give it. `strict`: one of OpenAI's own."""
+    match reason:
+        case "length" | "tool_calls":
             return reason
-        case "repetition":
-            return "stop" if strict else "repetition"
-    raise SequenceFailed(choice.error or "The engine gave up on this request. Try again.")
+        case "repetition" if not strict:
+            return reason
+    return "stop"
 
 
 def _prompt_logprobs(top: int | None, completion: Completion, tokenizer: Tokenizer) -> PromptLogprobs | None:

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ostro.answers.plan import AnswerPlan, plan_answer
+from ostro.answers.profile import TemplateProfile
 from ostro.config import EngineConfig
 from ostro.engine.admission import AdmissionRules
 from ostro.engine.request import Request
@@ -23,6 +25,7 @@ from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
+from ostro.server.chat_request import ChatRequest, PreparedChat
 from ostro.text.tokenizer import ChatText, Tokenizer
 from ostro.weights import Pooling, open_checkpoint
 
@@ -251,32 +254,31 @@ class ModelService:
 
         return await self._make_all(make, prompts, len)
 
-    async def prepare_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        *,
-        cache_salt: str = "",
-        priority: int = 0,
-        turn: int = 0,
-        adapter: str | None = None,
-    ) -> Request:
+    async def prepare_chat(self, chat: ChatRequest, *, turn: int = 0, adapter: str | None = None) -> PreparedChat:
         """The engine's request for a conversation's next message, by the model's chat template."""
         frontend, admission = self._ready()
-        if params.truncate_prompt_tokens is None:
-            _check_fits(_last_words(messages), frontend.tokenizer, admission, "messages")
-        sampling = await self._sampling(frontend, params)
-        chat = await self.render_chat(messages)
+        if chat.params.truncate_prompt_tokens is None:
+            _check_fits(_last_words(chat.messages), frontend.tokenizer, admission, "messages")
+        sampling = await self._sampling(frontend, chat.params)
+        plan = self._plan(chat)
+        rendered = await self._render(plan, chat)
+        reading = plan.reading(rendered.text)
 
-        def make(chat: ChatText) -> Request:
-            ids = frontend.tokenizer.encode_rendered(chat)
+        def make(rendered: ChatText) -> Request:
+            ids = frontend.tokenizer.encode_rendered(rendered)
             request = frontend.request(ids, sampling, max_len=admission.max_len, adapter=adapter)
-            request = replace(request, cache_salt=cache_salt, priority=priority, turn=turn)
+            request = replace(
+                request,
+                cache_salt=chat.cache_salt,
+                priority=chat.priority,
+                turn=turn,
+                shown_ids=reading.kept_ids,
+            )
             admission.check(request, prompt="messages")
             return request
 
-        [request] = await self._make_all(make, [chat], lambda chat: len(chat.text))
-        return request
+        [request] = await self._make_all(make, [rendered], lambda rendered: len(rendered.text))
+        return PreparedChat(request, plan, reading)
 
     async def prepare_scoring(
         self,
@@ -405,12 +407,34 @@ class ModelService:
             )
         return frontend, self._admission
 
-    async def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> ChatText:
-        """The conversation's text; raises BadRequest if the messages or the text are too long."""
+    async def render_chat(self, chat: ChatRequest) -> ChatText:
+        """The text of the prompt that `prepare_chat` makes, for callers that only count or show it; raises BadRequest
+        if the messages or the text are too long.
+        """
+        return await self._render(self._plan(chat), chat)
+
+    def _plan(self, chat: ChatRequest) -> AnswerPlan:
+        """What to render for the request, and how to read the answer."""
+        return plan_answer(
+            chat.messages,
+            TemplateProfile(),
+            tools=chat.tools,
+            choice=chat.tool_choice,
+            parallel=chat.parallel_tool_calls,
+            reasoning=chat.reasoning,
+            template_kwargs=chat.template_kwargs,
+        )
+
+    async def _render(self, plan: AnswerPlan, chat: ChatRequest) -> ChatText:
         frontend, admission = self._ready()
-        _check_messages(messages, admission)
+        _check_messages([*plan.messages, *(plan.tools or ()), plan.template_kwargs], admission)
         return await frontend.tokenizer.render_chat(
-            messages, add_generation_prompt=add_generation_prompt, max_characters=_most_characters(admission)
+            plan.messages,
+            tools=plan.tools,
+            template_kwargs=plan.template_kwargs,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            max_characters=_most_characters(admission),
         )
 
     def check_text(self, text: str, name: str) -> None:

@@ -18,9 +18,18 @@ class Detokenizer:
     A character that the prompt left unfinished is the prompt's: its bytes do not show in the output.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown_ids` are special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown_ids = shown_ids
         self._utf8 = _Utf8Decoder(errors="replace")
         # Only a text's very first space is dropped, and the output is first only where the prompt has no text.
         self._drop_space = tokenizer.drops_first_space and not any(
@@ -29,11 +38,19 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text these tokens complete; it never ends within a character."""
-        data = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
+        data = self._bytes_of(ids)
         if self._drop_space and data:
             data = data.removeprefix(b" ")
             self._drop_space = False
         return self._utf8.decode(data)
+
+    def _bytes_of(self, ids: Sequence[int]) -> bytes:
+        if not self._shown_ids or self._shown_ids.isdisjoint(ids):
+            return self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
+        return b"".join(
+            self._tokenizer.bytes_of((token,), skip_special=self._skip_special and token not in self._shown_ids)
+            for token in ids
+        )
 
     def flush(self) -> str:
         """The sequence has ended: an unfinished character comes out as a replacement character."""

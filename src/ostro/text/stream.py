@@ -9,8 +9,17 @@ from ostro.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special=params.skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown_ids` are special tokens whose text is kept even if the params leave special tokens out."""
+        skip_special = params.skip_special_tokens
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special=skip_special, shown_ids=shown_ids)
         self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_in_output)
         self._params = params
         self.num_tokens = 0

@@ -4,12 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.engine.request import Request as EngineRequest
 from ostro.errors import BadRequest
 from ostro.outputs import Completion
 from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse, WireModel
 from ostro.server.api import Api, record_of, template_messages
-from ostro.server.chunks import ChatChunks
+from ostro.server.chat_request import ChatRequest
+from ostro.server.chat_turn import ChatTurn
+from ostro.server.chunks import AnswerChunks, ChatChunks, Chunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
@@ -38,28 +39,32 @@ def router(api: Api) -> APIRouter:
 async def _answer(api: Api, http: Request, model: str | None = None) -> Response:
     request = await api.read(ChatCompletionRequest, http)
     record_of(http).stream = request.stream
-    return Answer(api, http, _job(api, request, model or request.model))
+    return Answer(api, http, _job(api, request, ChatTurn(await _chat_request(api, request)), model or request.model))
 
 
-def _job(api: Api, request: ChatCompletionRequest, name: str) -> Job:
-    params, strict = api.options.params(request), api.options.openai_strict
+async def _chat_request(api: Api, request: ChatCompletionRequest) -> ChatRequest:
+    params = api.options.params(request)
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
+    return ChatRequest(
+        messages=await template_messages(request.messages),
+        params=params,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )
 
-    async def prepare(model: Model) -> list[EngineRequest]:
-        chat = await model.service.prepare_chat(
-            await template_messages(request.messages, model.service),
-            params,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            adapter=model.adapter,
-        )
-        return [chat]
+
+def _job(api: Api, request: ChatCompletionRequest, turn: ChatTurn, name: str) -> Job:
+    strict = api.options.openai_strict
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
-        return chat_response(request, completions[0], model.service.tokenizer, model=model.name, strict=strict)
+        [completion], tokenizer = completions, model.service.tokenizer
+        return chat_response(request, completion, turn.stream(completion), tokenizer, model=model.name, strict=strict)
 
-    def chunks(model: Model, completions: list[Completion]) -> ChatChunks:
-        return ChatChunks(request, completions[0], model.service.tokenizer, model=model.name, strict=strict)
+    def chunks(model: Model, completions: list[Completion]) -> Chunks:
+        [completion], tokenizer = completions, model.service.tokenizer
+        if turn.is_plain:
+            return ChatChunks(request, completion, tokenizer, model=model.name, strict=strict)
+        return AnswerChunks(request, completion, turn.stream(completion), tokenizer, model=model.name, strict=strict)
 
-    return Job(name, prepare, respond, chunks if request.stream else None)
+    return Job(name, turn.prepare, respond, chunks if request.stream else None)

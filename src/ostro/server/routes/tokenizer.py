@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.errors import BadRequest
+from ostro.sampling_params import SamplingParams
 from ostro.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -16,6 +17,7 @@ from ostro.schemas import (
     TokenizerInfo,
 )
 from ostro.server.api import Api, json_response, record_of, template_messages
+from ostro.server.chat_request import ChatRequest
 from ostro.server.documentation import described
 from ostro.server.models import ANY
 from ostro.server.service import ModelService
@@ -58,8 +60,11 @@ async def _tokenized(request: TokenizeRequest, service: ModelService) -> Respons
     tokenizer, max_len = service.tokenizer, None if service.info is None else service.info.max_len
     chat = None
     if request.messages is not None:
-        messages = await template_messages(request.messages, service)
-        chat = await service.render_chat(messages, add_generation_prompt=request.add_generation_prompt)
+        messages = await template_messages(request.messages)
+        asked = ChatRequest(
+            messages=messages, params=SamplingParams(), add_generation_prompt=request.add_generation_prompt
+        )
+        chat = await service.render_chat(asked)
     else:
         service.check_text(request.prompt or "", "prompt")
 
