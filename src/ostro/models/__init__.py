@@ -1,6 +1,6 @@
-"""What models are, as data: no torch, no numpy.
+"""Descriptions of models as data, without torch or numpy.
 
-architecture    the description of a model
-families        from config.json to that description, one file a family
+architecture    a model's description
+families        translate config.json into that description, one file per family
 registry        the table of families
 """

@@ -1,4 +1,4 @@
-"""Which projections of a model an adapter's terms are for. Imports no torch and no arrays."""
+"""Assigns an adapter's terms to a model's projections. Imports no torch and no numpy."""
 
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
@@ -9,7 +9,7 @@ from ostro.errors import BadCheckpoint
 class Shaped(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix that the term is added to: outputs, inputs."""
+        """Shape of the matrix that the term is added to: [out, in]."""
 
 
 TermT = TypeVar("TermT", bound=Shaped)
@@ -18,9 +18,9 @@ TermT = TypeVar("TermT", bound=Shaped)
 def placed(
     adapter: str, terms: Mapping[str, TermT], projections: Mapping[str, tuple[int, int]], *, backbone: str
 ) -> dict[str, TermT]:
-    """The terms by the full names of their projections, whose shapes are given.
+    """The terms, keyed by the full names of their projections, whose shapes are given.
 
-    An adapter's names may lack the backbone's. A term without a projection, or misshapen, is an error.
+    An adapter's names may omit the backbone prefix. A term without a projection or with the wrong shape is an error.
     """
     found: dict[str, TermT] = {}
     for given, term in terms.items():

@@ -1,15 +1,15 @@
-"""What a model is, as data: its shape, its layers, and the names of its tensors. Imports no torch.
+"""A model's description as data: its shape, its layers, and the names of its tensors. Imports no torch.
 
-A family (`models.families`) reads a config.json into an `Architecture`. Everything that runs or measures a model is a
-reader of it: the torch modules, the native core's lowering, the GPU's fused kernels, planning.
+A family (`models.families`) translates a config.json into an `Architecture`. Everything that runs or measures a model
+reads it: the torch modules, the native core's lowering, the GPU's fused kernels, planning.
 
     x = embedding(ids)
     for layer in layers:
-        x += residual_scale * attention_post_norm(attention(attention_norm(x)))      a norm that is None is left out
-        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: of x before attention
+        x += residual_scale * attention_post_norm(attention(attention_norm(x)))      a norm that is None is skipped
+        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: reads x before attention
     logits = softcap(scale * head(norm(x)))
 
-Tensors have the names that Hugging Face checkpoints give them, in full.
+Tensors have their full names in Hugging Face checkpoints.
 """
 
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that a checkpoint of the model must hold."""
+    """A tensor that a checkpoint of the model must contain."""
 
     name: str
     shape: tuple[int, ...]
     offset: float = 0.0
-    """Added when it is loaded."""
+    """Added on loading."""
     transposed: bool = False
-    """Whether it is the transpose of the matrix that rows are multiplied by."""
+    """Whether it is stored as [in, out]."""
     by_head: int = 0
     """See `Projection`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a runner must know to size its memory."""
+    """The sizes that a runner needs to allocate memory."""
 
     vocab_size: int
     hidden_size: int
@@ -45,19 +45,21 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     max_seq_len: int
-    """The context to serve, which may be shorter than the model's own."""
+    """The context length to serve; may be shorter than the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Scales each row to unit root mean square, then by a weight. A layer norm also centres it, and adds a bias."""
+    """RMS norm: scales each row to unit root mean square, then by a weight. A layer norm also centres it and adds a
+    bias.
+    """
 
     name: str
     size: int
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     offset: float = 0.0
-    """What the stored weight lacks: some families store it as its difference from one."""
+    """Added to the stored weight: some families store its difference from one."""
 
     def tensors(self) -> Iterator[StoredTensor]:
         yield StoredTensor(f"{self.name}.weight", (self.size,), self.offset)
@@ -67,7 +69,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """RMS norms of queries and keys before they rotate: over each head by itself, or over all heads as one row."""
+    """RMS norms of queries and keys before rotation: per head, or over all heads as one row."""
 
     query: Norm
     key: Norm
@@ -79,7 +81,7 @@ class QKNorm:
 
 
 class Part(NamedTuple):
-    """Some rows of a projection, stored as a tensor of their own."""
+    """Some rows of a projection, stored as a separate tensor."""
 
     name: str
     rows: int
@@ -87,7 +89,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y = x Wᵀ + b. Projections of the same input are one matrix: the rows of its parts, end to end."""
+    """y = x Wᵀ + b. Projections of the same input form one matrix: the concatenated rows of its parts."""
 
     columns: int
     parts: tuple[Part, ...]
@@ -95,8 +97,8 @@ class Projection:
     transposed: bool = False
     """Whether checkpoints store the matrix as [in, out]."""
     by_head: int = 0
-    """For queries, keys and values in one tensor: the number of heads, if checkpoints store its rows head by head, each
-    head's three together.
+    """For a fused q/k/v tensor: the number of heads, if checkpoints interleave each head's query, key and value rows;
+    0 otherwise.
     """
 
     @property
@@ -113,11 +115,11 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """How scores are made of queries and keys: all that attention kernels need to know of a layer."""
+    """How attention scores are computed: all that attention kernels need to know about a layer."""
 
     scale: float
     window: int | None = None
-    """A token sees itself and the window - 1 tokens before it."""
+    """A token attends to itself and the window - 1 tokens before it."""
     softcap: float | None = None
 
 
@@ -128,16 +130,16 @@ class Attention:
     """Queries, keys and values, in this order."""
     output: Projection
     rope: int | None
-    """Which of the model's ropes rotates queries and keys; None leaves them as they are."""
+    """Index of the model's rope that rotates queries and keys; None for no rotation."""
     qk_norm: QKNorm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
-    """down(act(up(x))); gated it is down(act(gate(x)) * up(x))."""
+    """down(act(up(x))), or if gated, down(act(gate(x)) * up(x))."""
 
     up: Projection
-    """With gates in its first half if the MLP is gated."""
+    """If gated, its first half is the gate."""
     down: Projection
     activation: Activation
     gated: bool
@@ -152,9 +154,9 @@ class Layer:
     mlp_norm: Norm | None = None
     mlp_post_norm: Norm | None = None
     residual_scale: float = 1.0
-    """What attention and the MLP give is multiplied by it before it is added to the stream."""
+    """Multiplies the outputs of attention and MLP before they are added to the residual stream."""
     parallel: bool = False
-    """Whether the MLP reads the stream as attention does, without what attention adds."""
+    """Whether the MLP reads the same input as attention, without attention's output added."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -173,7 +175,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """A row for each token, scaled; with learned positions, plus a row for each position."""
+    """A row per token, scaled; with learned positions, plus a row per position."""
 
     name: str
     scale: float = 1.0
@@ -184,9 +186,9 @@ class Embedding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     name: str | None
-    """None where the head is the embedding's matrix."""
+    """None if the head is tied to the embedding."""
     scale: float = 1.0
-    """Of the logits."""
+    """Multiplies the logits."""
     softcap: float | None = None
 
     @property
@@ -203,18 +205,18 @@ class Architecture:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Head | None
-    """None for a backbone that was saved by itself, as embedding models are."""
+    """None for a backbone that was saved without a head, like an embedding model's."""
     ropes: tuple[RopeSettings, ...] = ()
     backbone: str = "model"
-    """As the family says."""
+    """The family's prefix of all tensor names but the head's."""
 
     @property
     def widest(self) -> int:
-        """The longest row that a layer computes for a token."""
+        """The longest row that a layer computes per token."""
         return max(max(layer.mlp.down.columns, layer.attention.output.columns) for layer in self.layers)
 
     def tensors(self) -> Iterator[StoredTensor]:
-        """All tensors that a checkpoint must hold."""
+        """All tensors that a checkpoint must contain."""
         matrix = (self.shape.vocab_size, self.shape.hidden_size)
         yield StoredTensor(f"{self.embedding.name}.weight", matrix)
         if self.embedding.positions is not None:
@@ -229,14 +231,14 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HrmText:
-    """HRM-Text, which is described apart: its layers run several times a token, its norms have no weights, and a gate
-    scales what attention gives.
+    """HRM-Text, which does not fit `Architecture`: its layers run several times per token, its norms have no weights,
+    and a gate scales attention's output.
     """
 
     shape: ModelShape
-    """It has a layer for each run of one, as each run keeps keys and values of its own."""
+    """Counts a layer per run, because each run has its own keys and values."""
     depth: int
-    """Layers of a stack."""
+    """Layers per stack."""
     high_cycles: int
     low_cycles: int
     inner_size: int
@@ -251,7 +253,7 @@ class HrmText:
 
     @property
     def widest(self) -> int:
-        """The longest row that a layer computes for a token: gates, queries, keys and values."""
+        """The longest row that a layer computes per token: gates, queries, keys and values."""
         return max(self.inner_size, 4 * self.shape.num_heads * self.shape.head_dim)
 
 

@@ -1,4 +1,4 @@
-"""Reading a model's config.json: typed look-ups whose errors name the key. Knows no tensors and no file formats."""
+"""Typed access to a model's config.json, with errors that name the key. Knows no tensors and no file formats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,27 +7,27 @@ from typing import TypeGuard
 
 from ostro.errors import BadCheckpoint
 
-# Ten times the longest context and the widest layer that anyone trains.
+# Ten times the longest context and the widest layer in use.
 LARGEST = 100_000_000
-# What a number may be unless its reader knows better: within float32, with room to multiply.
+# Default range of a number: within float32, with room for multiplication.
 _SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-30, 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """A config.json, or the settings of a file of another name. A key that is null counts as absent, as Hugging Face
-    writes it.
+    """A config.json, or equivalent settings from another file. A null value counts as absent, following Hugging Face's
+    convention.
     """
 
     values: Mapping[str, object]
     source: str = "config.json"
-    """What errors call it."""
+    """The file's name in errors."""
 
     def get(self, key: str) -> object:
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None = None, *, most: int = LARGEST) -> int:
-        """A size or a count: nothing in a model is zero or negative."""
+        """A size or a count: always positive."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
             raise BadCheckpoint(f"{self.source}: {key!r} must be an integer from 1 to {most}, got {shown(value)}.")
@@ -41,7 +41,7 @@ class ConfigReader:
         least: float = _SMALLEST_NUMBER,
         most: float = _LARGEST_NUMBER,
     ) -> float:
-        """A number above zero, as scales, bases and caps are."""
+        """A positive number, such as a scale, base or cap."""
         value = self._value(key, default)
         if not _is_number(value, least, most):
             raise BadCheckpoint(f"{self.source}: {key!r} must be a number from {least} to {most}, got {shown(value)}.")
@@ -85,7 +85,7 @@ class ConfigReader:
         return tuple(value)
 
     def flags(self, key: str) -> tuple[bool, ...]:
-        """A list of true and false, or of 1 and 0; empty where there is none."""
+        """A list of booleans, or of 1 and 0; empty if absent."""
         value = self.values.get(key)
         if value is None:
             return ()
@@ -103,7 +103,7 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def bad(self, key: str, value: object, wanted: str) -> BadCheckpoint:
-        """The error for a value that is possible by itself but does not agree with another."""
+        """The error for a value that is valid by itself but contradicts another."""
         return BadCheckpoint(f"{self.source}: {key!r} is {shown(value)}, but it must be {wanted}.")
 
     @property
@@ -120,5 +120,5 @@ class ConfigReader:
 
 
 def _is_number(value: object, least: float = _SMALLEST_NUMBER, most: float = _LARGEST_NUMBER) -> TypeGuard[int | float]:
-    """Compared before it is converted: an integer of JSON may be too large for a float. NaN is never in a range."""
+    """Compares without conversion: a JSON integer may be too large for a float. NaN is never in range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most

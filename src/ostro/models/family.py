@@ -1,4 +1,4 @@
-"""What Ostro knows of a family of models: its names, how its models are described, how other formats hold them."""
+"""A model family: its names, how its configs are described, and how other formats store it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from ostro.models.families.levanter_names import LevanterNames
 @dataclass(frozen=True, slots=True)
 class Family:
     title: str
-    """The models that it serves, as people call them."""
+    """The models it covers, by their common names."""
     model_type: str
-    """As config.json names it, as it does the next two."""
+    """As in config.json, like the next two."""
     architecture: str
     bare: str
-    """The architecture's name where a checkpoint was saved without the head, as embedding models are."""
+    """The architecture's name in checkpoints saved without the head, like embedding models."""
     describe: Callable[[ConfigReader, int | None], Description]
-    """From a config, in which `tie_word_embeddings` is always there, and the context to serve."""
+    """Takes a config, in which `tie_word_embeddings` is always set, and the context length to serve."""
     backbone: str = "model"
-    """The prefix of all tensors' names but the head's. A checkpoint of the bare backbone may leave it out."""
+    """The prefix of all tensor names but the head's. Checkpoints of the bare backbone may omit it."""
     head: str = "lm_head"
-    """The head's name, where it is not the embedding's matrix."""
+    """The head's name, unless it is tied to the embedding."""
     wrapper: str | None = None
-    """A multimodal architecture that is served as the language model inside it, whose config is its `text_config`."""
+    """A multimodal architecture whose language model, configured by its `text_config`, is what gets served."""
     tied: bool = False
-    """Whether the head is the embedding's matrix where config.json does not say."""
+    """Whether the head is tied to the embedding if config.json does not say."""
     gguf: GgufNames | None = None
-    """None where no GGUF file names the family."""
+    """None if GGUF has no such family."""
     levanter: tuple[LevanterNames, ...] = ()
-    """One for each of Levanter's types that the family serves."""
+    """One for each of Levanter's model types that belong to the family."""

@@ -1,4 +1,4 @@
-"""What a Hierarchical Reasoning Model is made of, read from a checkpoint's config. Knows no tensors and no files."""
+"""A Hierarchical Reasoning Model's settings, read from a checkpoint's config. Knows no tensors and no files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ Positions = Literal["rope", "learned"]
 DIALECTS: tuple[Dialect, ...] = ("upstream", "aios")
 MODEL_TYPE = "hrm_act_v1"
 TOLD_BY = "told_by"
-"""The key under which a config names the files that it was read from, for errors."""
+"""The config key that names the source files, for errors."""
 _POSITIONS: tuple[Positions, ...] = ("rope", "learned")
-# From this width on AI-OS scales embeddings as upstream does.
+# From this width on, AI-OS scales embeddings like upstream.
 _AIOS_SCALED_FROM = 512
 _AIOS_EXPERTS_PER_TOKEN = 2
-# What no tensor's shape tells, with the setting that does where no file does.
+# Values that no tensor shape reveals, with the setting that provides them if no file does.
 _TOLD_ONLY = {"num_heads": "--num-heads", "H_cycles": "--h-cycles", "L_cycles": "--l-cycles"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HrmConfig:
-    """The two dialects name the same tensors and compute differently with them.
+    """The two dialects use the same tensor names but compute differently.
 
-    upstream   embeddings times √hidden; z_L goes on from one H cycle to the next
-    aios       embeddings times √hidden only from 512 on, held to ±10; z_L starts anew each H cycle; logits held to ±20
+    upstream   embeddings times √hidden; z_L carries over from one H cycle to the next
+    aios       embeddings times √hidden from 512 on, clamped to ±10; z_L restarts each H cycle; logits clamped to ±20
     """
 
     vocab_size: int
@@ -47,12 +47,12 @@ class HrmConfig:
     h_layers: int
     l_layers: int
     inner_size: int
-    """Of the gated MLP, or of each expert."""
+    """Width of the gated MLP, or of each expert."""
     positions: Positions
     seq_len: int
-    """Tokens of the longest sequence that is served, the puzzle's places not counted."""
+    """The longest sequence to serve, in tokens, without the puzzle's positions."""
     position_rows: int
-    """Of the table of learned positions, the puzzle's places counted; 0 with rotary ones."""
+    """Rows of the learned position table, including the puzzle's positions; 0 with rotary positions."""
     rms_norm_eps: float
     rope_theta: float
     halt_max_steps: int
@@ -61,7 +61,7 @@ class HrmConfig:
     experts_per_token: int
     dialect: Dialect
     puzzle_size: int
-    """Numbers in a puzzle's embedding; 0 where the model has none."""
+    """Size of a puzzle's embedding; 0 if the model has none."""
     num_puzzles: int
 
     @property
@@ -70,12 +70,12 @@ class HrmConfig:
 
     @property
     def puzzle_len(self) -> int:
-        """Positions before the first token that hold the puzzle's embedding."""
+        """Number of positions before the first token that hold the puzzle's embedding."""
         return -(-self.puzzle_size // self.hidden_size)
 
     @property
     def decoding_steps(self) -> int:
-        """Outer steps for a token as the dialect's own decoding takes them."""
+        """Outer steps per token in the dialect's own decoding."""
         return 1 if self.dialect == "aios" else self.halt_max_steps
 
     @property
@@ -89,10 +89,10 @@ class HrmConfig:
     def read(
         config: Mapping[str, object], *, dialect: Dialect | None = None, max_seq_len: int | None = None
     ) -> "HrmConfig":
-        """From a checkpoint's config; `dialect` wins over what it says.
+        """From a checkpoint's config; `dialect` overrides the one it states.
 
-        `max_seq_len` is the context to serve. It is needed only where the checkpoint does not tell its own, as
-        upstream's with rotary positions do not.
+        `max_seq_len` is the context length to serve. It is required only if the checkpoint does not state its own, as
+        with upstream's rotary positions.
         """
         _check_told(config)
         reader = ConfigReader(config, source=str(config.get(TOLD_BY) or "The HRM's settings"))

@@ -1,4 +1,4 @@
-"""Bounds on what a model's config may ask for: several times the largest published models."""
+"""Upper bounds for the sizes in a model's config: several times the largest published models."""
 
 MOST_LAYERS = 1024
 MOST_HEADS = 4096

@@ -1,7 +1,7 @@
-"""The families that Ostro serves: the one table of them. Imports no torch, and runs no remote code.
+"""The table of model families that Ostro serves. Imports no torch, and runs no remote code.
 
-A family is a file in `models.families` and a line here. HRM-Text has a description of its own kind; the HRM ACT-v1
-models, which are no decoders, are not listed (`torch_models.hrm`).
+A family is one file in `models.families` and one line here. HRM-Text has its own kind of description; the HRM ACT-v1
+models, which are not decoders, are not listed (see `torch_models.hrm`).
 """
 
 from collections.abc import Mapping
@@ -34,11 +34,11 @@ FAMILIES: tuple[Family, ...] = tuple(import_module(f"ostro.models.families.{name
 
 
 def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) -> Description:
-    """The model that a config.json describes.
+    """Describes the model of a config.json.
 
-    `max_seq_len` is the context to serve; without it the model's own, for longrope models the one before stretching.
-    Raises UnsupportedModel for a family that is not listed and for what a family does not support, BadCheckpoint for a
-    value that cannot be, BadRequest for a context beyond the model's.
+    `max_seq_len` is the context length to serve; the default is the model's own, or for longrope the unstretched one.
+    Raises UnsupportedModel for an unknown family or a feature it does not support, BadCheckpoint for an invalid
+    value, BadRequest for a context longer than the model's.
     """
     reader = ConfigReader(config)
     names, family = reader.texts("architectures"), family_of(config)
@@ -53,7 +53,7 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
 
 
 def family_of(config: Mapping[str, object]) -> Family | None:
-    """The family that a config.json names; None where it is not listed."""
+    """The family named by a config.json; None if it is not listed."""
     reader = ConfigReader(config)
     names = reader.texts("architectures")
     for family in FAMILIES:
@@ -64,7 +64,7 @@ def family_of(config: Mapping[str, object]) -> Family | None:
 
 
 def _without_head(described: Description) -> Description:
-    """A head that is the embedding's matrix is still there."""
+    """Drops an untied head; a tied one is part of the embedding."""
     if described.head is None or described.head.is_tied:
         return described
     return replace(described, head=None)

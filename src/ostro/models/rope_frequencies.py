@@ -1,7 +1,7 @@
-"""How fast each pair of dimensions rotates, by a model's rope settings. numpy alone.
+"""Rotation frequencies for a model's rope settings, in numpy.
 
-Frequencies are rounded to float32 at the steps at which the code that models were trained with rounds them: a rounding
-that differs would grow with position.
+Intermediate results are rounded to float32 exactly where the original training code does: any difference in rounding
+would grow with position.
 """
 
 import math
@@ -20,28 +20,28 @@ _ONE = np.float32(1)
 
 class RopeFrequencies(NamedTuple):
     frequencies: Floats
-    """Radians a position, for each pair of dimensions."""
+    """Radians per position, for each pair of dimensions."""
     attention_factor: float
-    """On cosines and sines."""
+    """Multiplies cosines and sines."""
 
 
 def rope_frequencies(settings: RopeSettings, *, head_dim: int, max_seq_len: int) -> RopeFrequencies:
-    """`max_seq_len` is the context that will be served: scalings that switch by length are settled by it once, so that
-    a token's keys never depend on which other tokens ran beside it.
+    """`max_seq_len` is the context length to serve. It fixes scalings that depend on length once, so that a token's
+    keys never depend on the other tokens in its batch.
     """
     rotary_dim = settings.rotary_dim(head_dim)
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    # A power in float64, rounded once: powers of float32 differ in the last digit from one library to the next.
+    # The power is taken in float64 and rounded once: float32 powers differ in the last digit between libraries.
     periods = (np.float64(np.float32(settings.theta)) ** exponents.astype(np.float64)).astype(np.float32)
     return _SCALINGS[settings.kind](periods, settings, max_seq_len)
 
 
-# Scalings: unscaled periods (positions per radian), settings and served context -> frequencies (radians per position),
-# and a factor on cosines and sines.
+# Scalings map unscaled periods (positions per radian), settings and context length to frequencies (radians per
+# position) and a factor on cosines and sines.
 
 
 def _default(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
-    # "dynamic" scales only beyond max_position_embeddings, and no context beyond it is served.
+    # "dynamic" only scales beyond max_position_embeddings, and no longer context is served.
     return RopeFrequencies(_ONE / periods, 1.0)
 
 
@@ -50,7 +50,7 @@ def _linear(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFr
 
 
 def _llama3(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
-    """Slow rotations are slowed further, fast ones kept, and those between are blended."""
+    """Slows slow rotations further, keeps fast ones, and blends those in between."""
     table, frequencies = settings.table, _ONE / periods
     low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
     turns = np.float32(settings.original_positions) / (np.float32(2 * math.pi) / frequencies)
@@ -60,7 +60,7 @@ def _llama3(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFr
 
 
 def _yarn(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
-    """Blends as llama3 does, but linearly in the dimension, between two numbers of turns in the original context."""
+    """Blends like llama3, but linearly in the dimension, between two numbers of turns in the original context."""
     table, half = settings.table, len(periods)
     factor = table.number("factor", settings.max_positions / settings.original_positions)
 
@@ -89,7 +89,7 @@ def _yarn_attention_factor(table: ConfigReader, factor: float) -> float:
 
 
 def _longrope(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
-    """A factor for each period, of which there is one set for the original context and one for longer contexts."""
+    """A factor per period, with one set for the original context and one for longer contexts."""
     table, original = settings.table, settings.original_positions
     key = "long_factor" if max_seq_len > original else "short_factor"
     factors = np.array(table.numbers(key), np.float32)

@@ -1,7 +1,7 @@
-"""A model's rope settings, as config.json spells them, and what they may say. Imports no torch.
+"""A model's rope settings in config.json, and their validation. Imports no torch.
 
-They come as `rope_theta` and `rope_scaling`, or as one `rope_parameters` table; Gemma 3 and OLMo-3 have one table for
-their windowed layers and one for the others.
+They are stored as `rope_theta` and `rope_scaling`, or in one `rope_parameters` table; Gemma 3 and OLMo-3 have one table
+for their sliding-window layers and one for the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ ROPE_KINDS = frozenset({"default", "dynamic", "linear", "llama3", "yarn", "longr
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
     table: ConfigReader
-    """`rope_theta`, `partial_rotary_factor`, `rope_type`, and what that type of scaling needs."""
+    """`rope_theta`, `partial_rotary_factor`, `rope_type`, and the parameters of that type of scaling."""
     max_positions: int
-    """The context that config.json declares."""
+    """The context length declared in config.json."""
     original_positions: int
-    """The context before it was stretched, for scalings that tell."""
+    """The context length before it was stretched, for scalings that state it."""
 
     @property
     def kind(self) -> str:
@@ -38,18 +38,18 @@ class RopeSettings:
         return int(head_dim * self.table.number("partial_rotary_factor", 1.0))
 
     def default_context(self) -> int:
-        # Beyond its original context longrope takes other factors, for short prompts too: only on request.
+        # Beyond its original context, longrope uses other factors, even for short prompts, so that is opt-in.
         return min(self.original_positions, self.max_positions) if self.kind == "longrope" else self.max_positions
 
     def longest_context(self) -> int:
         if self.kind != "yarn":
             return self.max_positions
-        # Yarn is switched on by adding its table, and max_position_embeddings is often left as it was.
+        # Yarn is enabled by adding its table, and max_position_embeddings often keeps its old value.
         return max(self.max_positions, int(self.original_positions * self.table.number("factor", 1.0)))
 
 
 def rope_settings(config: ConfigReader, table: Mapping[str, object] | None = None) -> RopeSettings:
-    """Rope of the model, or of the layers that `table` is for where a model has several."""
+    """The model's rope, or, for a model with several, that of the layers described by `table`."""
     if table is None:
         outer = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
         table = {**outer, **(config.table("rope_scaling") or config.table("rope_parameters") or {})}
@@ -62,9 +62,9 @@ def rope_settings(config: ConfigReader, table: Mapping[str, object] | None = Non
 def full_and_sliding_ropes(
     config: ConfigReader, *, theta: float, sliding_theta: float
 ) -> tuple[RopeSettings, RopeSettings]:
-    """The rope of layers with full attention, and that of layers with a window, which `rope_scaling` does not change.
+    """The rope of full-attention layers, and that of sliding-window layers, which `rope_scaling` does not affect.
 
-    The thetas are those of configs whose `rope_parameters` have no table for each kind of layer.
+    The thetas apply to configs whose `rope_parameters` have no table per layer type.
     """
     by_type = ConfigReader(config.table("rope_parameters") or {})
     full = {"rope_theta": theta, **(by_type.table("full_attention") or config.table("rope_scaling") or {})}
@@ -73,7 +73,7 @@ def full_and_sliding_ropes(
 
 
 def checked_rope(rope: RopeSettings, head_dim: int) -> RopeSettings:
-    """The same settings. Raises BadCheckpoint, naming the field, or UnsupportedModel for an unknown scaling."""
+    """Returns the settings. Raises BadCheckpoint, naming the field, or UnsupportedModel for an unknown scaling."""
     table = rope.table
     if rope.kind not in ROPE_KINDS:
         raise UnsupportedModel(f"Rope scaling {rope.kind!r} is not known; known are {', '.join(sorted(ROPE_KINDS))}.")
@@ -135,7 +135,7 @@ _SCALING_CHECKS: Mapping[str, Callable[[RopeSettings, int], None]] = {
 
 
 def _check_order(rope: RopeSettings, low: tuple[str, float | None], high: tuple[str, float | None]) -> None:
-    """Names with their defaults: the first must be below the second, as their difference divides what lies between."""
+    """Names with their defaults: the first must be less than the second, because we divide by their difference."""
     least, most = (rope.table.within(name, FACTOR, default) for name, default in (low, high))
     if least >= most:
         raise rope.table.bad(low[0], least, f"below {high[0]!r} ({most})")

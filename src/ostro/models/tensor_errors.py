@@ -1,12 +1,12 @@
-"""What a checkpoint may hold besides weights, and the errors for tensors that do not fit. Imports no torch."""
+"""Tensors that a checkpoint may contain besides weights, and errors for those that do not fit. Imports no torch."""
 
 import re
 from collections.abc import Collection, Sequence
 
 from ostro.errors import BadCheckpoint
 
-# Passed over where the model has no place for them: the copy of a tied head, and what old checkpoints carry besides
-# weights, namely rope tables (Llama) and causal masks (GPT-2, GPT-NeoX).
+# Ignored if the model has no place for them: the copy of a tied head, and leftovers in old checkpoints, namely rope
+# tables (Llama) and causal masks (GPT-2, GPT-NeoX).
 REDUNDANT = re.compile(r"(lm_head|embed_out)\.weight|(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
 
 

@@ -1,1 +1,1 @@
-"""Model families, a file each: from the family's config.json to an `Architecture`. Imports no torch."""
+"""Model families, one file each: translate the family's config.json into an `Architecture`. Imports no torch."""

@@ -1,8 +1,8 @@
-"""What families share: sizes as config.json names them, and parts under the names that most checkpoints use.
+"""Shared by the families: sizes under config.json's usual keys, and parts under the tensor names of most checkpoints.
 
-Every value is checked as it is read, so a description that exists describes a model that can be built: numbers are
-finite and within the range of real models with a wide margin, and those that depend on one another agree. The errors
-name the field. Keys that a family does not read are not looked at.
+Every value is checked as it is read, so any description that exists can be built: numbers are finite and, with a wide
+margin, within the range of real models, and dependent values agree. Errors name the field. Keys that a family does not
+read are ignored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +43,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def decoder_shape(config: ConfigReader, max_seq_len: int | None, rope: RopeSettings | None = None) -> ModelShape:
-    """The shape of a model with rotary positions. `max_seq_len` is the context to serve, if not the model's own, which
-    `rope` tells where a model has several.
+    """The shape of a model with rotary positions. `max_seq_len` is the context length to serve; it defaults to the
+    model's own, taken from `rope` if a model has several.
     """
     heads = config.integer("num_attention_heads", most=MOST_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads, most=MOST_HEADS)
@@ -89,7 +89,7 @@ def activation(config: ConfigReader, key: str, default: str) -> Activation:
 
 
 def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Which layers have the sliding window: as `layer_types` lists them, in older files by the family's own rule."""
+    """Which layers have a sliding window: from `layer_types`, or in older files by the family's own rule."""
     types = config.texts("layer_types")
     if not types:
         return tuple(otherwise(layer) for layer in range(num_layers))
@@ -103,7 +103,7 @@ def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[i
 
 @dataclass(frozen=True, slots=True)
 class HubLayer:
-    """Makes the parts of one layer, with RMS norms, under the names that they have in most checkpoints of the Hub."""
+    """Builds one layer's parts, with RMS norms, under the names used in most Hub checkpoints."""
 
     index: int
     shape: ModelShape
@@ -156,7 +156,7 @@ class HubLayer:
         )
 
     def pre_norm(self, attention: Attention, mlp: MLP) -> Layer:
-        """Each half reads the normed stream."""
+        """Attention and MLP each read the normed stream."""
         return Layer(
             attention=attention,
             mlp=mlp,
@@ -165,7 +165,7 @@ class HubLayer:
         )
 
     def post_norm(self, attention: Attention, mlp: MLP) -> Layer:
-        """What each half adds to the stream is normed."""
+        """Attention's and MLP's outputs are normed before they are added to the stream."""
         return Layer(
             attention=attention,
             mlp=mlp,
@@ -174,7 +174,7 @@ class HubLayer:
         )
 
     def sandwich_norm(self, attention: Attention, mlp: MLP) -> Layer:
-        """Both."""
+        """Norms both before and after."""
         return Layer(
             attention=attention,
             mlp=mlp,
@@ -193,7 +193,7 @@ class HubLayer:
 
 
 def hub_layers(config: ConfigReader, shape: ModelShape, *, norm_offset: float = 0.0) -> Iterator[HubLayer]:
-    """For a config that has `rms_norm_eps`."""
+    """For a config with `rms_norm_eps`."""
     eps, inner = config.within("rms_norm_eps", EPS), config.integer("intermediate_size", most=MOST_INNER)
     return (HubLayer(index, shape, eps, inner, norm_offset) for index in range(shape.num_layers))
 
@@ -209,7 +209,7 @@ def decoder(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> Architecture:
-    """The usual frame around a family's layers, for a config that has `rms_norm_eps`."""
+    """The usual embedding, final norm and head around a family's layers, for a config with `rms_norm_eps`."""
     tied = config.flag("tie_word_embeddings")
     return Architecture(
         shape=shape,

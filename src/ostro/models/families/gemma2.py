@@ -1,4 +1,5 @@
-"""Gemma 2: norms before and after each half, scaled embeddings, capped scores and logits, windows on every other layer.
+"""Gemma 2: norms before and after attention and MLP, scaled embeddings, soft-capped scores and logits, and a sliding
+window on every other layer.
 
 Norm weights are stored as their difference from one.
 """
@@ -31,7 +32,7 @@ def layers(
     normed_heads: bool = False,
     own_rope: bool = False,
 ) -> list[Layer]:
-    """With `own_rope`, layers that slide rotate by the second of the model's ropes."""
+    """With `own_rope`, sliding-window layers use the second of the model's ropes."""
     scale = config.number("query_pre_attn_scalar", least=1e-3, most=1e9) ** -0.5
     window = config.optional_integer("sliding_window")
     softcap = config.optional_number("attn_logit_softcapping", _SOFTCAP)
@@ -77,7 +78,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
 
 
 def gguf_query_scale(facts: gguf.GgufFacts, layers_of_27b: int) -> int:
-    """Gemma divides queries by the root of this. Files do not store it; only the 27B models differ from head_dim."""
+    """Gemma divides queries by the root of this. GGUF does not store it; only the 27B models differ from head_dim."""
     if facts.integer("block_count") == layers_of_27b:
         return facts.integer("embedding_length") // max(facts.integer("attention.head_count"), 1)
     return gguf.head_dim(facts)
@@ -97,7 +98,7 @@ LEVANTER_DEFAULTS: Mapping[str, object] = {
 
 
 def levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
-    """As Levanter computes it: without windows, and without a cap on logits."""
+    """As Levanter computes it: without sliding windows, and without a cap on logits."""
     act, softcap = settings.text("activation_function"), settings.get("attn_logit_softcapping")
     return {
         "hidden_activation": "gelu_pytorch_tanh" if act == "gelu_new" else act,

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): as Gemma 2, but query and key heads are normed, and windowed layers have a rope of their own."""
+"""Gemma 3 (text): like Gemma 2, but query and key heads are normed, and sliding-window layers have a separate rope."""
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture

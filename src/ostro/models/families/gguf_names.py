@@ -1,8 +1,8 @@
-"""How GGUF files hold a family's models: tensor names, changed tensors, metadata. Knows no file and reads no weights.
+"""How GGUF stores a family's models: tensor names, transformed tensors, metadata. Reads no files and no weights.
 
-Converters rename tensors, and change some: they reorder the rows of Llama's queries and keys for interleaved
-rotation, add one to Gemma's norm weights, transpose GPT-2's matrices, and put GPT-NeoX's queries before its keys and
-values. A family's `GgufNames` is the way back, as data; `weights.gguf_model` goes it.
+Converters rename tensors and transform some: they permute the rows of Llama's queries and keys for interleaved
+rotation, add one to Gemma's norm weights, transpose GPT-2's matrices, and split GPT-NeoX's q, k and v. A family's
+`GgufNames` describes this as data; `weights.gguf_model` reverses it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ Config = dict[str, object]
 
 
 class GgufFacts(Protocol):
-    """Typed access to a file's metadata. Keys are the architecture's own, without its name before them."""
+    """Typed access to a file's metadata. Keys omit the architecture's prefix."""
 
     @property
     def path(self) -> Path: ...
@@ -28,7 +28,7 @@ class GgufFacts(Protocol):
     def flags(self, key: str) -> list[bool] | None: ...
     def has_tensor(self, name: str) -> bool: ...
     def factors(self, name: str) -> list[float] | None:
-        """A small tensor that belongs to the config rather than to the weights."""
+        """A small tensor that belongs in the config rather than among the weights."""
 
     def damaged(self, reason: str) -> BadCheckpoint: ...
 
@@ -54,25 +54,25 @@ SANDWICH_NORMS = POST_NORMS | {"attn_norm": "input_layernorm", "ffn_norm": "pre_
 @dataclass(frozen=True, slots=True)
 class GgufNames:
     architecture: str
-    """What `general.architecture` says."""
+    """The value of `general.architecture`."""
     blocks: Mapping[str, str]
-    """Names inside one block, ours by theirs."""
+    """Names within a block: GGUF's to ours."""
     config: Callable[[GgufFacts], Config]
-    """The config.json of a model, less the fields that all families have."""
+    """Builds a model's config.json, except for the fields common to all families."""
     block_prefix: str = "model.layers"
     roots: Mapping[str, str] = field(default_factory=lambda: ROOTS)
     rotate_halves: frozenset[str] = frozenset()
-    """Rows of each head lie as 0, h/2, 1, h/2+1, … in these: llama.cpp rotates neighbours (`LLAMA_ROPE_TYPE_NORM`)."""
+    """Each head's rows are stored as 0, h/2, 1, h/2+1, …: llama.cpp rotates neighbours (`LLAMA_ROPE_TYPE_NORM`)."""
     subtract_one: str | None = None
-    """Names that end so have one added."""
+    """GGUF adds one to tensors whose names end with this."""
     transpose: frozenset[str] = frozenset()
-    """These are [out, in], which the original has as [in, out]."""
+    """Stored as [out, in]; the original is [in, out]."""
     by_head: frozenset[str] = frozenset()
-    """All queries, then all keys and all values lie in these, which the original has head by head."""
+    """Stored as all queries, then all keys, then all values; the original interleaves them by head."""
 
 
 def decoder_config(facts: GgufFacts) -> Config:
-    """What all the families with rotary positions and RMS norms have."""
+    """Fields common to all families with rotary positions and RMS norms."""
     return {
         **rotary_config(facts),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
@@ -83,7 +83,7 @@ def decoder_config(facts: GgufFacts) -> Config:
 
 
 def rotary_config(facts: GgufFacts) -> Config:
-    """What all the families with rotary positions have, whatever their norms."""
+    """Fields common to all families with rotary positions, whatever their norms."""
     heads = facts.integer("attention.head_count")
     return {
         "hidden_size": facts.integer("embedding_length"),
@@ -102,8 +102,8 @@ def rope_scaling(facts: GgufFacts) -> Config | None:
     context = facts.integer("context_length")
     original = facts.integer("rope.scaling.original_context_length", context)
     if (divisors := facts.factors("rope_freqs.weight")) is not None:
-        # Llama 3's scaling, worked out by the converter for each frequency. The parameters it came from are gone,
-        # but the divisors say all: long-context rope with one set of them, and attention left as it is.
+        # Llama 3's scaling, precomputed per frequency by the converter. Its parameters are lost, but the divisors
+        # suffice: they equal longrope with a single set of factors and unscaled attention.
         return {
             "rope_type": "longrope",
             "short_factor": divisors,
@@ -151,7 +151,7 @@ def _named_rope_scaling(facts: GgufFacts, original: int) -> Config | None:
 
 
 def layer_types(facts: GgufFacts, period: int) -> list[str]:
-    """Which layers attend within a window: as the file lists them, else all but each `period`-th."""
+    """Which layers have a sliding window: as listed in the file, otherwise all but every `period`-th."""
     layers = facts.integer("block_count")
     sliding = facts.flags("attention.sliding_window_pattern")
     if sliding is None:

@@ -1,6 +1,6 @@
-"""GPT-NeoX and Pythia: layer norms, biases everywhere, a rotated quarter of each head, and attention beside the MLP.
+"""GPT-NeoX and Pythia: layer norms, biases everywhere, a quarter of each head rotated, attention parallel to the MLP.
 
-Checkpoints hold queries, keys and values in one tensor, head by head.
+Checkpoints store queries, keys and values in one tensor, interleaved by head.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ _BACKBONE, _HEAD = "gpt_neox", "embed_out"
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     rope = _rope(config)
     shape = decoder_shape(config, max_seq_len, rope)
-    # Every head has keys of its own, whatever the config says besides.
+    # Every head has its own keys, whatever else the config says.
     shape = replace(shape, num_kv_heads=shape.num_heads)
     tied = config.flag("tie_word_embeddings")
     return Architecture(

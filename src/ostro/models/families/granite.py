@@ -1,4 +1,4 @@
-"""Granite 3: Llama's shape, with multipliers on embeddings, scores, what layers add, and logits."""
+"""Granite 3: Llama with multipliers on embeddings, attention scores, residuals and logits."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return llama.gguf_config(facts) | {
-        # A file that does not say means what is usual, unlike a config.json.
+        # Absent fields mean the usual values here, unlike in a config.json.
         "attention_multiplier": facts.number("attention.scale", max(gguf.head_dim(facts), 1) ** -0.5),
         "residual_multiplier": facts.number("residual_scale", 1.0),
         "embedding_multiplier": facts.number("embedding_scale", 1.0),

@@ -1,6 +1,6 @@
-"""HRM-Text: two stacks of layers that run again and again over the same tokens.
+"""HRM-Text: two stacks of layers that run repeatedly over the same tokens.
 
-It is no `Architecture`, and has modules of its own in `torch_models.hrm_text`.
+It is not an `Architecture`; its modules are in `torch_models.hrm_text`.
 """
 
 from ostro.errors import BadCheckpoint
@@ -26,7 +26,7 @@ _SCALE = (1e-6, 1e6)
 def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
     heads = config.integer("num_attention_heads", most=MOST_HEADS)
     head_dim = config.integer("head_dim", 128, most=MOST_HEAD_DIM)
-    # Files of transformers count the runs as num_hidden_layers, and name the depth apart; others name only the depth.
+    # transformers stores the number of runs as num_hidden_layers and the depth separately; other files only the depth.
     depth = config.integer(
         "num_layers_per_stack", config.integer("num_hidden_layers", most=MOST_LAYERS), most=MOST_LAYERS
     )

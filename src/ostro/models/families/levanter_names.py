@@ -1,4 +1,4 @@
-"""How Levanter names a family's models in its settings. Knows no file; `weights.levanter_config` reads them."""
+"""A family's names in Levanter's settings. Reads no files; `weights.levanter_config` does."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LLAMA: Mapping[str, object] = {
 
 
 class LevanterSettings(Protocol):
-    """The settings of a model, with the type's defaults."""
+    """A model's settings, including the type's defaults."""
 
     @property
     def given(self) -> Mapping[str, object]: ...
@@ -47,11 +47,11 @@ def llama_config(settings: LevanterSettings, head_dim: int) -> Config:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevanterNames:
     type: str
-    """What a YAML calls the family."""
+    """The family's name in YAML."""
     defaults: Mapping[str, object]
     own_settings: frozenset[str] = frozenset()
-    """Settings that this type has besides those of every type."""
+    """Settings specific to this type."""
     head_dim: Literal["set", "derived", "stored"] = "derived"
-    """Where it is found: in the settings if they have it, by dividing, or only in the shape of the arrays."""
+    """Where it comes from: the settings if present, division, or only the arrays' shapes."""
     config: Callable[[LevanterSettings, int], Config] = llama_config
-    """What config.json holds besides the fields of every type, or instead of them; takes the head_dim too."""
+    """Fields of config.json that add to or replace those common to all types; also takes the head_dim."""

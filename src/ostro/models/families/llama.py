@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x, and what shares its shape, such as SmolLM2."""
+"""Llama 1 to 3.x, and models of the same architecture, such as SmolLM2."""
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
@@ -24,7 +24,7 @@ def describe(config: ConfigReader, max_seq_len: int | None, *, window: int | Non
 
 
 def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
-    # Files older than the key length: in this family rotation covers the whole head.
+    # In files that predate the key length, rotation covers the whole head.
     rotated = facts.integer("rope.dimension_count", gguf.head_dim(facts))
     return gguf.decoder_config(facts) | {"head_dim": facts.integer("attention.key_length", rotated)}
 
@@ -33,11 +33,11 @@ def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> leva
     config = levanter.llama_config(settings, head_dim)
     if not settings.flag("use_qk_norm"):
         return config
-    # Llama with normed query and key heads is what Qwen 3 is.
+    # Llama with normed query and key heads is Qwen 3.
     return config | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
-# Mistral and SmolLM2 files say llama too, and compute the same.
+# Mistral and SmolLM2 files also say llama, and compute the same.
 GGUF = gguf.GgufNames(
     "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
 )

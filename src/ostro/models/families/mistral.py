@@ -12,7 +12,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
-    # Levanter's Mistral has a head of its own, whatever its settings say.
+    # Levanter's Mistral always has an untied head, whatever its settings say.
     return levanter.llama_config(settings, head_dim) | {"tie_word_embeddings": False}
 
 

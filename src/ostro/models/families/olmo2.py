@@ -1,4 +1,4 @@
-"""OLMo-2: what a layer adds is normed, not what it reads; queries and keys are normed over all heads together."""
+"""OLMo-2: norms after attention and MLP instead of before; queries and keys are normed over all heads together."""
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
@@ -26,7 +26,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     window = facts.integer("attention.sliding_window", 0)
     if not window:
         return config
-    # Olmo 3 is stored as Olmo 2 with windows.
+    # GGUF stores OLMo 3 as OLMo 2 with sliding windows.
     return config | {
         "architectures": ["Olmo3ForCausalLM"],
         "model_type": "olmo3",

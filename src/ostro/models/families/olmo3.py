@@ -1,6 +1,6 @@
-"""OLMo-3: OLMo-2 with windows on three of four layers. Rope scaling is for the layers without.
+"""OLMo-3: OLMo-2 with sliding windows on three of four layers. Rope scaling applies to the other layers.
 
-GGUF files call it OLMo-2, and `olmo2` tells them apart.
+GGUF files call it OLMo-2; `olmo2` tells them apart.
 """
 
 from ostro.models.architecture import Architecture, AttentionSpec

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini: Llama's shape with a window, stored with its projections already fused."""
+"""Phi-3 and Phi-4-mini: Llama with a sliding window, stored with fused projections."""
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama's shape, with biases on queries, keys and values, and windows on some layers."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values, and sliding windows on some layers."""
 
 from ostro.models.architecture import Architecture, AttentionSpec, ModelShape
 from ostro.models.config import ConfigReader
@@ -19,7 +19,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def attention_specs(config: ConfigReader, shape: ModelShape) -> list[AttentionSpec]:
-    """Of each layer."""
+    """One per layer."""
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window", False) else None
     full_layers = config.integer("max_window_layers", shape.num_layers)
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: layer >= full_layers)

@@ -1,4 +1,4 @@
-"""Qwen 3: as Qwen 2, but query and key heads are normed, and have no biases as a rule."""
+"""Qwen 3: like Qwen 2, but query and key heads are normed and usually have no biases."""
 
 from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader

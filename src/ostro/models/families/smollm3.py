@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's shape, but every fourth layer leaves queries and keys unrotated."""
+"""SmolLM3: Llama, but every fourth layer does not rotate queries and keys."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    # The name notwithstanding, 1 stands for a layer that rotates.
+    # Despite the name, 1 means that the layer rotates.
     rotates = config.flags("no_rope_layers")
     if not rotates:
         interval = config.integer("no_rope_layer_interval", 4, most=MOST_LAYERS)

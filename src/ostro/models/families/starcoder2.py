@@ -1,4 +1,4 @@
-"""StarCoder2: Llama's attention with a window, in a layer of layer norms and a plain MLP, with biases everywhere."""
+"""StarCoder2: Llama's attention with a sliding window, layer norms, a plain MLP, and biases everywhere."""
 
 from ostro.models.architecture import (
     MLP,
@@ -57,7 +57,7 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
         "norm_epsilon": facts.number("attention.layer_norm_epsilon"),
         "hidden_act": "gelu_pytorch_tanh",
         "use_bias": facts.has_tensor("blk.0.attn_q.bias"),
-        # Converters leave the window out, and llama.cpp attends to everything.
+        # Converters omit the window, and llama.cpp then attends to everything.
         "sliding_window": facts.integer("attention.sliding_window", 0) or None,
     }
 
