@@ -1,7 +1,7 @@
-"""The torch modules that run models, as `ostro.models` describes them.
+"""Torch modules that run the models described in `ostro.models`.
 
-build     from a description to modules: `decoder`, made of `layers`
-loading   each tensor of a checkpoint to its place
-hrm       the models that keep no KV cache; hrm_text, whose layers run several times a token
+build     builds modules from a description: `decoder`, made of `layers`
+loading   copies a checkpoint's tensors into place
+hrm       models without a KV cache; hrm_text: layers that run several times per token
 lora      adapters beside the weights
 """

@@ -1,4 +1,4 @@
-"""What every model family looks like to a runner, and what a runner gives to a model. Knows no family."""
+"""The interface between a model and its runner. Knows no family."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
@@ -9,30 +9,30 @@ from ostro.models.architecture import AttentionSpec, ModelShape
 
 
 class Module(nn.Module):
-    """A part of a model. Called without torch's hooks, which would cost a small model's step a twentieth."""
+    """A part of a model. Bypasses torch's hooks, which would cost 5 % of a small model's step."""
 
     def __call__(self, *inputs: Any) -> Any:
         return self.forward(*inputs)
 
 
 class AttentionContext(Protocol):
-    """One step's view of the KV cache, handed to the model explicitly."""
+    """One step's view of the KV cache, passed to the model explicitly."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Stores k and v, and attends each query to its own sequence so far.
 
-        q is [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], none of them contiguous as a rule;
-        returns [tokens, heads * head_dim].
+        q is [tokens, heads, head_dim], k and v are [tokens, kv_heads, head_dim], usually not contiguous; returns
+        [tokens, heads * head_dim].
         """
         ...
 
 
 class Model(Module, ABC):
-    """A decoder. `forward` takes all tokens of a step, flat, and gives their final hidden states."""
+    """A decoder. `forward` takes all tokens of a step, flattened, and returns their final hidden states."""
 
     shape: ModelShape
     backbone_name: str
-    """The prefix that checkpoints give to all but the head; one saved from the bare backbone leaves it out."""
+    """The prefix of all tensor names but the head's; checkpoints of the bare backbone omit it."""
 
     @abstractmethod
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
@@ -44,7 +44,7 @@ class Model(Module, ABC):
 
     @abstractmethod
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """The same in the model's dtype, for samplers that widen on their own."""
+        """The same in the model's dtype, for samplers that convert to float32 themselves."""
 
     @property
     @abstractmethod

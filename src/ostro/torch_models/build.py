@@ -1,4 +1,4 @@
-"""From a config to a torch model without weights, by its family's description."""
+"""Builds a torch model without weights from a config, by way of its description."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> Model:
-    """The model that `config` describes, its parameters allocated on the device and not yet filled; see `describe`."""
+    """The model described by `config`, with parameters allocated on the device but not filled; see `describe`."""
     described = describe(config, max_seq_len=max_seq_len)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -27,12 +27,12 @@ def build_model(
         with device or torch.device("cpu"):
             model = Decoder(described) if isinstance(described, Architecture) else HrmTextModel(described)
     except (RuntimeError, MemoryError) as error:
-        # Sizes that are possible one by one may ask for more than there is together.
+        # Sizes that are individually valid may together exceed the memory.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"There is no memory for a model as large as config.json says ({reason}). Check the sizes in it."
         ) from error
     finally:
         torch.set_default_dtype(before)
-    # On meta there are no weights, but the ropes' frequencies are real.
+    # On the meta device there are no weights, but the rope frequencies are real.
     return model.eval() if device is not None and device.type == "meta" else model.eval().to(device)

@@ -1,4 +1,4 @@
-"""A decoder as torch modules: layers, backbone, head, as an `Architecture` describes them. Knows no family."""
+"""A decoder as torch modules: layers, backbone and head, built from an `Architecture`. Knows no family."""
 
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from ostro.torch_models.rope import Rotary, Rotation
 
 
 class DecoderLayer(Module):
-    """Attention and MLP each add to the stream, in place. Norms before and after them are there as described."""
+    """Attention and MLP each add to the residual stream, in place. Which norms exist depends on the description."""
 
     def __init__(self, described: arch.Layer, index: int, shape: arch.ModelShape) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Backbone(Module):
 
 
 class CausalLM(Model):
-    """A backbone, and the head that turns its hidden states into logits: the embedding itself where they are tied."""
+    """A backbone, and the head that turns its hidden states into logits; a tied head is the embedding itself."""
 
     def __init__(
         self,

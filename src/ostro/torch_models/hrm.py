@@ -3,13 +3,13 @@
     for each H cycle:   z_L = L(z_L + (z_H + embedded)), L_cycles times
                         z_H = H(z_H + z_L)
 
-That is one outer step; the states go on to the next one. Attention is not causal: every position sees every other, so
-nothing is kept from one token to the next.
+That is one outer step; the states carry over to the next. Attention is not causal: every position attends to every
+other, so nothing can be cached from one token to the next.
 
-A sequence's numbers do not depend on what runs beside it, to the last bit, on a CPU in float32. BLAS breaks that: it
-sums one or a few rows in another order than many. oneDNN's products from a packed weight do not, and are faster than
-BLAS from two rows on; nor does torch's fused attention, whose plain twin does. This was measured, not promised by
-anyone, so a trial at loading repeats it, with as many threads as will serve. Where it fails, or weights cannot be
+On a CPU in float32, a sequence's result is bit-identical whatever else is in its batch. BLAS breaks that: it sums one
+or a few rows in a different order than many. oneDNN's matmuls with a packed weight do not, and are faster than BLAS
+from two rows on; nor does torch's fused attention, unlike the unfused one. None of this is documented, only measured,
+so loading repeats the measurement with the number of threads used for serving. If it fails, or weights cannot be
 packed, sequences run one by one.
 """
 
@@ -32,18 +32,18 @@ from ostro.torch_models.rope import Rotary, Rotation
 
 __all__ = ["Carry", "Dialect", "HrmConfig", "HrmModel", "build_hrm", "load_hrm"]
 
-# AI-OS holds embeddings and logits to these.
+# AI-OS clamps embeddings and logits to these.
 _EMBEDDING_LIMIT, _LOGIT_LIMIT = 10.0, 20.0
-# So that the sum of two tables varies as much as one of them does.
+# Keeps the variance of the sum of two tables equal to that of one.
 _POSITION_SCALE = 0.707106781
-# The embedding that upstream keeps for "no puzzle in particular".
+# The embedding that upstream reserves for "no particular puzzle".
 _BLANK_PUZZLE = 0
-# Lengths of sequences in the trial: few and many rows, odd numbers and even, alike and not.
+# Sequence lengths for the self-test: few and many rows, odd and even, equal and unequal.
 _TRIALS: tuple[tuple[int, ...], ...] = ((1,) * 16, (2, 2), (3,) * 7, (9, 1, 24), (24,) * 12, (5, 5, 8, 8, 8, 33))
-# torch gives a thread no less than this many elements of elementwise work.
+# torch gives each thread at least this many elements of elementwise work.
 _ELEMENTS_PER_THREAD = 32768
-# A difference in rounding shows in a few elements at each cut, and not with every number, so each such trial is
-# repeated. Longer batches than this would cost too much at loading.
+# A rounding difference shows up in a few elements at each cut, and not for all numbers, so these tests are repeated.
+# Longer batches would slow down loading too much.
 _ATTEMPTS, _MOST_TRIAL_ROWS = 3, 4096
 
 
@@ -59,9 +59,9 @@ class Carry:
 
 
 class HrmModel(Module):
-    """Its parameters are named as checkpoints name them. Call `pack` once they are filled.
+    """Parameters have their names in checkpoints. Call `pack` once they are filled.
 
-    Rows are those of a `Ragged` layout, whose lengths count the puzzle's places, which come before the tokens'.
+    Rows follow a `Ragged` layout, whose lengths include the puzzle's positions, which precede the tokens.
     """
 
     def __init__(self, config: HrmConfig) -> None:
@@ -69,14 +69,14 @@ class HrmModel(Module):
         self.config = config
         self.inner = _Inner(config)
         self.mixes_rows = False
-        """Whether sequences go through one product. Without it they run one by one, exact on any machine."""
+        """Whether sequences share matmuls. If not, they run one by one, which is exact on any machine."""
 
     @torch.inference_mode()
     def pack(self) -> None:
-        """Lays the matrices out for products whose rows do not touch each other. The weights must not change any more.
+        """Packs the matrices for matmuls in which rows do not affect each other. Freezes the weights.
 
-        On a CPU in float32 the plain layout is given up for it. Elsewhere products stay as they are, and rows are equal
-        only as far as the device's library makes them so.
+        On a CPU in float32, this replaces the plain layout. Elsewhere nothing is packed, and batch invariance depends
+        on the device's library.
         """
         packed = [module.try_pack() for module in self.modules() if isinstance(module, StableLinear)]
         like = self.inner.H_init
@@ -85,9 +85,9 @@ class HrmModel(Module):
 
     @torch.inference_mode()
     def embed(self, ids: Tensor, layout: Ragged, puzzles: Sequence[int] | None = None) -> Tensor:
-        """[tokens] of all sequences, one after the other -> [rows, hidden].
+        """[tokens] of all sequences, concatenated -> [rows, hidden].
 
-        `puzzles` has one for each sequence, where the model knows any; left out, it is none in particular.
+        `puzzles` has one puzzle per sequence, if the model knows any; omitted, it means no particular puzzle.
         """
         config, inner = self.config, self.inner
         x = inner.embed_tokens(ids)
@@ -100,13 +100,13 @@ class HrmModel(Module):
         return x.clamp_(-_EMBEDDING_LIMIT, _EMBEDDING_LIMIT) if config.dialect == "aios" else x
 
     def start(self, layout: Ragged) -> Carry:
-        """The states that sequences begin with."""
+        """The initial states of sequences."""
         shape = (sum(layout.lengths), self.config.hidden_size)
         return Carry(self.inner.H_init.data.expand(shape), self.inner.L_init.data.expand(shape))
 
     @torch.inference_mode()
     def advance(self, carry: Carry, embedded: Tensor, layout: Ragged) -> Carry:
-        """One outer step. What it is given stays as it was."""
+        """One outer step. Does not modify its arguments."""
         if self.mixes_rows or len(layout.lengths) == 1:
             return self._advance(carry, embedded, layout)
         parts = [
@@ -127,7 +127,7 @@ class HrmModel(Module):
 
     @torch.inference_mode()
     def halting(self, carry: Carry, layout: Ragged) -> Tensor:
-        """[sequences, 2], float32: how good it is to halt, and to go on."""
+        """[sequences, 2], float32: scores for halting and for continuing."""
         return self.inner.q_head(carry.z_h[list(layout.starts)])
 
     def _advance(self, carry: Carry, embedded: Tensor, layout: Ragged) -> Carry:
@@ -144,7 +144,7 @@ class HrmModel(Module):
         return Carry(z_h, z_l)
 
     def _rows_stand_alone(self) -> bool:
-        """Tries a block and the head: do sequences come out of a batch as they come out alone?"""
+        """Self-test on a block and the head: are sequences in a batch bit-identical to sequences alone?"""
         block, head, rotation = self.inner.L_level.layers[0], self.inner.lm_head, self.inner.rotation
         generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
         for wanted in (*_TRIALS, *_split_trials(self.config, torch.get_num_threads())):
@@ -162,8 +162,8 @@ class HrmModel(Module):
 
 
 def _split_trials(config: HrmConfig, threads: int) -> Iterator[tuple[int, ...]]:
-    """Lengths of batches whose elementwise work torch cuts into as many pieces as there are threads, and into one
-    fewer: of these two numbers at least one is odd, so that a cut falls between rows' ends and between whole vectors.
+    """Lengths of batches whose elementwise work torch splits into as many pieces as there are threads, and into one
+    fewer: at least one of the two is odd, so that some cut falls inside a row and inside a SIMD vector.
     """
     width = config.inner_size * (config.experts_per_token or 1)
     for pieces in (threads - 1, threads):
@@ -194,7 +194,7 @@ class _Inner(Weighted):
         self.whole: Rotation | None = None
 
     def rotation(self, layout: Ragged, dtype: torch.dtype) -> Rotation | None:
-        """Looked up in one made for all positions: a cosine must not depend on what it is computed beside."""
+        """Looked up in a table for all positions: a cosine must not depend on which others are computed with it."""
         if self.rotary is None:
             return None
         if self.whole is None:
@@ -202,7 +202,7 @@ class _Inner(Weighted):
         return Rotation(self.whole.cos[layout.positions], self.whole.signed_sin[layout.positions])
 
     def with_puzzles(self, puzzles: Sequence[int], tokens: Tensor, layout: Ragged) -> Tensor:
-        """Every sequence's tokens after its puzzle's embedding, which is filled up with zeros to whole places."""
+        """Each sequence's tokens, preceded by its puzzle's embedding, zero-padded to whole positions."""
         assert self.puzzle_emb is not None
         numbers, size = self.puzzle_emb.weights[list(puzzles)], tokens.shape[1]
         padded = F.pad(numbers, (0, -numbers.shape[1] % size))
@@ -220,7 +220,7 @@ class _Puzzles(Weighted):
 
 
 class _QHead(Weighted):
-    """Two scores of a state. Summed row by row: as a product it would differ between one row and several."""
+    """Two scores per state. Summed row by row: a matmul's result would depend on the number of rows."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class _QHead(Weighted):
 
 
 def build_hrm(config: HrmConfig, dtype: torch.dtype, device: torch.device | None = None) -> HrmModel:
-    """The model, its parameters allocated on the device and not yet filled."""
+    """The model, with parameters allocated on the device but not filled."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -246,7 +246,7 @@ def build_hrm(config: HrmConfig, dtype: torch.dtype, device: torch.device | None
 def load_hrm(
     config: HrmConfig, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device | None = None
 ) -> HrmModel:
-    """Built, filled and packed. A tensor missing, misshapen or without a place is an error that names it."""
+    """Builds, fills and packs the model. A tensor that is missing, misshapen or unknown is an error that names it."""
     model = build_hrm(config, dtype, device)
     fill(places_of(model), tensors)
     model.pack()

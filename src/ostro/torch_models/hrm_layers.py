@@ -1,6 +1,6 @@
-"""The blocks of a Hierarchical Reasoning Model: attention and MLP, dense or of experts, each with its norm after it.
+"""Blocks of a Hierarchical Reasoning Model: attention and MLP, dense or mixture of experts, each followed by a norm.
 
-Every part maps [rows, hidden] so that no sequence's numbers depend on another's; see `torch_models.hrm`.
+Every part maps [rows, hidden] such that no sequence's result depends on another's; see `torch_models.hrm`.
 """
 
 import math
@@ -18,10 +18,10 @@ from ostro.torch_models.rope import Rotation
 
 
 def silu(x: Tensor) -> Tensor:
-    """Gives an element the same bits wherever it stands in a tensor, as `F.silu` does not.
+    """Gives an element the same bits wherever it is in a tensor, unlike `F.silu`.
 
-    torch cuts elementwise work into one piece per thread. What remains of a piece after whole vectors goes through
-    scalar code, and in `F.silu` and `F.gelu` that code rounds differently. `exp` and `erf` have no second path.
+    torch splits elementwise work into one piece per thread. The remainder of a piece after whole SIMD vectors goes
+    through scalar code, which in `F.silu` and `F.gelu` rounds differently. `exp` and `erf` have no second path.
     """
     return x / x.neg().exp_().add_(1)
 
@@ -32,10 +32,10 @@ def gelu(x: Tensor) -> Tensor:
 
 
 class StableLinear(Linear):
-    """A product that gives a row the same numbers whatever the number of rows, once it is packed."""
+    """A matmul that, once packed, gives a row the same result for any number of rows."""
 
     def try_pack(self) -> bool:
-        """Gives up the plain layout for the packed one; where there is none to be had, nothing changes."""
+        """Replaces the plain layout by the packed one; leaves it unchanged if packing is not available."""
         self.pack()
         if self.packed is None:
             return False
@@ -45,12 +45,12 @@ class StableLinear(Linear):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.packed is None:
             return F.linear(x, self.weight, bias)
-        # One row too: the plain product would be faster for it, and sums in another order.
+        # Also for a single row: the plain matmul would be faster but sums in a different order.
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
 
 class Table(Weighted):
-    """A row for each token or position."""
+    """A row per token or position."""
 
     def __init__(self, rows: int, size: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Table(Weighted):
 
 
 class Level(Module):
-    """A stack of blocks that reads its state with something added to it."""
+    """A stack of blocks whose input is its state plus an injected term."""
 
     def __init__(self, config: HrmConfig, num_layers: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Block(Module):
 
 
 class _Attention(Module):
-    """Every position attends to every other of its sequence. Equally long neighbours go together."""
+    """Bidirectional attention within each sequence. Neighbouring sequences of equal length are batched."""
 
     def __init__(self, config: HrmConfig) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Router(Module):
 
 
 class _Mixture(Module):
-    """Where checkpoints keep router and experts."""
+    """The module path of router and experts in checkpoints."""
 
     def __init__(self, config: HrmConfig) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _Mixture(Module):
 
 
 class _Experts(Module):
-    """Each token goes to the experts that score highest, weighted by a softmax over those scores alone."""
+    """Routes each token to its highest-scoring experts, weighted by a softmax over those scores alone."""
 
     def __init__(self, config: HrmConfig) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class _Experts(Module):
         counts = visits.bincount(minlength=len(self.moe.each)).tolist()
         results = torch.empty(len(visits), x.shape[-1], dtype=x.dtype, device=x.device)
         results[order] = self._visit(x[order // self.per_token], counts)
-        # One after the other, not as a sum: the order of adding must not depend on the shape.
+        # Added one by one rather than with sum(): the order must not depend on the shape.
         parts = (results.view(*shares.shape, -1) * shares[..., None]).unbind(1)
         total = parts[0]
         for part in parts[1:]:
@@ -169,7 +169,7 @@ class _Experts(Module):
         return total
 
     def _visit(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Rows sorted by expert through their experts; `counts` says how many each gets."""
+        """Applies experts to rows sorted by expert; `counts` has the number of rows for each."""
         pairs = [(expert, part) for expert, part in zip(self.moe.each, rows.split(counts), strict=True) if len(part)]
         inner = gelu(torch.cat([expert.w1(part) for expert, part in pairs]))
         parts = inner.split([count for count in counts if count])

@@ -1,13 +1,13 @@
-"""HRM-Text: two stacks of layers that run again and again over the same tokens, the low one several times a high one.
+"""HRM-Text: two stacks of layers that run repeatedly over the same tokens, the low stack several times per high one.
 
-    cycle         low  low  low  HIGH │ low  low  low  HIGH        H_cycles 2, L_cycles 3, two layers a stack
+    cycle         low  low  low  HIGH │ low  low  low  HIGH        H_cycles 2, L_cycles 3, two layers per stack
     KV slots      0-1  2-3  4-5  6-7  │ 8-9  …              14-15
 
-What a layer sees differs from run to run, so each run keeps keys and values of its own: there are as many slots as
-runs of layers, and pages are sized by them.
+A layer's input differs between runs, so each run has its own keys and values: there are as many KV slots as layer runs,
+and pages are sized accordingly.
 
-Attention is causal, as it is in transformers for a prompt without token types. Models with `prefix_lm` were trained on
-prompts that see all of themselves, and transformers does so on request; that is not served.
+Attention is causal, as in transformers for a prompt without token types. Models with `prefix_lm` were trained with
+bidirectional attention within prompts, which transformers supports on request; it is not served here.
 """
 
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class PlainNorm(Module):
 
 
 class StoredWhole(Projection):
-    """Checkpoints hold its weight as one, and its biases by their parts."""
+    """Checkpoints store its weight whole but its biases in parts."""
 
     def places(self, path: str) -> dict[str, Place]:
         biases = {name: place for name, place in super().places(path).items() if name.endswith(".bias")}
@@ -55,7 +55,7 @@ class OutLinear(Linear):
 
 
 class GatedAttention(Module):
-    """Attention whose result is scaled by a sigmoid gate of the same input, before it is projected."""
+    """Attention whose output is scaled by a sigmoid gate of its input before the output projection."""
 
     def __init__(self, described: HrmText, path: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Stack(Module):
         self.norm = PlainNorm(described.eps)
 
     def forward(self, x: Tensor, rotation: Rotation, first_slot: int, ctx: AttentionContext) -> Tensor:
-        """Writes to x. The layers' keys and values go to the slots from the first on."""
+        """Modifies x. The layers' keys and values go to consecutive slots from `first_slot` on."""
         for slot, layer in enumerate(self.layers, first_slot):
             x = layer(x, rotation, slot, ctx)
         return self.norm(x)
@@ -115,7 +115,7 @@ class HrmTextBackbone(Weighted):
         self.H_module = Stack(described, f"{described.backbone}.H_module")
         self.rope = Rotary(described.rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)
         self.embedding_scale = described.embedding_scale
-        # Which stack runs, in order: the low one, several times, then the high one.
+        # The order in which stacks run: the low one several times, then the high one.
         self.is_high = ([False] * described.low_cycles + [True]) * described.high_cycles
 
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
@@ -141,5 +141,5 @@ def _mlp(described: HrmText, path: str) -> GatedMLP:
 
 
 def _stored(path: str) -> str:
-    """Where checkpoints keep a module: attention has one name there, and another in transformers and in adapters."""
+    """A module's name in checkpoints, where attention has a different name than in transformers and adapters."""
     return path.replace(".self_attn.", ".attn.")

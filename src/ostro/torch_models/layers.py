@@ -1,7 +1,6 @@
-"""The torch modules that a decoder is made of, each from its part of an `Architecture`. Knows no family.
+"""The torch modules of a decoder, each built from its part of an `Architecture`. Knows no family.
 
-Each module that holds weights says under which names and in which form checkpoints keep them, so that loading is a
-look-up.
+Each module with weights states their names and layout in checkpoints, so that loading is a lookup.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
 
 
 class Matrix(Weighted):
-    """A weight, [out, in], that rows are multiplied by."""
+    """A weight matrix, [out, in]."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Matrix(Weighted):
         self.packed: Tensor | None = None
 
     def pack(self) -> None:
-        """Lays out a second copy for the products of many rows. The weight must not change any more."""
+        """Makes a second copy in the layout for many rows. The weight must not change afterwards."""
         self.packed = pack(self.weight.data)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,13 +49,13 @@ class Matrix(Weighted):
 
 
 class Linear(Matrix):
-    """y = x Wᵀ + b, with W stored [out, in], and what adapters add to it."""
+    """y = x Wᵀ + b, with W stored [out, in], plus the adapters' terms."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(in_features, out_features)
         self.bias = parameter(out_features) if bias else None
         self.adapt: Callable[[Tensor, Tensor], None] | None = None
-        """Adds to y what adapters give for the rows of x; see `torch_models.lora`."""
+        """Adds the adapters' terms for the rows of x to y; see `torch_models.lora`."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, self.bias)
@@ -66,7 +65,7 @@ class Linear(Matrix):
 
 
 class Projection(Linear):
-    """A described projection, which checkpoints may hold in several parts."""
+    """A described projection, which checkpoints may store in several parts."""
 
     def __init__(self, described: arch.Projection) -> None:
         super().__init__(described.columns, described.rows, bias=described.bias)
@@ -89,8 +88,8 @@ class Projection(Linear):
 class RMSNorm(Weighted):
     """Scales to unit root mean square, then by `weight`.
 
-    An offset is added to the stored weight once, at loading. Near one bfloat16 would round most of the difference away,
-    so a norm with an offset keeps its weights and its arithmetic in float32.
+    An offset is added to the stored weight once, on loading. Near one, bfloat16 would round most of the stored
+    difference away, so a norm with an offset keeps its weights and arithmetic in float32.
     """
 
     def __init__(self, described: arch.Norm) -> None:
@@ -124,7 +123,7 @@ class LayerNorm(Weighted):
 
 
 class HeadNorm(Weighted):
-    """RMSNorm of each query and key head over its own width, in one pass: heads differ only in the final scale."""
+    """RMSNorm of each query and key head, in one pass: heads differ only in the final scale."""
 
     def __init__(self, described: arch.QKNorm, shape: arch.ModelShape) -> None:
         super().__init__()
@@ -150,7 +149,7 @@ class HeadNorm(Weighted):
 
 
 class WidthNorm(Weighted):
-    """RMSNorm of all query heads as one vector, and of all key heads as another."""
+    """RMSNorm over all query heads as one vector, and over all key heads as another."""
 
     def __init__(self, described: arch.QKNorm) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class WidthNorm(Weighted):
 
 
 class Embedding(Matrix):
-    """A row for each token or position; as a tied head, the product with all of them.
+    """A row per token or position; as a tied head, the matmul with all rows.
 
     The scale is rounded to the weights' dtype as in training: 55.5 and not 55.4256 in bfloat16.
     """
@@ -192,7 +191,7 @@ class Embedding(Matrix):
 
 
 class Attention(Module):
-    """Grouped-query attention. Norms and rotation take queries and keys together."""
+    """Grouped-query attention. Norms and rotation process queries and keys together."""
 
     def __init__(self, described: arch.Attention, layer: int, shape: arch.ModelShape) -> None:
         super().__init__()

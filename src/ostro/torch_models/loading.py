@@ -1,4 +1,4 @@
-"""Filling a model with a checkpoint's tensors, strictly. Knows names and shapes; knows no family and no file format."""
+"""Fills a model with a checkpoint's tensors, strictly. Knows names and shapes; knows no family and no file format."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from ostro.torch_models.base import Model, Module
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint's tensor goes: a view of a parameter, in the checkpoint's orientation."""
+    """The destination of a checkpoint's tensor: a view of a parameter, in the checkpoint's orientation."""
 
     memory: Tensor
     offset: float = 0.0
-    """Added on the way in."""
+    """Added on loading."""
     repeated: bool = False
-    """The tensor fills each row of the memory."""
+    """Whether the tensor is copied to every row of the memory."""
     merged: int = 1
-    """So many leading dimensions of the memory are one of the tensor."""
+    """This many leading dimensions of the memory are one dimension of the tensor."""
 
     @property
     def shape(self) -> torch.Size:
@@ -34,20 +34,20 @@ class Place:
 
 
 class Weighted(Module):
-    """A module that holds parameters itself, and knows how checkpoints store them."""
+    """A module that has parameters itself, and knows how checkpoints store them."""
 
     def places(self, path: str) -> dict[str, Place]:
-        """The places of its tensors by their names in a checkpoint, for a module that sits at `path` in the model."""
+        """The destinations of its tensors, keyed by name in a checkpoint, for a module at `path` in the model."""
         return {f"{path}.{name}": Place(parameter.data) for name, parameter in self.named_parameters(recurse=False)}
 
 
 def load_weights(model: Model, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies every tensor to its place; names may lack the backbone's, as those of a bare backbone do."""
+    """Copies every tensor into place; names may omit the backbone prefix, as in checkpoints of a bare backbone."""
     fill(places_of(model), tensors, prefix=f"{model.backbone_name}.")
 
 
 def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, prefix: str = "") -> None:
-    """Copies every tensor to its place. A tensor missing, misshapen or without a place is an error that names it."""
+    """Copies every tensor into place. A tensor that is missing, misshapen or unknown is an error that names it."""
     missing = set(places)
     for given, tensor in tensors:
         name = given if given in places else prefix + given
@@ -60,7 +60,7 @@ def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, 
             raise misshapen(given, tensor.shape, place.shape)
         if not tensor.is_floating_point():
             raise not_floats(given, str(tensor.dtype).removeprefix("torch."))
-        # Few numbers, and each is in every token's way. Matrices are too many: a step's own numbers show them.
+        # Vectors are small and affect every token. Checking matrices would take too long; bad values show up in a step.
         if tensor.dim() < 2 and not bool(tensor.isfinite().all()):
             raise not_finite(given)
         place.fill(tensor)
@@ -70,7 +70,7 @@ def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, 
 
 
 def places_of(model: nn.Module) -> dict[str, Place]:
-    """Every tensor that a checkpoint must hold, by its name there."""
+    """All tensors that a checkpoint must contain, keyed by name."""
     places: dict[str, Place] = {}
     for path, module in model.named_modules():
         if isinstance(module, Weighted):

@@ -1,16 +1,16 @@
-"""LoRA: low-rank terms beside one copy of a model's weights, of the adapter that each row's sequence asks for.
+"""LoRA: low-rank terms beside one shared copy of a model's weights, selected per row by its sequence's adapter.
 
     y = x Wᵀ + (x Aᵀ)(scale · B)ᵀ
 
-A step's rows stand in the order of their adapters. Neighbours with equally many rows are multiplied at once, as a
-batch, by a view of their stacked matrices:
+A step's rows are sorted by adapter. Neighbouring adapters with equal numbers of rows share one batched matmul with a
+view of their stacked matrices:
 
     rows      - - - | a a | b b | c c c | d d d        - is the base alone
-    products          └─ one ──┘  └──── one ────┘
+    matmuls           └─ one ──┘  └──── one ────┘
 
-Adapters of one shape, that is with the same ranks for the same projections, stand in one stack, so no rank is filled
-up. For a fused projection the As of its parts stand side by side, and each B in the columns of its part. The zeros cost
-less than a product for each part would:
+Adapters of the same shape, that is with the same ranks for the same projections, share a stack, so no rank is padded.
+For a fused projection, the parts' As are concatenated, and each B fills its part's columns. The zeros cost less than a
+matmul per part would:
 
     A   [ Aq Ak Av ]ᵀ        B   [ Bq  0  0 ]
                                  [  0 Bk  0 ]
@@ -36,7 +36,7 @@ from ostro.torch_models.layers import Linear, Projection
 
 
 class LowRank(Protocol):
-    """What an adapter adds to one matrix: scale · B A."""
+    """An adapter's update of one matrix: scale · B A."""
 
     @property
     def a(self) -> npt.NDArray[np.float32]:
@@ -51,14 +51,14 @@ class LowRank(Protocol):
     @property
     def shape(self) -> tuple[int, int]: ...
     def by_part(self, heads: int) -> "LowRank":
-        """With outputs that lie head by head as queries, keys and values; with no heads, the same."""
+        """Reorders outputs that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
 
 
 class Adapters:
-    """The adapters of one model, and whose the rows of the step under way are."""
+    """One model's adapters, and the assignment of the current step's rows to them."""
 
     def __init__(self, model: Model, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
-        """What each adapter adds, by the names of the projections in the base's checkpoint. Changes nothing yet."""
+        """Takes each adapter's terms, keyed by projection name in the base checkpoint. Does not change the model."""
         like = next(model.parameters())
         places = _places(model)
         terms = {name: _by_module(name, model, places, terms) for name, terms in adapters.items()}
@@ -81,7 +81,7 @@ class Adapters:
         self.begin(())
 
     def attach(self, model: Model) -> None:
-        """From here on the model's projections add what the adapters give. A module that is replaced loses that."""
+        """Makes the model's projections add the adapters' terms. A module that is replaced later loses them."""
         for path, stacks in self._stacks.items():
             module = model.get_submodule(path)
             assert isinstance(module, Linear)
@@ -89,16 +89,16 @@ class Adapters:
 
     @property
     def nbytes(self) -> int:
-        """What the adapters take beside the model."""
+        """Memory taken by the adapters."""
         stacks = [stack for stacks in self._stacks.values() for stack in stacks if stack is not None]
         return sum(stack.a.nbytes + stack.b.nbytes for stack in stacks)
 
     def slot(self, name: str | None) -> int:
-        """The adapter's place among all; -1 for none. Rows that stand in this order take the fewest products."""
+        """The adapter's index; -1 for none. Rows sorted by it need the fewest matmuls."""
         return -1 if name is None else self._slots[name]
 
     def begin(self, rows: Iterable[tuple[int, int]]) -> bool:
-        """Says whose the next step's rows are: slots and numbers of rows, in their order. Whether any is adapted."""
+        """Assigns the next step's rows: slots and row counts, in order. Returns whether any row has an adapter."""
         self.runs = _runs(rows, self._seats)
         self.lengths = [run.rows for run in self.runs]
         self.adapted = any(run.stack >= 0 for run in self.runs)
@@ -107,7 +107,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring rows, equally many for each of the `count` adapters from `first` on in a stack; -1 is the base."""
+    """Consecutive rows, equally many for each of `count` adapters from `first` on in a stack; stack -1 is the base."""
 
     stack: int
     first: int
@@ -115,7 +115,7 @@ class Run:
     rows: int
 
     def extended(self, other: "Run") -> "Run | None":
-        """Both as one, if the other's adapter is the next in the stack and has as many rows."""
+        """Both merged, if the other's adapter is next in the stack and has the same number of rows."""
         follows = (other.stack, other.first) == (self.stack, self.first + self.count) and self.stack >= 0
         if not follows or self.rows != self.count * other.rows:
             return None
@@ -135,7 +135,7 @@ def _runs(rows: Iterable[tuple[int, int]], seats: Sequence[tuple[int, int]]) -> 
 
 
 class _Stack:
-    """The matrices of adapters of one shape for one projection, as products read them."""
+    """The matrices of same-shaped adapters for one projection, in matmul layout."""
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
         """[adapters, in, rank] and [adapters, rank, out], the scale included."""
@@ -144,11 +144,11 @@ class _Stack:
 
 
 class _Correction:
-    """What all adapters add to one projection."""
+    """All adapters' terms for one projection."""
 
     def __init__(self, step: Adapters, stacks: Sequence[_Stack | None]) -> None:
         self._step = step
-        # The last is the base's, which run.stack -1 finds.
+        # The final None is the base's, found as stack -1.
         self._stacks = [*stacks, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
@@ -156,7 +156,7 @@ class _Correction:
         step = self._step
         if not step.adapted:
             return
-        # By its cheaper name: `split` costs as much as a product.
+        # The lower-level name, because `split` costs as much as a matmul.
         pieces = zip(step.runs, x.split_with_sizes(step.lengths), y.split_with_sizes(step.lengths), strict=True)
         for run, rows, own in pieces:
             stack = self._stacks[run.stack]
@@ -173,7 +173,7 @@ class _Correction:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A projection as checkpoints name it: these rows of the matrix of the module at `path`."""
+    """A projection in a checkpoint: these rows of the matrix of the module at `path`."""
 
     path: str
     rows: slice
@@ -182,7 +182,7 @@ class _Place:
 
 
 def _places(model: Model) -> dict[str, _Place]:
-    """Every projection of the layers by its name in a checkpoint."""
+    """All projections of the layers, keyed by name in a checkpoint."""
     places: dict[str, _Place] = {}
     for path, module in model.named_modules():
         if not isinstance(module, Linear) or not path.startswith(f"{model.backbone_name}."):
@@ -199,13 +199,13 @@ def _places(model: Model) -> dict[str, _Place]:
 
 
 _Part = tuple[slice, LowRank]
-"""Which rows of the matrix a term is for: a part of a fused projection, or all."""
+"""A term and the rows of the matrix that it applies to: a part of a fused projection, or all."""
 
 
 def _by_module(
     adapter: str, model: Model, places: Mapping[str, _Place], terms: Mapping[str, LowRank]
 ) -> dict[str, list[_Part]]:
-    """An adapter's terms by the modules that they go to. A term without a place, or misshapen, is an error."""
+    """An adapter's terms, keyed by module. A term without a place or with the wrong shape is an error."""
     found: dict[str, list[_Part]] = {}
     shapes = {name: place.shape for name, place in places.items()}
     for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name).items():
@@ -215,7 +215,7 @@ def _by_module(
 
 
 def _stacked(adapters: Sequence[Sequence[_Part]], out_features: int, like: Tensor) -> _Stack:
-    """Of adapters of one shape."""
+    """For adapters of the same shape."""
     a = torch.stack([torch.from_numpy(np.concatenate([term.a for _, term in parts]).T) for parts in adapters]).to(like)
     b = torch.zeros(len(adapters), a.shape[2], out_features).to(like)
     for own, parts in zip(b, adapters, strict=True):

@@ -1,5 +1,5 @@
-"""Sequences of any lengths as rows of one matrix, one after the other: products take them all at once, and attention,
-which must not mix them, takes equally long neighbours together. Nothing is padded.
+"""Sequences of different lengths as rows of one matrix, concatenated without padding: matmuls process all rows at once,
+and attention, which must not mix sequences, batches neighbours of equal length.
 
     rows    a a a a | b b b b | c c | d
     runs    └─ 2 of 4 rows ──┘ └ 1 ┘ └ 1 of 1
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` neighbouring sequences of `length` rows each, from row `start` on."""
+    """`count` consecutive sequences of `length` rows each, from row `start` on."""
 
     start: int
     count: int
@@ -27,7 +27,7 @@ class Run:
 
 
 class Ragged:
-    """Where each sequence's rows are. Made once for a pass."""
+    """Where each sequence's rows are. Built once per pass."""
 
     __slots__ = ("lengths", "positions", "runs", "starts")
 
@@ -42,14 +42,14 @@ class Ragged:
         self.positions: Tensor = torch.cat(
             [torch.arange(run.length, device=device).repeat(run.count) for run in self.runs]
         )
-        """Of each row in its sequence."""
+        """Each row's position in its sequence."""
 
     def rows(self, sequence: int) -> range:
         start = self.starts[sequence]
         return range(start, start + self.lengths[sequence])
 
     def take(self, sequences: Sequence[int]) -> tuple["Ragged", Tensor]:
-        """Some of the sequences, and which rows they have here."""
+        """A layout of some of the sequences, and their row numbers in this one."""
         device = self.positions.device
         rows = torch.tensor([row for sequence in sequences for row in self.rows(sequence)], device=device)
         return Ragged([self.lengths[sequence] for sequence in sequences], device), rows

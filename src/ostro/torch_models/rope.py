@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the cosines and sines that a model's rope settings give for positions."""
+"""Rotary position embeddings: cosines and sines of positions for a model's rope settings."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from ostro.torch_models.base import Module
 
 
 class Rotary(Module):
-    """Cosines and sines for positions, in the context that will be served."""
+    """Cosines and sines of positions, for the served context length."""
 
     def __init__(self, settings: RopeSettings, *, head_dim: int, max_seq_len: int) -> None:
         super().__init__()
         found = rope_frequencies(settings, head_dim=head_dim, max_seq_len=max_seq_len)
         self.attention_factor = found.attention_factor
-        # Computed on the CPU wherever the model goes: a device's own powers may differ in the last digit.
+        # Computed on the CPU wherever the model runs: a device's own powers may differ in the last digit.
         frequencies = torch.from_numpy(found.frequencies)
-        # The first half turns backwards: its cosines are the same, and its sines have the sign that rotating needs.
+        # The first half is negated: its cosines are unchanged, and its sines get the sign that rotating needs.
         self.register_buffer("frequencies", torch.cat((-frequencies, frequencies)), persistent=False)
         self.frequencies: Tensor
 
