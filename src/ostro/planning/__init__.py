@@ -1,17 +1,17 @@
-"""How much memory a model will take, from its config and its files' headers. Reads no weights and imports no torch.
+"""Estimates how much memory a model needs, from its config and its files' headers. Reads no weights; imports no torch.
 
-    ┌─ weights ────────────────────┬─ keys and values ──────────┬─ other ──────────────────────────────┐
-    │ as they are kept; with torch │ pages: taken as sequences  │ Python, its libraries, torch where   │
-    │ on a CPU in a second layout  │ come, then kept            │ it runs the model, and what one step │
-    │ too, if it fits              │                            │ needs besides                        │
+    ┌─ weights ────────────────────┬─ KV cache ─────────────────┬─ other ──────────────────────────────┐
+    │ as stored in memory; torch   │ pages: allocated as        │ Python, its libraries, torch if it   │
+    │ on a CPU adds a second       │ sequences arrive, then     │ runs the model, and the temporary    │
+    │ layout if it fits            │ kept                       │ memory of one step                   │
     └──────────────────────────────┴────────────────────────────┴──────────────────────────────────────┘
 
-Follows what `runner.load` does and asks `runner.memory` what it asks. Tests hold them together, by the bytes of whole
+Mirrors the decisions of `runner.load` and shares `runner.memory` with it. Tests compare plans with the memory of whole
 engines.
 
-native      what the native core makes of a model's tensors, and whether it does
-on_torch    what torch makes of them
-outcome     what a plan says
+native      whether the native core can run a model, and the memory it takes
+on_torch    the memory a model takes with torch
+outcome     the plan itself
 """
 
 from collections.abc import Callable, Mapping
@@ -39,10 +39,10 @@ def plan(
     memory: int | None = None,
     device: str | None = None,
 ) -> Plan:
-    """What loading the model with these settings would take, on this machine or on one with `memory` bytes free.
+    """The memory needed to load the model with these settings, on this machine or on one with `memory` bytes free.
 
-    A reference is looked up as for serving, but of a model in a store or on the Hub no weights are downloaded.
-    `config.model` is not read. A model that is too large is planned all the same: then `fits` is false.
+    A reference is resolved as for serving, but no weights of a remote model are downloaded. `config.model` is not
+    read. A model that is too large still gets a plan, with `fits` false.
     """
     if memory is not None and memory < 1:
         raise BadRequest(f"memory must be at least 1 byte, got {memory}.", param="memory")
@@ -50,7 +50,7 @@ def plan(
         with open_headers(model, model_config=config.model_config) as headers:
             return plan(headers, config, memory=memory, device=device)
     device = device or config.device
-    # Asked about the memory of another machine, "auto" does not look at this one's.
+    # When planning for another machine's memory, "auto" does not look at this machine's devices.
     backend = BACKENDS["cpu"] if device == "auto" and memory is not None else backend_here(device)
     resolved = backend.resolve(config)
     stored = model.stored()
@@ -66,7 +66,7 @@ def plan(
 
 
 def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
-    """As `runner.load` decides."""
+    """Makes the same choice as `runner.load`."""
     reason = "cpu_backend is torch"
     if config.cpu_backend != "torch":
         found = on_native(stored, config, described, memory.free)

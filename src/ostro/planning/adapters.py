@@ -1,4 +1,4 @@
-"""What LoRA adapters take beside their model, by their headers."""
+"""The memory that LoRA adapters take, from their headers."""
 
 import re
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from ostro.sources.files import ADAPTER_WEIGHTS
 from ostro.weights.stored import TensorHeader, safetensors_headers
 
 _LORA_B = re.compile(r"base_model\.model\.(?P<parent>.+)\.(?P<part>\w+)\.lora_B(?:\.default)?\.weight")
-# Projections that models compute as one, wherever files hold them apart.
+# Projections that models fuse, even if files store them separately.
 _FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))
 
 
 def adapter_values(config: EngineConfig, base: Sequence[TensorHeader]) -> int:
-    """Numbers of all adapters as they are kept: where projections are one matrix, each B is as tall as that."""
+    """Number of values of all adapters in memory: with fused projections, each B has the fused matrix's height."""
     return sum(_values(Path(path).expanduser() / ADAPTER_WEIGHTS, base) for _, path in config.adapters)
 
 
@@ -27,7 +27,7 @@ def _values(path: Path, base: Sequence[TensorHeader]) -> int:
             values += tensor.values
             continue
         parts = next((fused for fused in _FUSED if match["part"] in fused), {match["part"]})
-        # An adapter of the layers alone leaves out what they are in.
+        # An adapter saved from the bare backbone omits its prefix.
         places = ({f"{prefix}{match['parent']}.{part}" for part in parts} for prefix in ("", "model."))
         height = max(sum(rows.get(name, 0) for name in names) for names in places)
         values += max(height, tensor.shape[0]) * tensor.shape[1]

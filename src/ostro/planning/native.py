@@ -1,4 +1,4 @@
-"""Whether the native core runs a model, and what that takes: runs its lowering on a sink that only counts."""
+"""Whether the native core can run a model, and the memory it takes: runs the lowering with a sink that only counts."""
 
 import os
 import sys
@@ -27,19 +27,19 @@ from ostro.runner.precision import in_words
 from ostro.weights.stored import Stored
 
 _MIB = 1 << 20
-# Measured, less the model and a step's buffers: Python and numpy.
+# Measured, minus the model and a step's buffers: Python and numpy.
 _PROCESS = 37 * _MIB
 
-# Of the header: a matrix with the step that reads it, and a layer's attention.
+# Header size per matrix with its step, and per layer's attention.
 _ENTRY_BYTES = 400
-# Of a row's group of inputs once it is quantised.
+# Size of a quantized group of a row's inputs.
 _GROUP_BYTES = GROUP + 12
-# Rows and panels that each thread has for itself.
+# Rows and panels in each thread's own buffers.
 _OWN_ROWS, _OWN_PANELS = 8, 4
 
 
 def on_native(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts | str:
-    """The plan's parts, or why the model does not run natively."""
+    """The plan's parts, or the reason why the model does not run natively."""
     if (missing := why_missing()) is not None:
         return missing.rstrip(".")
     if config.page_size != PAGE:
@@ -78,7 +78,7 @@ def _parts(
             kv_memory=config.kv_memory,
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
-            # What was asked for counts as it is: whether it fits is for the plan to say.
+            # An explicit kv_memory is taken at face value: the plan reports whether it fits.
             free=max(0, memory - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
@@ -86,7 +86,7 @@ def _parts(
     except ModelError:
         pages = 0
     page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
-    # Of each rotated pair of dimensions a cosine and a sine, at each position that the pages can hold.
+    # A cosine and a sine per rotated pair of dimensions, for each position that the pages can hold.
     other = _PROCESS + _step_bytes(config, architecture, panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
     return Parts(
         backend=f"native ({isa})",
@@ -96,13 +96,13 @@ def _parts(
         page=page,
         pages=pages,
         other=other,
-        # Packing reads all files, a matrix at a time.
+        # Packing maps all files and builds one matrix at a time.
         peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
     )
 
 
 def _kind(formats: Mapping[str, str], name: str) -> int:
-    """What a tensor is stored in, as GGUF numbers it. A pickle does not tell names: all it holds is in one format."""
+    """GGUF's number of a tensor's stored type. A pickle's names are unknown: all its tensors have one format."""
     found = formats.get(name) or next(iter(formats.values()))
     if (kind := kind_of(found)) is None:
         raise NotNative(f"its weights are of type {found}, for which there is no kernel")
@@ -110,12 +110,12 @@ def _kind(formats: Mapping[str, str], name: str) -> int:
 
 
 def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) -> int:
-    """Buffers of a step: rows of all widths that a layer has, logits, and what products read."""
+    """A step's buffers: rows of every width in a layer, logits, and the matmuls' inputs."""
     shape, widest = architecture.shape, architecture.widest
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
     longest = max(widest, shape.hidden_size)
-    # With adapters, gates and ups are kept before they are activated.
+    # With adapters, gates and ups are also stored before activation.
     row = 4 * (2 * shape.hidden_size + qkv + attended + widest * (3 if config.adapters else 1))
     read = 4 * longest + longest // GROUP * _GROUP_BYTES
     asked = 4 * (shape.hidden_size + shape.vocab_size)

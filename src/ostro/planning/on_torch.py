@@ -1,4 +1,4 @@
-"""What a model takes that torch runs, on a CPU or a GPU: follows `runner.torch_load`."""
+"""The memory that a model takes with torch, on a CPU or a GPU: mirrors `runner.torch_load`."""
 
 import sys
 from collections import Counter
@@ -15,19 +15,19 @@ from ostro.runner.precision import in_words
 from ostro.weights.stored import Stored, TensorHeader
 
 _MIB = 1 << 20
-# Measured, less the model: Python and torch, loaded; then with what BLAS keeps once tokens were computed; and what
-# oneDNN keeps if it has laid out weights. Another build of torch may take a few dozen megabytes more or less.
+# Measured, minus the model: Python with torch loaded; with BLAS's buffers after computing tokens; oneDNN's extra once
+# it has packed weights. Other builds of torch may differ by a few dozen megabytes.
 _LOADED, _PROCESS, _ONEDNN = 230 * _MIB, 260 * _MIB, 25 * _MIB
-# What is left of unpacking GGUF blocks, in the pools that allocators keep for each thread, and of the vocabulary.
+# Left over from dequantizing GGUF blocks, in the allocators' per-thread pools, and from the vocabulary.
 _UNPACKING = 96 * _MIB
-# With a GPU: what the driver takes of its memory, and what the process takes of the host's.
+# With a GPU: GPU memory taken by the driver, and host memory taken by the process.
 _GPU_CONTEXT = 600 * _MIB
 _GPU_PROCESS = 3072 * _MIB
-# Rows alive at a time, of the widest that a layer makes of a token: gate, up, their product, and the stream.
+# Rows of a layer's widest intermediate per token that are alive at a time: gate, up, their product, and the stream.
 _ROWS_ALIVE = 4
-# Tensors that are unpacked ahead of the one that is copied.
+# Tensors dequantized ahead of the one being copied.
 _UNPACKED_AHEAD = 5
-# In 4 bits so many weights share a scale and a minimum of two bytes each, in 8 bits a row has a scale of four.
+# In 4 bits, this many weights share a two-byte scale and a two-byte minimum; in 8 bits, a row has a four-byte scale.
 _GROUP, _SCALE = 32, 4
 
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -56,7 +56,7 @@ def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memor
             kv_memory=config.kv_memory,
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
-            # What was asked for counts as it is: whether it fits is for the plan to say.
+            # An explicit kv_memory is taken at face value: the plan reports whether it fits.
             free=free if config.kv_memory is None else sys.maxsize,
             max_tokens=config.max_running_tokens,
         )
@@ -105,7 +105,7 @@ def on_gpu(stored: Stored, config: ResolvedConfig, shape: ModelShape, total: int
         weights=weights.kept,
         page=page,
         pages=pages,
-        # One takes what rows write that only fill up a batch.
+        # One page takes the writes of padding rows.
         spare=1 if pages else 0,
         other=_GPU_CONTEXT + step,
         peak=0,
@@ -118,11 +118,11 @@ class _Weights:
     parameters: int
     kept: int
     kept_plain: int
-    """Of matrices that are not quantised: what a second layout takes."""
+    """Size of matrices that are not quantized, and so of a second layout."""
     unpacked: int
-    """Most bytes of unpacked blocks that wait to be copied."""
+    """Peak size of dequantized blocks waiting to be copied."""
     staged: int
-    """Bytes of what is brought to fewer bits at a time, before it is."""
+    """Peak size of weights waiting to be quantized."""
 
 
 def _count(stored: Stored, config: ResolvedConfig, itemsize: int) -> _Weights:
@@ -130,7 +130,7 @@ def _count(stored: Stored, config: ResolvedConfig, itemsize: int) -> _Weights:
     blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
     adapters = adapter_values(config, tensors)
     plain = [tensor.values * itemsize for tensor in tensors]
-    # A matrix at a time; with adapters the whole model, which they look at first.
+    # One matrix at a time; with adapters the whole model, because they inspect it first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
     return _Weights(
         parameters=sum(tensor.values for tensor in tensors),
@@ -152,7 +152,7 @@ def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int) -> int:
 
 
 def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
-    """In as many bits as was asked for; None is as it is."""
+    """The quantized format of a tensor; None if it is kept as it is."""
     if quantize == "none" or len(tensor.shape) != 2 or (quantize == "fp8" and not tensor.in_layer):
         return None
     if quantize == "int4" and not (tensor.in_layer and tensor.shape[-1] % _GROUP == 0):
@@ -161,7 +161,7 @@ def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
 
 
 def _formats(tensors: Sequence[TensorHeader], quantize: str, dtype: str) -> list[str]:
-    """What matrices are kept in, most of them first."""
+    """The formats of matrices in memory, the most common first."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         if len(tensor.shape) > 1:

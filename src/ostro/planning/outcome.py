@@ -1,4 +1,4 @@
-"""What a plan says, and the sums that all plans share. Knows numbers of bytes; knows neither files nor devices."""
+"""The plan, and the arithmetic common to all plans. Deals in bytes; knows neither files nor devices."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How many sequences of one length, prompt and output together, run at a time."""
+    """How many sequences of a given length, prompt plus output, can run at a time."""
 
     length: int
     sequences: int
@@ -18,20 +18,20 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Sizes are bytes of the device's memory: the machine's for a CPU, the GPU's for a GPU."""
+    """Sizes are in bytes of the device's memory: the machine's for a CPU, the GPU's for a GPU."""
 
     model: str
     device: str
     backend: str
-    """What will compute, and what weights, keys and values will be kept in, as a loaded model tells of itself."""
+    """The backend, and the number formats of weights and KV cache, as a loaded model reports them."""
     precision: str
     not_native: str | None
-    """On a CPU, why it is not the native core that computes."""
+    """On a CPU, the reason why the native core is not used."""
     memory: int
-    """What is free there, or was said to be."""
+    """Free memory there, measured or as given."""
     parameters: int
     weights_bytes: int
-    """As they are kept, the second layout included."""
+    """In memory, including the second layout."""
     second_layout_bytes: int
     page_size: int
     page_bytes: int
@@ -39,13 +39,13 @@ class Plan:
     kv_bytes: int
     other_bytes: int
     total_bytes: int
-    """Weights, keys and values, and other, once requests have filled the pages."""
+    """Weights, KV cache and other, once requests have filled the pages."""
     peak_bytes: int
-    """The most that the system will have counted: while a model is loaded or packed, mapped files count too."""
+    """Peak as the system counts it: mapped files count too while a model is loaded or packed."""
     host_bytes: int
-    """Of the machine's own memory: on a CPU the total."""
+    """The machine's own memory: on a CPU, the total."""
     max_seq_len: int
-    """Longest sequence that can run: the model's context, or what all pages hold."""
+    """Longest sequence that can run: limited by the model's context and by the number of pages."""
     max_batch_seqs: int
     sequences: tuple[Fit, ...]
 
@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a plan is put together from."""
+    """The components of a plan."""
 
     backend: str
     precision: str
@@ -66,10 +66,10 @@ class Parts:
     page: int
     pages: int
     spare: int = 0
-    """Pages beside those that hold tokens."""
+    """Pages that hold no tokens."""
     other: int
     peak: int
-    """Where it is more than the total."""
+    """Only counts if it exceeds the total."""
     host: int | None = None
     """None on a CPU, where it is the total."""
     not_native: str | None = None

@@ -1,4 +1,4 @@
-"""Whether a model can be loaded without torch, told by its config and headers: before its weights are downloaded."""
+"""Checks before the weights are downloaded whether a model needs torch, from its config and headers."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from ostro.weights import open_headers
 
 
 def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
-    """Raises Unsupported where loading the model needs torch, and torch is not installed.
+    """Raises Unsupported if loading the model requires torch and torch is not installed.
 
-    Where torch is installed it looks at nothing. Else, of a model in a store or on the Hub, headers are fetched.
+    Does nothing if torch is installed. Otherwise, fetches the headers of a remote model.
     """
     if has_torch():
         return
     check_settings(config)
-    # The embedded model runs natively, and is a file that has to be fetched to be looked at.
+    # The embedded model runs natively, and checking it would require downloading it.
     if model is None:
         return
     with open_headers(model, model_config=config.model_config) as checkpoint:
