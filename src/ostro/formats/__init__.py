@@ -1,1 +1,1 @@
-"""File formats by themselves: JSON, YAML, GGUF headers, torch's archives. Knows no models and no places."""
+"""File formats: JSON, YAML, GGUF headers, torch archives. Knows no models and no locations."""

@@ -1,9 +1,9 @@
-"""The header of a GGUF file: its metadata and where its tensors lie. Knows bytes; knows no models and no torch.
+"""Reads the header of a GGUF file: its metadata and its tensors' locations. Knows no models and no torch.
 
     magic "GGUF" │ version │ tensor count │ metadata count │ metadata … │ tensor infos … │ padding │ tensor data …
 
-No count, length or offset is believed before it is held against the file's size, so a damaged or hostile file
-costs an error and never memory.
+No count, length or offset is trusted before it is checked against the file's size, so a damaged or hostile file causes
+an error but never a huge allocation.
 """
 
 import math
@@ -25,7 +25,7 @@ DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """How a tensor's values are packed: `block_size` of them in `block_bytes` bytes."""
+    """A tensor's block format: `block_size` values in `block_bytes` bytes."""
 
     name: str
     block_size: int
@@ -72,7 +72,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-# The fewest bytes an entry can take: what bounds a count before the entries are read.
+# The minimum size of an entry: bounds a count before the entries are read.
 _LEAST_METADATA_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
 _LEAST_BYTES = {_STRING: 8, _ARRAY: 4 + 8}
@@ -80,13 +80,13 @@ _LEAST_BYTES = {_STRING: 8, _ARRAY: 4 + 8}
 
 @dataclass(frozen=True, slots=True)
 class GgufTensorInfo:
-    """One tensor's place in the file. `shape` is row-major, outermost first: reversed from what the file says."""
+    """One tensor's location. `shape` is row-major, outermost first: the reverse of the file's order."""
 
     name: str
     shape: tuple[int, ...]
     ggml_type: int
     offset: int
-    """From the beginning of the file."""
+    """From the start of the file."""
     nbytes: int
 
 
@@ -99,7 +99,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads versions 2 and 3, little endian. Raises BadCheckpoint for anything damaged, cut short or malformed."""
+    """Reads versions 2 and 3, little endian. Raises BadCheckpoint for anything damaged, truncated or malformed."""
     try:
         with path.open("rb") as file:
             if file.seek(0, 2) < 24:
@@ -117,7 +117,7 @@ def damaged(path: Path, what: str) -> BadCheckpoint:
 
 
 class _Reader:
-    """A cursor over the mapped file. Every read goes through `_advance`, which knows where the file ends."""
+    """A cursor over the mapped file. Every read goes through `_advance`, which checks the file's end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -130,7 +130,7 @@ class _Reader:
             raise self._damaged("it does not begin as a GGUF file does")
         version = self._u32()
         if version not in (2, 3):
-            # A big-endian file shows its version in the upper half.
+            # A big-endian file has its version number in the upper half.
             kind = f"of version {version}" if version < 1 << 16 else "in big-endian order"
             raise BadCheckpoint(
                 f"{self._path} is a GGUF file {kind}, and Ostro reads versions 2 and 3 in little-endian order. "
@@ -145,7 +145,7 @@ class _Reader:
         return damaged(self._path, what)
 
     def _advance(self, count: int) -> int:
-        """Steps over `count` bytes and returns where they began."""
+        """Skips `count` bytes and returns where they start."""
         start = self._pos
         if count > self._size - start:
             raise self._overrun()
@@ -173,7 +173,7 @@ class _Reader:
         return self._strings(1)[0]
 
     def _strings(self, count: int) -> list[str]:
-        # A vocabulary has 10^5 of these: everything the loop touches is local.
+        # A vocabulary has 10^5 of these, so the loop uses only locals.
         data, size, pos, unpack = self._data, self._size, self._pos, _U64.unpack_from
         strings = []
         try:
@@ -263,7 +263,7 @@ class _Reader:
 
 def _alignment(path: Path, metadata: dict[str, MetadataValue]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    # Eight bytes is what the widest element needs to be read in place.
+    # The widest element needs eight bytes to be read in place.
     if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise damaged(path, f"general.alignment is {alignment!r}, not a power of two from 8 to 2^20")
     return alignment

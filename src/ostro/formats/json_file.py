@@ -1,11 +1,11 @@
-"""JSON files that came with a model: read whole, held to a size and a shape. Knows nothing of what they mean."""
+"""Reads JSON files that come with a model, checking size and type. Does not interpret them."""
 
 import json
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint, ModelNotFound
 
-# The largest honest ones are shard indexes of a few megabytes.
+# The largest legitimate ones are shard indexes of a few megabytes.
 MAX_BYTES = 64 << 20
 
 
@@ -14,7 +14,7 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 def parse_json_object(path: Path, text: bytes) -> dict[str, object]:
-    """What `read_json_object` gives for a file with this text."""
+    """What `read_json_object` returns for a file with this content."""
     return _object(path, _parse(path, text))
 
 

@@ -1,7 +1,7 @@
-"""What a file of torch's holds, names and shapes, without torch and without its tensors. Runs nothing that it names.
+"""Names and shapes of the tensors in a torch file, without torch and without reading tensors. Runs none of its code.
 
-torch.save writes an archive: a pickle that says what there is, and beside it one file for each tensor's numbers. Only
-the pickle is read, by a reader for which every class but those of tensors is an empty shell.
+torch.save writes a zip archive: a pickle that lists the objects, and one file per tensor's data. Only the pickle is
+read, by an unpickler that replaces every class except tensors with an empty stub.
 """
 
 import pickle
@@ -13,14 +13,14 @@ from typing import Any
 
 from ostro.errors import BadCheckpoint
 
-# A name and a shape take some two hundred bytes.
+# A name and a shape take about two hundred bytes.
 _MAX_BYTES = 64 << 20
-# Where trainers put the weights beside other things.
+# Keys under which trainers store the weights next to other state.
 _WRAPPERS = ("model_state_dict", "state_dict", "model")
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The named tensors of a file that torch.save wrote, 1.6 or later."""
+    """The named tensors of a file written by torch.save, version 1.6 or later."""
     try:
         with zipfile.ZipFile(path) as archive:
             entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
@@ -64,7 +64,7 @@ def _named_shapes(path: Path, loaded: object) -> dict[str, tuple[int, ...]]:
 
 
 class _Shape:
-    """Keeps the sizes that it was made with: a file's later state for it is not taken."""
+    """Keeps the sizes from its construction; ignores any state that the pickle sets later."""
 
     __slots__ = ("sizes",)
 
@@ -76,7 +76,7 @@ class _Shape:
 
 
 class _Table(dict[object, object]):
-    """Stands for an OrderedDict, whose state, such as a state dict's `_metadata`, is not taken."""
+    """Stands in for OrderedDict; ignores its state, such as a state dict's `_metadata`."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ class _Table(dict[object, object]):
 
 
 class _Shell:
-    """Stands for whatever else was stored: takes all that unpickling does to an object, and keeps nothing."""
+    """Stands in for any other class: accepts everything that unpickling does, and keeps nothing."""
 
     def __new__(cls, *args: object, **kwargs: object) -> "_Shell":
         return super().__new__(cls)

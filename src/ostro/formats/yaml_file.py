@@ -1,4 +1,4 @@
-"""YAML that somebody else wrote: read with our own errors, and its values as messages may show them."""
+"""Reads untrusted YAML with our own errors, and formats its values for messages."""
 
 import reprlib
 from pathlib import Path
@@ -27,14 +27,14 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> ob
         TypeError,
         ValueError,
     ) as error:
-        # PyYAML lets pass what Python's own types say of a malformed date or number.
+        # PyYAML lets through the exceptions that Python raises for malformed dates and numbers.
         raise BadCheckpoint(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
     except OSError as error:
         raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def shown(value: object) -> str:
-    """Short: an alias may stand for more than memory holds, and Python writes out no integer of many digits."""
+    """Truncated: an alias may expand to more than fits in memory, and Python refuses to print huge integers."""
     try:
         return _SHORT.repr(value)
     except ValueError:
