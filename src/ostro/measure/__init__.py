@@ -1,3 +1,3 @@
-"""Measurements of servers and models, from outside: `bench` loads a server, `compare` puts two side by side, `report`
-shows figures as tables and pages.
+"""Measures servers and models from outside: `bench` puts load on a server, `compare` compares two, `report` renders
+results as tables and pages.
 """

@@ -1,1 +1,1 @@
-"""Load on a server that speaks OpenAI's API, and what its users would have seen: `ostro bench`."""
+"""Load tests for servers with an OpenAI-compatible API, from their users' point of view: `ostro bench`."""

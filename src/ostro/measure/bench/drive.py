@@ -1,6 +1,6 @@
-"""One process's share of a level: sends requests when they are due and keeps what came of them.
+"""One process's share of a level: sends requests when they are due and records their outcomes.
 
-While it runs the garbage collector rests, and an answer's JSON is read only after the next request has gone out.
+While it runs, garbage collection is off, and a response's JSON is parsed only after the next request has been sent.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from ostro.measure.bench.workload import PATHS
 from ostro.measure.report.numbers import percentile
 
 _AHEAD = 2000
-"""Requests that are put together before the clock starts."""
+"""Requests prepared before the clock starts."""
 _TICK = 0.01
 _PAUSE = 0.1
 _TELL_EVERY = 0.25
@@ -40,16 +40,16 @@ class Drive:
         self._stopped = False
 
     async def prepare(self) -> None:
-        """All that can be done before the clock starts: connections, the first requests, the warm-up."""
+        """Does everything possible before the clock starts: connections, the first requests, the warm-up."""
         await self._until_stopped(self._prepare())
 
     async def _prepare(self) -> None:
         job, level = self._job, self._job.level
         for index in itertools.islice(self._indices(), _AHEAD):
             self._prepared[index] = job.workload.request(index, level.number)
-        # Last: a server soon closes connections on which nothing comes.
+        # Last, because servers soon close idle connections.
         await self._pool.open(job.num_clients if level.kind == "concurrency" else 0)
-        # Numbered from behind: random prompts of the run are not in the server's cache then.
+        # Negative numbers, so that the run's random prompts are not in the server's cache yet.
         numbers = iter([~number for number in range(level.warmup) if job.has(number)])
 
         async def warm() -> None:
@@ -68,7 +68,7 @@ class Drive:
             self._began, cpu = at, time.process_time()
             await self._until_stopped(self._closed() if self._job.level.kind == "concurrency" else self._open())
             seconds, cpu = time.perf_counter() - at, time.process_time() - cpu
-            await asyncio.sleep(0)  # the last answers are read
+            await asyncio.sleep(0)  # let the last responses be parsed
         finally:
             for watcher in watchers:
                 watcher.cancel()
@@ -105,7 +105,7 @@ class Drive:
     # --- the two loops ----------------------------------------------------------------------------------------------
 
     async def _closed(self) -> None:
-        """So many clients, each of which asks again once it was answered."""
+        """A fixed number of clients, each of which sends its next request once the last is answered."""
         indices, level = self._indices(), self._job.level
 
         async def client() -> None:
@@ -115,7 +115,7 @@ class Drive:
                     return
                 recording = await self._ask(index)
                 if recording.failure == CONNECTION and level.requests is None:
-                    # Nothing else would slow down the questions to a server that is gone.
+                    # Nothing else would limit the rate of requests to a server that is gone.
                     await asyncio.sleep(_PAUSE)
 
         async with asyncio.TaskGroup() as clients:
@@ -123,7 +123,7 @@ class Drive:
                 clients.create_task(client())
 
     async def _open(self) -> None:
-        """Requests that come when they come, whatever has been answered."""
+        """Requests sent on schedule, whether or not earlier ones have been answered."""
         job, level = self._job, self._job.level
         times = (
             job.workload.replayed()
@@ -150,7 +150,7 @@ class Drive:
             raise
         finally:
             self._running -= 1
-        # Not now: the next request goes first.
+        # Later: the next request goes out first.
         later = partial(self._read, recording, index, max_tokens, due)
         asyncio.get_running_loop().call_soon(later)
         return recording
@@ -169,7 +169,7 @@ class Drive:
         most = self._job.level.requests
         return filter(self._job.has, itertools.count() if most is None else range(most))
 
-    # --- beside them ------------------------------------------------------------------------------------------------
+    # --- watchers ---------------------------------------------------------------------------------------------------
 
     async def _watch_lag(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What a level's outcomes amount to: latencies by rank, throughput, goodput, errors. Pure functions."""
+"""Aggregates a level's outcomes: latency percentiles, throughput, goodput, errors. Pure functions."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0}
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
+    """In seconds."""
 
     mean: float
     p50: float
@@ -25,7 +25,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Spread | None":
-        """Of the values that there are; None if there are none."""
+        """Ignores None; returns None if nothing is left."""
         known = sorted(value for value in values if value is not None)
         if not known:
             return None
@@ -34,7 +34,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """What a request must keep to: a limit in seconds for some of its latencies."""
+    """A service level objective: a limit in seconds for some of a request's latencies."""
 
     limits: Mapping[str, float]
 
@@ -59,7 +59,7 @@ class Slo(msgspec.Struct, frozen=True):
         return cls(limits)
 
     def kept_by(self, outcome: Outcome) -> bool:
-        """A failed request keeps none; a latency that an answer of one event does not have is kept."""
+        """A failed request keeps none. A latency that does not exist, as for a single-event answer, counts as kept."""
         if outcome.error is not None:
             return False
         values = ((getattr(outcome, name), limit) for name, limit in self.limits.items())
@@ -69,7 +69,7 @@ class Slo(msgspec.Struct, frozen=True):
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     good: int
     share: float
-    """Of all requests, failed ones too."""
+    """Of all requests, including failed ones."""
     requests_per_second: float
 
 
@@ -78,33 +78,33 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     succeeded: int
     failed: int
     unfinished: int
-    """Given up because the run was stopped; they are in no other figure."""
+    """Aborted because the run was stopped; not counted in any other figure."""
     errors: dict[str, int]
-    """By kind, the most frequent first."""
+    """By kind, most frequent first."""
     seconds: float
     """From the first request sent to the end of the last answer."""
     requests_per_second: float
-    """Those that succeeded."""
+    """Successful requests only."""
     output_tokens: int
     output_tokens_per_second: float
     input_tokens: int | None
-    """None where the server tells none."""
+    """None if the server does not report it."""
     total_tokens_per_second: float | None
     cached_share: float | None
-    """Of the prompts' tokens, those that the server had in its cache; None where it does not tell."""
+    """Share of prompt tokens that were in the server's prefix cache; None if it does not report that."""
     tokens_per_event: float | None
     counted_by_events: int
     """Answers whose tokens the server did not count."""
     resent: int
-    """Requests that were sent again on a new connection, as the one kept for them was closed without an answer."""
+    """Requests resent on a new connection because their kept-alive one was closed without an answer."""
     ended_early: int
-    """Answers of fewer tokens than they were to have."""
+    """Answers with fewer tokens than requested."""
     ttft: Spread | None
     itl: Spread | None
     tpot: Spread | None
     e2e: Spread | None
     late: Spread | None
-    """How late requests of an open loop went out."""
+    """How late an open loop's requests were sent."""
     goodput: Goodput | None
 
 

@@ -1,4 +1,4 @@
-"""What crosses between `ostro bench` and the processes that make its load: JSON lines, both ways."""
+"""Messages between `ostro bench` and its load processes: JSON lines, both ways."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -10,16 +10,16 @@ from ostro.measure.bench.workload import Workload
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: how hard the server is driven, and for how long."""
+    """One run: the intensity of the load, and for how long."""
 
     kind: Literal["concurrency", "rate", "trace"]
     value: float
-    """Requests at a time, requests a second, or how many times as fast as the trace."""
+    """Concurrent requests, requests per second, or the speed-up factor of a trace."""
     number: int
-    """Which run of the whole it is."""
+    """The run's number in the benchmark."""
     requests: int | None
     duration: float | None = None
-    """No request begins later than this; those under way are waited for."""
+    """No request starts later than this; requests in flight are waited for."""
     burstiness: float = 1.0
     warmup: int = 0
 
@@ -29,10 +29,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A level's share of one process.
+    """One process's share of a level.
 
-    Requests go to clients in turn, and this process has `num_clients` of `stride`, from `first` on. An open loop has
-    one client a process.
+    Requests are distributed to clients round-robin, and this process has `num_clients` of `stride`, from `first` on. An
+    open loop has one client per process.
     """
 
     url: str
@@ -45,18 +45,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stride: int = 1
 
     def has(self, index: int) -> bool:
-        """Whether request `index` is of its share."""
+        """Whether request `index` belongs to this share."""
         return self.first <= index % self.stride < self.first + self.num_clients
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """All processes start at this time of time.perf_counter, which all processes of a machine share."""
+    """All processes start at this time.perf_counter() value, a clock shared by all processes of a machine."""
 
     at: float
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """No more requests, and those under way are given up."""
+    """Send no more requests, and abort those in flight."""
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """Since the last one."""
+    """Changes since the last report."""
 
     finished: int
     failed: int
@@ -78,12 +78,12 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Burden(msgspec.Struct, frozen=True, kw_only=True):
-    """What making the load cost one process."""
+    """What generating the load cost one process."""
 
     cpu_share: float
-    """Of one core, while it ran."""
+    """CPU use while running, as a share of one core."""
     lag_mean: float
-    """How late timers fired: what the process was held up by its own work or by others'."""
+    """How late timers fired: delays caused by the process's own work or by others'."""
     lag_p99: float
     lag_max: float
 
@@ -91,12 +91,12 @@ class Burden(msgspec.Struct, frozen=True, kw_only=True):
 class Finished(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     outcomes: list[Outcome]
     unfinished: int
-    """Given up because the run was stopped."""
+    """Aborted because the run was stopped."""
     burden: Burden
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """The process failed; what it says is for whoever mends it."""
+    """The process failed; carries its traceback."""
 
     words: str
 

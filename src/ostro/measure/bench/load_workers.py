@@ -1,4 +1,4 @@
-"""The processes that make the load, from the side of the command: starts them, shares a level among them, ends them."""
+"""The command's side of the load processes: starts them, distributes a level among them, stops them."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ _END_SECONDS = 10.0
 
 
 class LoadFailed(OstroError):
-    """A process that makes load broke down: our own fault, or the machine's."""
+    """A load process crashed: our own bug, or a problem with the machine."""
 
 
 class LoadWorkers:
@@ -41,9 +41,9 @@ class LoadWorkers:
         timeout: float,
         progress: Callable[[Progress], None],
     ) -> tuple[list[Finished], bool]:
-        """What each process found, and whether all of it was run: an interrupt stops it early."""
+        """Each process's results, and whether the level ran to completion: an interrupt stops it early."""
         clients = int(level.value) if level.kind == "concurrency" else len(self._workers)
-        # A process without a client has nothing to do.
+        # A process without clients has nothing to do.
         workers = self._workers[:clients]
         number = len(workers)
         for which, worker in enumerate(workers):
@@ -89,7 +89,7 @@ class LoadWorkers:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Interrupts as messages among the others: an exception could come while one of those is taken, and lose it."""
+        """Turns interrupts into messages: an exception could strike while another message is received, and lose it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -100,7 +100,7 @@ class LoadWorkers:
             signal.signal(signal.SIGINT, before)
 
     def _next(self) -> tuple[int, FromWorker | None]:
-        """A process and what it says; nothing is an interrupt."""
+        """A process's number and its message; None means an interrupt."""
         number, message = self._messages.get()
         if isinstance(message, Broken):
             raise LoadFailed(f"Load process {number} broke down: {message.words}")
@@ -118,7 +118,7 @@ def load_workers(number: int) -> Iterator[LoadWorkers]:
                 [sys.executable, "-m", "ostro.measure.bench.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # An interrupt is for the command: it tells the others.
+                # Interrupts go to the command alone, which tells the others.
                 start_new_session=os.name == "posix",
             )
             workers.append(worker)
@@ -164,7 +164,7 @@ def _send_all(workers: Sequence[subprocess.Popen[bytes]], message: ToWorker) -> 
 
 def _send(worker: subprocess.Popen[bytes], message: ToWorker) -> None:
     assert worker.stdin is not None
-    # The last words of one that broke down are on their way.
+    # If it crashed, its last message is already on the way.
     with suppress(BrokenPipeError):
         worker.stdin.write(msgspec.json.encode(message) + b"\n")
         worker.stdin.flush()

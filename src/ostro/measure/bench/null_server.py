@@ -1,7 +1,7 @@
 """A server that computes nothing and streams words at a steady pace: `python -m ostro.measure.bench.null_server`.
 
-Each event carries the time.perf_counter at which it was written, and that at which its request had arrived; a client on
-the same machine can tell from them how much later it noticed. Prints its port; ends when its standard input does.
+Each event carries the time.perf_counter() at which it was written and at which its request arrived, so a client on the
+same machine can tell how much later it noticed them. Prints its port; exits when its standard input is closed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class _Asked(msgspec.Struct):
 
 
 class NullServer(asyncio.Protocol):
-    """One connection, one request at a time. Bare, so that what it adds to a measurement is little."""
+    """One connection, one request at a time. Minimal, to add little to a measurement."""
 
     def __init__(self, *, ttft: float, itl: float) -> None:
         self._ttft = ttft

@@ -1,6 +1,6 @@
-"""From a recorded response to what a request's user saw of it: when its tokens came, how many, or what went wrong.
+"""Interprets a recorded response: when its tokens arrived, how many there were, or what went wrong.
 
-Lenient: servers differ in what they leave out. Knows OpenAI's forms; knows no sockets.
+Lenient, because servers differ in what they leave out. Knows OpenAI's response formats; knows no sockets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,20 +18,20 @@ EMPTY, NOT_UNDERSTOOD = "empty answer", "not understood"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request. Times are in seconds, after the level's start (`start`) or after the request's own."""
+    """One request. Times are in seconds since the level's start (`start`) or since the request's own."""
 
     index: int
     start: float
     e2e: float
-    """To the last byte of the answer."""
+    """Until the last byte of the answer."""
     late: float | None = None
-    """How long after it was due it went out, in an open loop: the load generator's fault."""
+    """In an open loop, how late the request was sent: the load generator's fault."""
     connect: float = 0.0
-    """How much of it went into connecting; nothing on a connection that stood."""
+    """The part spent on connecting; zero on a kept-alive connection."""
     resent: bool = False
-    """Whether it was sent again, as the connection that had been kept for it was closed without an answer."""
+    """Whether it was resent because its kept-alive connection was closed without an answer."""
     arrivals: list[float] = []
-    """When each event that brought some of the answer came; the first is the first token."""
+    """Arrival times of events with content; the first is the first token."""
     input_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int = 0
@@ -39,12 +39,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
-    """The kind of failure; None is success."""
+    """The kind of failure; None on success."""
     detail: str = ""
     stamps: list[float] = []
-    """When our own null server wrote each of the arrivals; others stamp nothing."""
+    """When our null server wrote each arrival; empty for other servers."""
     received: float = 0.0
-    """When the null server had the request."""
+    """When the null server received the request."""
 
     @property
     def ttft(self) -> float | None:
@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def gaps(self) -> list[float]:
-        """From each event to the next."""
+        """Times between consecutive events."""
         return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
     @property
@@ -62,14 +62,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def tpot(self) -> float | None:
-        """From the first event to the last, over the tokens after the first."""
+        """Time from the first event to the last, divided by the number of tokens after the first."""
         if len(self.arrivals) < 2 or self.output_tokens < 2:
             return None
         return (self.arrivals[-1] - self.arrivals[0]) / (self.output_tokens - 1)
 
 
 def read(recording: Recording, *, index: int, began: float, max_tokens: int, due: float | None = None) -> Outcome:
-    """What came of request `index` of a level that began at `began`. `due` is after the beginning."""
+    """The outcome of request `index` of a level that began at `began`. `due` is relative to that."""
     answer = _Answer()
     error, detail = recording.failure, recording.detail
     if error is None and recording.status != 200:
@@ -110,7 +110,7 @@ class _Answer:
         self.received = 0.0
 
     def take(self, recording: Recording) -> tuple[str | None, str]:
-        """The kind of failure and what is known of it; no kind for an answer that is whole."""
+        """The kind of failure and its details; None for a complete answer."""
         ended = False
         try:
             for at, payload in _payloads(recording):
@@ -138,7 +138,7 @@ class _Answer:
                     self.finish_reason = reason
         match event.get("usage"):
             case {**usage}:
-                # Some servers tell a running count in every event: the last one stands.
+                # Some servers send a running count in every event: the last one counts.
                 self.input_tokens = _count(usage.get("prompt_tokens"), self.input_tokens)
                 self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
                 match usage.get("prompt_tokens_details"):
@@ -152,7 +152,7 @@ class _Answer:
 
 def _payloads(recording: Recording) -> Iterator[tuple[float, bytes]]:
     if b"json" in recording.headers.get(b"content-type", b""):
-        # A server that does not stream: all of it came at once, at the end.
+        # The server does not stream: everything arrived at once, at the end.
         yield recording.ended, recording.body
         return
     decoder = EventDecoder()
@@ -162,7 +162,7 @@ def _payloads(recording: Recording) -> Iterator[tuple[float, bytes]]:
 
 
 def _content(choice: Mapping[object, object]) -> bool:
-    """Whether the event brings some of the answer: text, reasoning, a tool's call. A role alone is none."""
+    """Whether the event has content: text, reasoning, a tool call. A role alone does not count."""
     for place in ("delta", "message"):
         if isinstance(part := choice.get(place), dict):
             return any(part.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls"))
@@ -180,7 +180,7 @@ def _refusal(recording: Recording) -> tuple[str, str]:
 
 
 def _code(error: object) -> str:
-    """An error's own name, if it has one, to be put behind its kind."""
+    """An error's own code or type, if it has one, to append to its kind."""
     match error:
         case {"code": str(code)} if code:
             return f" {shortened(code.encode(errors='replace'))}"

@@ -1,4 +1,4 @@
-"""A benchmark as one HTML file that needs nothing else."""
+"""A benchmark as a self-contained HTML file."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""A benchmark's plots: figures over the levels, and how latencies are spread at each."""
+"""A benchmark's plots: figures by level, and the latency distribution at each level."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,11 +27,11 @@ _COLOURS = 6
 _POINTS = 60
 
 Curve = tuple[str, Sequence[tuple[float, float]]]
-"""Its name, and its points."""
+"""Name and points."""
 
 
 def over_levels(curves: Sequence[Curve], *, x_label: str, y_label: str, seconds: bool = False) -> Markup:
-    """One mark a level, joined; levels stand at equal distances, with their values below them."""
+    """Joined markers, one per level; levels are equidistant and labelled with their values."""
     curves = [curve for curve in curves if curve[1]]
     if not curves:
         return Markup("")
@@ -57,7 +57,7 @@ def over_levels(curves: Sequence[Curve], *, x_label: str, y_label: str, seconds:
 
 
 def spread(curves: Sequence[tuple[str, Sequence[float]]], *, label: str) -> Markup:
-    """For each level, which share of the values lies below each value. Seconds; the last percent is left out."""
+    """The cumulative distribution of the values at each level, in seconds, without the last percent."""
     known = [(name, sorted(values)) for name, values in curves]
     if not any(values for _, values in known):
         return Markup("")

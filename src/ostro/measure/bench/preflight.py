@@ -1,4 +1,4 @@
-"""What must be known of a server before it is measured: its model, the fields it takes, how it counts our words."""
+"""Probes a server before measuring it: its model, the fields it accepts, and how it counts our words in tokens."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ _MOST_WORDS = 400
 @dataclass(frozen=True, slots=True)
 class Preflight:
     workload: Workload
-    """What was asked for, as this server takes it."""
+    """The requested workload, adapted to this server."""
     notes: list[str] = field(default_factory=list)
 
 
 def preflight(workload: Workload, url: str, headers: Mapping[str, str], timeout: float) -> Preflight:
-    """Asks a few requests of one token. Raises an OstroError if the server cannot be asked."""
+    """Sends a few one-token requests. Raises an OstroError if the server cannot be used."""
 
     async def look() -> Preflight:
         pool = Pool(target, timeout)
@@ -65,7 +65,7 @@ async def _model(target: Target, pool: Pool, url: str) -> str:
 
 
 async def _accepted(workload: Workload, target: Target, pool: Pool, url: str) -> tuple[Workload, Outcome, list[str]]:
-    """The workload without fields that the server refuses."""
+    """The workload without fields that the server rejects."""
     path = PATHS[workload.endpoint]
     notes = []
     first: Recording | None = None
@@ -89,7 +89,7 @@ async def _accepted(workload: Workload, target: Target, pool: Pool, url: str) ->
 
 
 async def _word_tokens(workload: Workload, target: Target, pool: Pool) -> WordTokens | None:
-    """From how the server counts a short and a long prompt of our words."""
+    """Derived from the server's token counts for a short and a long prompt of our words."""
     longest = max([workload.input_len.high, *(item.input_len or 0 for item in workload.items)])
     long = max(min(longest, _MOST_WORDS), 2)
     counted = []
@@ -110,7 +110,7 @@ async def _word_tokens(workload: Workload, target: Target, pool: Pool) -> WordTo
 
 
 def _probe(workload: Workload) -> bytes:
-    """A request like the workload's, of one token."""
+    """A one-token request like the workload's."""
     items = [msgspec.structs.replace(item, output_len=1) for item in workload.items[:1]]
     return msgspec.structs.replace(workload, output_len=Span(1, 1), items=items).request(~0, ~0)[0]
 

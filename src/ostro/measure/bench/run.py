@@ -1,4 +1,4 @@
-"""A whole benchmark: what was asked for, level by level, to all that was found."""
+"""Runs a whole benchmark, level by level, and collects the results."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ _FEW = 0.98
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     headers: Mapping[str, str]
-    """The key is among them: not for anyone to see."""
+    """Contains the API key: never show it."""
     workload: Workload
     levels: Sequence[Level]
     timeout: float
@@ -41,21 +41,21 @@ class LevelRun(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     figures: Figures
     burdens: list[Burden]
-    """One for each load process."""
+    """One per load process."""
     outcomes: list[Outcome]
-    """In the order of the requests."""
+    """In request order."""
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     options: BenchOptions
-    """With what was learnt of the server."""
+    """Including what the preflight found out about the server."""
     machine: dict[str, object]
     began: str
     levels: list[LevelRun]
     self_test: SelfTest | None
     notes: list[str]
     whole: bool
-    """Whether it was not interrupted."""
+    """False if it was interrupted."""
 
     @property
     def succeeded(self) -> int:
@@ -85,7 +85,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench(options: BenchOptions, watch: Watch) -> Bench:
-    """Runs all levels, or as many as an interrupt leaves time for."""
+    """Runs all levels, or as many as finish before an interrupt."""
     found = preflight(options.workload, options.url, options.headers, options.timeout)
     options = msgspec.structs.replace(options, workload=found.workload)
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -121,7 +121,7 @@ def bench(options: BenchOptions, watch: Watch) -> Bench:
 def _run(
     options: BenchOptions, level: Level, load: LoadWorkers, progress: Callable[[Progress], None]
 ) -> tuple[LevelRun, bool]:
-    """The level, and whether it was run to its end."""
+    """The level, and whether it ran to completion."""
     speed = level.value if level.kind == "trace" else 1.0
     workload = msgspec.structs.replace(options.workload, speed=speed)
     shares, whole = load.run(
@@ -139,7 +139,7 @@ def _run(
 
 
 def _notes(options: BenchOptions, levels: Sequence[LevelRun], tested: SelfTest | None) -> list[str]:
-    """What keeps the figures from meaning what they seem to."""
+    """Reasons why the figures may not mean what they seem to."""
     notes = []
     for run in levels:
         name, found = run.level.name, run.figures
@@ -205,7 +205,7 @@ def _outcome_json(outcome: Outcome) -> dict[str, object]:
 
 
 def _machine() -> dict[str, object]:
-    """Where the load came from."""
+    """The machine that generated the load."""
     return {
         "system": platform.system(),
         "architecture": platform.machine(),

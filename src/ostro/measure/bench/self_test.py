@@ -1,4 +1,4 @@
-"""What the load generator itself adds: it measures a server whose every event says when it was written."""
+"""Measures the load generator's own overhead, with a server that timestamps every event."""
 
 import subprocess
 import sys
@@ -20,24 +20,24 @@ _LEAST_TOKENS, _MOST_TOKENS = 8, 200
 
 
 class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
+    """In seconds."""
 
     concurrency: int
     pace: float
-    """From one event of a stream to the next."""
+    """Time between a stream's events."""
     events_per_second: float
     added_ttft: Spread | None
-    """Time to the first token, less the time from the request's arrival at the server to its first event."""
+    """Time to first token, minus the time from the request's arrival at the server to its first event."""
     added_itl: Spread | None
-    """How far gaps are off, either way."""
+    """Absolute error of the gaps."""
     cpu_share: float
-    """Of the busiest load process, of one core."""
+    """CPU use of the busiest load process, as a share of one core."""
 
 
 def self_test(workers: LoadWorkers, outcomes: Sequence[Outcome]) -> SelfTest | None:
-    """With as many streams at a time as these outcomes had, at their pace. None if there is nothing to go by.
+    """Repeats the outcomes' concurrency and pace against a null server. None if there is nothing to go by.
 
-    Raises KeyboardInterrupt where one stopped it: half of it says nothing.
+    An interrupt propagates as KeyboardInterrupt: half a test says nothing.
     """
     good = [each for each in outcomes if each.error is None]
     if not good:
@@ -45,9 +45,9 @@ def self_test(workers: LoadWorkers, outcomes: Sequence[Outcome]) -> SelfTest | N
     gaps = Spread.of(gap for each in good for gap in each.gaps)
     seconds = max(each.start + each.e2e for each in good) - min(each.start for each in good)
     concurrency = max(round(sum(each.e2e for each in good) / seconds), 1) if seconds else 1
-    # Answers of one event have no gaps: one of a stream's events then takes as long as they did.
+    # Single-event answers have no gaps: use their duration as the time per event.
     pace = sum(each.e2e for each in good) / len(good) if gaps is None else gaps.mean
-    # A slower one would only make the test last longer.
+    # A slower pace would only make the test take longer.
     pace = min(max(pace, 1e-4), _SECONDS / _LEAST_TOKENS)
     tokens = min(round(_SECONDS / pace), _MOST_TOKENS)
     level = Level(kind="concurrency", value=concurrency, number=0, requests=2 * concurrency, warmup=concurrency)
@@ -72,7 +72,7 @@ def self_test(workers: LoadWorkers, outcomes: Sequence[Outcome]) -> SelfTest | N
 
 @contextmanager
 def null_server(*, ttft: float, itl: float) -> Iterator[str]:
-    """The address of one, in a process of its own."""
+    """The URL of a null server in a subprocess."""
     command = [sys.executable, "-m", "ostro.measure.bench.null_server", "--ttft", f"{ttft:.6f}", "--itl", f"{itl:.6f}"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""A benchmark for a terminal: a column for each level, aligned."""
+"""A benchmark as an aligned text table, one column per level."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,7 +26,7 @@ def table(bench: Bench) -> str:
 
 
 def rows(levels: Sequence[LevelRun]) -> list[tuple[str, ...]]:
-    """The header, then a name and each level's figure."""
+    """The header, then a label and each level's figure."""
 
     def row(label: str, cell: Callable[[Figures], str]) -> tuple[str, ...]:
         return label, *(cell(run.figures) for run in levels)

@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections that note when bytes arrive, and do little else. Knows no JSON and no events.
+"""HTTP/1.1 connections that timestamp incoming bytes and do little else. Knows no JSON and no events.
 
-A general client spends more time on an event than a fast server does, which would be measured as the server's; this one
-hands each piece of a body on as it comes, with the time, for others to read once the answer has ended.
+A general client spends more time on an event than a fast server does, which would be attributed to the server. This one
+stores each piece of a body with its arrival time, to be parsed once the answer has ended.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ _LONGEST_BODY = 256 << 20
 
 @dataclass(slots=True)
 class Recording:
-    """A response as it came, unread. Times are time.perf_counter's."""
+    """A raw response. Times are time.perf_counter() values."""
 
     sent: float = 0.0
-    """When the request was to go out: before connecting, if there was no connection."""
+    """When the request was to be sent: before connecting, if there was no connection."""
     connect_seconds: float = 0.0
     resent: bool = False
-    """Whether a kept connection was found closed, and the request sent again on a new one."""
+    """Whether a kept-alive connection turned out closed, and the request was resent on a new one."""
     ended: float = 0.0
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     failure: str | None = None
-    """The kind of what went wrong below HTTP's own errors; `detail` says more."""
+    """The kind of a failure below the level of HTTP statuses; `detail` says more."""
     detail: str = ""
 
     @property
@@ -45,13 +45,13 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and the head that they all have."""
+    """The address of requests, and their common headers."""
 
     host: str
     port: int
     secure: bool
     base: str
-    """The path before the endpoint's: `/v1`, or what a proxy puts before it."""
+    """The path before the endpoint's: `/v1`, or a proxy's prefix."""
     authority: str
     headers: Mapping[str, str]
 
@@ -86,7 +86,7 @@ class Target:
 
 
 class Pool:
-    """Connections to one target, kept open between requests; as many as are asked at once."""
+    """Connections to one target, kept alive between requests; grows with the number of concurrent requests."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
@@ -96,7 +96,7 @@ class Pool:
         self._idle: list[_Connection] = []
 
     async def open(self, number: int) -> None:
-        """Connects ahead of the requests. A server that cannot be reached shows when it is asked."""
+        """Connects ahead of time. Failures are ignored here: the requests will report them."""
         made = await asyncio.gather(*(self._connect() for _ in range(number)), return_exceptions=True)
         for connection in made:
             if isinstance(connection, _Connection):
@@ -110,7 +110,7 @@ class Pool:
             await self._exchange(self._idle.pop(), request, recording)
             if recording.failure != CONNECTION:
                 return recording
-            # Closed before any answer: most likely while it was idle, which is no failure of this request.
+            # Closed before any answer, most likely while idle, so it is no failure of this request.
             recording = Recording(sent=recording.sent, resent=True)
         connecting = time.perf_counter()
         try:
@@ -124,7 +124,7 @@ class Pool:
         return recording
 
     async def close(self) -> None:
-        """Ends all connections, requests or not, and returns when they are gone."""
+        """Closes all connections, busy or not, and returns when they are gone."""
         ends = [connection.abort() for connection in self._open]
         self._idle.clear()
         if ends:
@@ -146,7 +146,7 @@ class Pool:
             self._idle.remove(connection)
 
     async def _exchange(self, connection: "_Connection", request: bytes, recording: Recording) -> None:
-        """The connection is idle afterwards, or closed."""
+        """Afterwards the connection is idle or closed."""
         reusable = False
         try:
             reusable = await connection.ask(request, recording, self._timeout)
@@ -158,7 +158,7 @@ class Pool:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time."""
+    """Handles one exchange at a time."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
         self._now = 0.0
 
     async def ask(self, request: bytes, recording: Recording, timeout: float) -> bool:
-        """Fills the recording. Whether the connection can be used again."""
+        """Fills the recording. Returns whether the connection can be reused."""
         loop = asyncio.get_running_loop()
         self._answered: asyncio.Future[bool] = loop.create_future()
         self._recording = recording
@@ -189,16 +189,16 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         return self.lost
 
-    # --- asyncio's calls --------------------------------------------------------------------------------------------
+    # --- asyncio callbacks ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asserted: uvloop's transports do not descend from asyncio's.
+        # No isinstance check: uvloop's transports do not inherit from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
         if self._recording is None:
-            # Nobody asked.
+            # Unsolicited data.
             self.abort()
             return
         try:
@@ -213,14 +213,14 @@ class _Connection(asyncio.Protocol):
         if (recording := self._recording) is None:
             return
         if recording.status and not recording.headers.keys() & {b"content-length", b"transfer-encoding"}:
-            # A body that ends with its connection.
+            # The body ends with the connection.
             self._end(reusable=False)
         elif recording.status:
             self._fail(CUT_OFF, str(exc or "the connection ended within the answer"))
         else:
             self._fail(CONNECTION, str(exc or "the server closed the connection without an answer"))
 
-    # --- the parser's calls -----------------------------------------------------------------------------------------
+    # --- parser callbacks -------------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._recording is not None:

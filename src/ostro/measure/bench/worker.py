@@ -1,6 +1,6 @@
-"""The process that makes load: `python -m ostro.measure.bench.worker`, told what to do on its standard input.
+"""A load process: `python -m ostro.measure.bench.worker`, controlled through its standard input.
 
-It ends when its input does, so none outlives the command that started it. Interrupts are that command's to handle.
+It exits when its input is closed, so it never outlives the command that started it. That command handles interrupts.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class _Worker:
         for message in _received():
             loop.call_soon_threadsafe(self._take, message)
         loop.call_soon_threadsafe(self._take, None)
-        # Whatever it is at: nobody is there to be told of it.
+        # Exit whatever it is doing: nobody is left to report to.
         time.sleep(_END_SECONDS)
         os._exit(1)
 
@@ -61,7 +61,7 @@ class _Worker:
         if isinstance(message, Run):
             self._stopped = False
         elif not isinstance(message, Go):
-            # It may come before the level's work was begun.
+            # May arrive before the level's work has begun.
             self._stopped = True
             if self._drive is not None:
                 self._drive.stop()
@@ -70,7 +70,7 @@ class _Worker:
 
 
 def _received() -> Iterator[ToWorker]:
-    """Without Python's buffers: a thread that waits in one of those would hold up the end of the process."""
+    """Reads without Python's buffers: a thread blocked in one would delay the process's exit."""
     decoder: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
     pieces: list[bytes] = []
     while data := os.read(0, 1 << 20):
@@ -89,7 +89,7 @@ def _send(message: FromWorker) -> None:
 
 
 def _more_files() -> None:
-    """Each connection is an open file."""
+    """Raises the limit on open files: each connection is one."""
     try:
         import resource
     except ImportError:
@@ -107,13 +107,13 @@ def main() -> None:
             runner.run(_Worker().run())
     except BrokenPipeError:
         sys.exit(1)
-    except Exception:  # noqa: BLE001 - told to the command, which shows it
+    except Exception:  # noqa: BLE001 - reported to the command, which shows it
         _send(Broken(traceback.format_exc()))
         sys.exit(1)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The quickest event loop there is."""
+    """The fastest event loop available."""
     try:
         import uvloop
     except ImportError:

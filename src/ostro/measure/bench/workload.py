@@ -1,7 +1,7 @@
-"""What is asked: the body of each request, and when it is due.
+"""The requests of a load test: their bodies and when they are due.
 
-Request `i` depends on the seed, the level and `i` alone: any process can make any request of a run, and the same seed
-makes the same load.
+Request `i` depends only on the seed, the level and `i`: any process can build any request of a run, and the same seed
+gives the same load.
 """
 
 import itertools
@@ -16,7 +16,7 @@ Endpoint = Literal["chat", "completions"]
 
 PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions"}
 
-# Short and common, so that most tokenizers have them as one token; how many tokens they are is measured anyway.
+# Short and common, so that most tokenizers have each as one token; the actual token counts are measured anyway.
 _WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work number night point home water room mother area money "
@@ -29,7 +29,7 @@ WORDS = _WORDS.split()
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Whole numbers from `low` to `high`, each as likely."""
+    """Integers from `low` to `high`, equally likely."""
 
     low: int
     high: int
@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a file. What it does not say is drawn."""
+    """A request from a file. Missing values are drawn at random."""
 
     prompt: str | Messages | None = None
     input_len: int | None = None
@@ -56,7 +56,7 @@ class WordTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     per_word: float = 1.0
     around: float = 0.0
-    """What a template adds to every prompt."""
+    """Tokens that a chat template adds to every prompt."""
 
     def words_for(self, tokens: float) -> int:
         return max(round(tokens / self.per_word), 0)
@@ -67,22 +67,22 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     output_len: Span
     items: list[Item] = []
-    """Asked in turn; where there are none, all is drawn."""
+    """Used in turn; if empty, prompts are random."""
     input_len: Span = Span(1, 1)
     shared_prefix: int = 0
     vocab_size: int | None = None
-    """With it random prompts are token ids instead of words."""
+    """If set, random prompts are token ids instead of words."""
     speed: float = 1.0
-    """How many times as fast a trace is replayed."""
+    """Speed-up factor for replaying a trace."""
     ignore_eos: bool = False
     include_usage: bool = True
     body: dict[str, Any] = {}
-    """Fields that every request has besides; they come last and win."""
+    """Extra fields for every request; they override all others."""
     words: WordTokens = WordTokens()
     seed: int = 0
 
     def request(self, index: int, level: int = 0) -> tuple[bytes, int]:
-        """The body of request `index`, and the most tokens that it asks for; 0 if they are not told."""
+        """The body of request `index`, and its max_tokens; 0 if unset."""
         # Lengths are the same at each level, words are not: no prompt is in the server's cache from the level before.
         lengths = random.Random(f"{self.seed}/lengths/{index}")
         dice = random.Random(f"{self.seed}/{level}/{index}")
@@ -107,9 +107,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(fields), most if isinstance(most, int) else 0
 
     def due(self, rate: float, burstiness: float, level: int) -> Iterator[float]:
-        """When requests are due, without end: `rate` a second on average.
+        """When requests are due, endlessly: `rate` per second on average.
 
-        Gaps are drawn from a gamma distribution of shape `burstiness`: 1 is Poisson's, less comes in bursts.
+        Gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, less is bursty.
         """
         dice = random.Random(f"{self.seed}/arrivals/{level}")
         return itertools.accumulate(dice.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in itertools.count())

@@ -1,4 +1,4 @@
-"""How far two answers agree: the same text, the same tokens, the same probabilities. Pure functions."""
+"""How far two answers agree: in text, in tokens, in probabilities. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ostro.measure.compare.answers import Answer, Outcome, Token
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Absolute differences of the log-probabilities that both sides gave the tokens of their common prefix."""
+    """Absolute differences between the two sides' log-probabilities, over the tokens of their common prefix."""
 
     mean: float
     max: float
@@ -18,19 +18,19 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of two answers to one prompt."""
+    """Agreement of two answers to one prompt."""
 
     exact: bool
     prefix_chars: int
-    """Length of the text that both begin with."""
+    """Length of the common prefix."""
     prefix_tokens: int | None
-    """The same in tokens; None where a side tells none."""
+    """The same in tokens; None if a side reports none."""
     divergence: Divergence | None
-    """None where a side tells no log-probabilities, or there is no common token."""
+    """None if a side reports no log-probabilities, or there is no common token."""
 
 
 def agreement(a: Outcome, b: Outcome) -> Agreement | None:
-    """None where a side has failed: there is nothing to compare."""
+    """None if a side has failed: there is nothing to compare."""
     if not (isinstance(a, Answer) and isinstance(b, Answer)):
         return None
     prefix_tokens = _common_tokens(a.tokens, b.tokens)
@@ -43,24 +43,24 @@ def agreement(a: Outcome, b: Outcome) -> Agreement | None:
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many items both begin with."""
+    """Length of the common prefix."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Over all prompts. One that failed on either side counts as a difference."""
+    """Over all prompts. A prompt that failed on either side counts as a difference."""
 
     prompts: int
     compared: int
     """Answered by both sides."""
     exact: int
     prefix_chars: float | None
-    """Mean, over those compared."""
+    """Mean, over the compared prompts."""
     prefix_share: float | None
-    """Mean share of the longer text that both begin with."""
+    """Mean length of the common prefix, as a share of the longer text."""
     prefix_tokens: float | None
-    """Mean, over those where both sides tell tokens."""
+    """Mean, over the prompts for which both sides report tokens."""
     divergence: Divergence | None
     """Over the tokens of all common prefixes."""
 
@@ -100,7 +100,7 @@ def _common_tokens(a: Sequence[Token], b: Sequence[Token]) -> int | None:
 def _same(a: Token, b: Token) -> bool:
     if a.id is not None and b.id is not None:
         return a.id == b.id
-    # Where one side shows only that there are parts of a character, they may be the other's: the texts tell.
+    # One side may only show placeholders for parts of a character, which could match the other's: the texts decide.
     parts = (_stands_in(a) and _is_part(b)) or (_stands_in(b) and _is_part(a))
     return a.text == b.text or parts
 

@@ -1,4 +1,4 @@
-"""What a side gave for a prompt, and when. Plain data, and the recorder that puts it together as it comes."""
+"""A side's answers with their timing: plain data, and the recorder that assembles it."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ Prompt = str | tuple[Message, ...]
 @dataclass(frozen=True, slots=True)
 class Token:
     text: str
-    """Its name, as OpenAI writes it: `bytes:\\xf0\\x9f` where it is no whole characters and its bytes are told."""
+    """In OpenAI's notation: `bytes:\\xf0\\x9f` if it is not whole characters and its bytes are known."""
     id: int | None = None
-    """None where a side tells no ids; then tokens are compared by their names."""
+    """None if a side reports no ids; tokens are then compared by text."""
     logprob: float | None = None
 
 
@@ -30,16 +30,16 @@ class Answer:
     text: str
     seconds: float
     arrivals: tuple[float, ...] = ()
-    """When each part of the text came, in seconds after the request was sent."""
+    """When each part of the text arrived, in seconds after the request was sent."""
     tokens: tuple[Token, ...] = ()
-    """Empty where the side tells none."""
+    """Empty if the side reports none."""
     counted: int | None = None
-    """Tokens by the side's own count."""
+    """The side's own token count."""
     finish_reason: str | None = None
 
     @property
     def num_tokens(self) -> int:
-        """The side's own count; else the parts that came, which are most servers' tokens."""
+        """The side's own count; otherwise the number of parts, which on most servers are tokens."""
         return self.counted if self.counted is not None else len(self.tokens) or len(self.arrivals)
 
     @property
@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def token_seconds(self) -> float | None:
-        """Mean seconds from one token to the next; None where there is no next."""
+        """Mean seconds between tokens; None for fewer than two."""
         if len(self.arrivals) < 2 or self.num_tokens < 2:
             return None
         return (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
@@ -65,7 +65,7 @@ Outcome = Answer | Failure
 
 
 class Recorder:
-    """One answer as it comes. The clock runs from its making, or from `start`."""
+    """Assembles one answer as it arrives. Its clock starts when it is created, or at `start`."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -83,7 +83,7 @@ class Recorder:
         return time.perf_counter() - self._began
 
     def add(self, text: str, tokens: Iterable[Token] = ()) -> None:
-        """Notes what has just come; nothing at all is no arrival."""
+        """Records what has just arrived; an empty part does not count as an arrival."""
         known = len(self._tokens)
         self._tokens += tokens
         self.text += text
@@ -105,5 +105,5 @@ class Recorder:
 
 
 def _joined(text: str) -> str:
-    """Halves of a character that came in two parts made one; a half alone is no text, and is replaced."""
+    """Joins surrogate halves that came in two parts; a lone half is replaced."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,4 +1,4 @@
-"""Requests to other servers, of whatever kind: JSON out, JSON or server-sent events in, by the connections of ours."""
+"""Requests to any server over our own client's connections: JSON out, JSON or server-sent events in."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ class Server:
     url: str
     key: str | None = field(default=None, repr=False)
     timeout: float = 600.0
-    """Seconds of silence that are borne."""
+    """Maximum seconds of silence."""
 
     def get(self, path: str) -> object:
         """The JSON at a path."""
@@ -28,7 +28,7 @@ class Server:
             return _json(answer.read())
 
     def stream(self, path: str, body: Mapping[str, object], recorder: Recorder) -> Iterator[Event]:
-        """The events of an answer. The recorder's clock starts with the request, on a connection that stands."""
+        """The events of an answer. The recorder's clock starts when the request is sent, after connecting."""
         question = Question("POST", path, as_json(body), accept="text/event-stream", refusal=_refusal)
         decoder = EventDecoder()
         with self._client() as client, client.exchange(question, self.timeout, on_send=recorder.start) as answer:
@@ -39,7 +39,7 @@ class Server:
                     yield _event(payload)
 
     def _client(self) -> Client:
-        """One a request, so that each has a new connection. No key is none: ours are not for others."""
+        """A new client per request, for a fresh connection. No key means none: never send our own to other servers."""
         return Client(self.url, self.key or "")
 
 

@@ -1,4 +1,4 @@
-"""A server as a side: its dialect says what to send and how to read the answer, and threads keep it busy."""
+"""A server as one side: its dialect defines requests and how to read answers; threads keep it busy."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ class Dialect(Protocol):
     def model(self) -> str: ...
 
     def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        """Raises BadRequest that names what the dialect cannot express."""
+        """Raises BadRequest for anything the dialect cannot express."""
 
     def find_model(self) -> None:
-        """Learns the model's name from the server, if it was not given."""
+        """Asks the server for the model's name, unless it was given."""
 
     def request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, Mapping[str, object]]:
         """Path and body."""
 
     def take(self, event: Event, recorder: Recorder, params: SamplingParams) -> None:
-        """Notes what an event tells."""
+        """Records an event's content."""
 
 
 class HttpSide:
@@ -61,7 +61,7 @@ class HttpSide:
                 try:
                     index, prompt = waiting.popleft()
                 except IndexError:
-                    # Another thread was quicker.
+                    # Another thread took the last one.
                     return
                 try:
                     done.put((index, self._ask(prompt, params)))
@@ -69,7 +69,7 @@ class HttpSide:
                     done.put((index, error))
                     raise
 
-        # Daemons: an interrupt need not wait for a server that is silent.
+        # Daemon threads, so that an interrupt need not wait for a silent server.
         for _ in range(min(concurrency, len(prompts))):
             Thread(target=work, daemon=True, name="compare").start()
         try:
@@ -98,16 +98,16 @@ class HttpSide:
 
 
 def refuse_chats(prompts: Sequence[Prompt], dialect: str, cure: str) -> None:
-    """For dialects that have no conversations."""
+    """For dialects without conversations."""
     if any(not isinstance(prompt, str) for prompt in prompts):
         raise BadRequest(f"{dialect} takes no messages (--chat): {cure}", param="messages")
 
 
 def text_at(event: Event, *names: str) -> str:
-    """The first of these fields that holds text."""
+    """The first of these fields that is a string."""
     return next((value for name in names if isinstance(value := event.get(name), str)), "")
 
 
 def count_at(event: Event, *names: str) -> int | None:
-    """The first of these fields that holds a count."""
+    """The first of these fields that is an integer."""
     return next((value for name in names if isinstance(value := event.get(name), int)), None)

@@ -1,4 +1,4 @@
-"""Ostro's own dialect: POST /generate_stream, which is /generate with the text as it comes."""
+"""Ostro's own dialect: POST /generate_stream, the streaming version of /generate."""
 
 from collections.abc import Mapping, Sequence
 

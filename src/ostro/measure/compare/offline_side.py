@@ -1,4 +1,4 @@
-"""A model in this process as a side: `offline:REF`, with engine settings after a question mark.
+"""A model in this process as one side: `offline:REF`, with engine settings after a question mark.
 
 offline:default?quantize=int8      offline:./model?dtype=bfloat16&device=cuda      offline:./brain?hrm_halting=true
 """
@@ -63,7 +63,7 @@ class Offline:
 
     @classmethod
     def of(cls, reference: str) -> Self:
-        """`offline:` may be left out; raises BadRequest for a setting that there is not."""
+        """`offline:` is optional; raises BadRequest for an unknown setting."""
         ref, _, query = reference.removeprefix("offline:").partition("?")
         settings: dict[str, object] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
@@ -113,7 +113,7 @@ class Offline:
 
 @dataclass(slots=True)
 class _Job:
-    """A prompt under way."""
+    """A prompt in progress."""
 
     index: int
     collector: Collector
@@ -157,7 +157,7 @@ def _request(llm: LLM, prompt: Prompt, params: SamplingParams) -> Request:
 
 
 def _step(llm: LLM, under_way: dict[int, _Job]) -> list[_Job]:
-    """One step of the engine; the jobs that it ended."""
+    """Runs one engine step; returns the jobs that it finished."""
     ended = []
     for step in llm.core.step():
         job = under_way[step.request_id]

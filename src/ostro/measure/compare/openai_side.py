@@ -68,7 +68,7 @@ class OpenAI:
 
 
 def _tokens(logprobs: object) -> list[Token]:
-    """Of either endpoint; servers that give none say null, or nothing."""
+    """For either endpoint; servers without log-probabilities send null or nothing."""
     match logprobs:
         case {"content": [*entries]}:
             return [

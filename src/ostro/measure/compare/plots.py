@@ -1,4 +1,4 @@
-"""Small plots as inline SVG. They hold numbers and our own words, and take their colours from the page's CSS."""
+"""Small plots as inline SVG. They contain only numbers and our own labels; colours come from the page's CSS."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -26,7 +26,7 @@ from ostro.measure.report.svg import (
 
 
 def histogram(a: Sequence[float], b: Sequence[float], *, label: str) -> Markup:
-    """How A's values are spread, above the line, and B's, below it; the medians are marked. Seconds."""
+    """Distribution of A's values above the line and of B's below it, with medians. In seconds."""
     values = [*a, *b]
     if not values:
         return Markup("")
@@ -49,7 +49,7 @@ def histogram(a: Sequence[float], b: Sequence[float], *, label: str) -> Markup:
 
 
 def scatter(points: Sequence[tuple[float, float]], *, label: str) -> Markup:
-    """One point a prompt: A's seconds to the right, B's upwards; on the line both are equal."""
+    """One point per prompt: A's seconds on the x-axis, B's on the y-axis; on the diagonal they are equal."""
     if not points:
         return Markup("")
     unit_name, scale = unit(max(max(point) for point in points))

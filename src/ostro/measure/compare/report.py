@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that needs nothing else. What models and servers say is text in it, never markup."""
+"""The comparison as a self-contained HTML file. Output of models and servers is escaped text, never markup."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class _Difference:
     number: int
     prompt: str
     common: str
-    """What both texts begin with."""
+    """The texts' common prefix."""
     rest_a: str
     rest_b: str
     detail: str

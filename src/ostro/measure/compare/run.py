@@ -1,4 +1,4 @@
-"""Asks two sides the same and puts their answers side by side."""
+"""Asks two sides the same prompts and pairs their answers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """What one side did."""
+    """One side's results."""
 
     reference: str
     model: str
     outcomes: tuple[Outcome, ...]
-    """One for each prompt, in order."""
+    """One per prompt, in order."""
     speed: Speed
 
 
@@ -47,17 +47,17 @@ class Comparison:
 
     @property
     def speed_ratio(self) -> float | None:
-        """How many times as many tokens a second A gave as B; None where one gave none."""
+        """A's tokens per second divided by B's; None if either has none."""
         a, b = self.a.speed.tokens_per_second, self.b.speed.tokens_per_second
         return a / b if a and b else None
 
     @property
     def silent(self) -> list[str]:
-        """The sides that never answered."""
+        """Sides without a single answer."""
         return [name for name, side in (("A", self.a), ("B", self.b)) if not side.speed.answered]
 
     def as_json(self) -> dict[str, object]:
-        """Everything, as plain data."""
+        """All results as plain data."""
         return {
             "settings": {
                 "max_tokens": self.params.max_tokens,
@@ -94,9 +94,9 @@ def compare(
     warmup: int = 1,
     progress: Progress = lambda side: None,
 ) -> Comparison:
-    """One side after the other, so that neither slows the other down. `progress` hears of each answer.
+    """Runs one side after the other, so that neither slows the other down. Calls `progress` for each answer.
 
-    Check and prepare the sides first. Warm-up requests repeat the first prompts and count for nothing.
+    Check and prepare the sides first. Warm-up requests repeat the first prompts and are not counted.
     """
     runs = [_run(name, side, prompts, params, concurrency, warmup, progress) for name, side in (("A", a), ("B", b))]
     return Comparison(tuple(prompts), params, concurrency, *runs)

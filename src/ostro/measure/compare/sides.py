@@ -1,4 +1,4 @@
-"""What is compared: the protocol of a side, and which one a reference such as `tgi+http://host:8080` means."""
+"""The interface of a compared side, and the parsing of references such as `tgi+http://host:8080`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,33 +21,33 @@ from ostro.sampling_params import SamplingParams
 class Side(Protocol):
     @property
     def reference(self) -> str:
-        """As the user named it."""
+        """The reference as given by the user."""
 
     @property
     def model(self) -> str:
         """The model's name, known once `prepare` has run."""
 
     def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        """Raises BadRequest that names what this side cannot express. Asks nobody."""
+        """Raises BadRequest for anything this side cannot express. Uses no network."""
 
     def prepare(self) -> None:
-        """Finds the model; raises OstroError where that fails."""
+        """Finds the model; raises OstroError if that fails."""
 
     def open(self) -> None:
-        """Gets ready to answer: loads the model, if that is here. `close` ends it."""
+        """Gets ready to answer; loads a local model. `close` undoes it."""
 
     def answers(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, concurrency: int
     ) -> Iterator[tuple[int, Outcome]]:
-        """Runs so many prompts at a time; each one's index and outcome, in the order in which they end."""
+        """Runs up to `concurrency` prompts at a time; yields indexes and outcomes in order of completion."""
 
     def close(self) -> None:
-        """Gives back what it holds: a model's memory."""
+        """Releases resources, such as a model's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideOptions:
-    """What a side needs besides its reference."""
+    """A side's settings besides its reference."""
 
     key: str | None = field(default=None, repr=False)
     model: str | None = None
@@ -58,7 +58,7 @@ _SCHEME = re.compile(r"(?:(\w+)\+)?https?://", re.IGNORECASE)
 
 
 def side_of(reference: str, options: SideOptions) -> Side:
-    """Raises BadRequest for a reference that means nothing."""
+    """Raises BadRequest for an invalid reference."""
     match = _SCHEME.match(reference)
     if match is None and "://" in reference and not reference.startswith(("offline:", "gs://", "s3://")):
         raise BadRequest(

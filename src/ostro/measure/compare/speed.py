@@ -1,4 +1,4 @@
-"""How fast a side was: percentiles of what its requests took, and what it gave a second. Pure functions."""
+"""A side's speed: percentiles of request durations, and throughput. Pure functions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Speed:
     failed: int
     num_tokens: int
     seconds: float
-    """From the first request to the last answer, warm-up apart."""
+    """From the first request to the last answer, without warm-up."""
     latency: Percentiles | None
     ttft: Percentiles | None
     """Time to the first token."""
     token_seconds: Percentiles | None
-    """Time from one token to the next, the mean of each request."""
+    """Time between tokens, averaged per request."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -50,6 +50,6 @@ def speed(outcomes: Sequence[Outcome], seconds: float) -> Speed:
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles | None:
-    """Of the values that there are; None if there are none."""
+    """Ignores None; returns None if nothing is left."""
     known = sorted(value for value in values if value is not None)
     return Percentiles(*(percentile(known, share) for share in (0.5, 0.9, 0.99))) if known else None

@@ -1,4 +1,4 @@
-"""The comparison for a terminal: plain text, aligned."""
+"""The comparison as aligned plain text for a terminal."""
 
 from collections.abc import Callable, Iterator
 
@@ -100,7 +100,7 @@ def _prompt(comparison: Comparison, number: int) -> str:
 
 
 def _from(outcome: Outcome, prefix: int) -> str:
-    """The answer from a little before the first difference on."""
+    """The answer, starting a little before the first difference."""
     assert isinstance(outcome, Answer)
     start = max(prefix - 12, 0)
     text = ("…" if start else "") + outcome.text[start:prefix] + "│" + outcome.text[prefix:]

@@ -39,7 +39,7 @@ class TGI:
             "details": True,
             "return_full_text": False,
         }
-        # It refuses a temperature of 0 and a top_p of 1: leaving them out means the same.
+        # TGI rejects a temperature of 0 and a top_p of 1; omitting them means the same.
         if not params.greedy:
             parameters["temperature"] = params.temperature
             if params.top_p < 1:
@@ -68,5 +68,5 @@ class TGI:
 
 
 def _without_stop(text: str, stops: Sequence[str]) -> str:
-    """TGI leaves the stop text in its answer; the other dialects do not."""
+    """TGI includes the stop text in its answer; the other dialects do not."""
     return next((text.removesuffix(stop) for stop in stops if text.endswith(stop)), text)

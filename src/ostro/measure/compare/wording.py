@@ -1,14 +1,14 @@
-"""Figures and verdicts as words, for the terminal and the report alike."""
+"""Figures and verdicts in words, for both the terminal and the report."""
 
 from ostro.measure.compare.answers import Prompt
 from ostro.measure.compare.run import Comparison
 
-# Two runs of the same thing differ by about as much.
+# Two runs of the same side differ by about this much.
 _ALIKE = 1.03
 
 
 def ratio(a: float | None, b: float | None, *, more_is_better: bool = False) -> str:
-    """Who does better in a measure, and by how much."""
+    """Which side is better, and by how much."""
     if not a or not b:
         return ""
     lead = a / b if more_is_better else b / a
@@ -45,7 +45,7 @@ def settings(comparison: Comparison) -> dict[str, str]:
 
 
 def caveats(comparison: Comparison) -> list[str]:
-    """What keeps the figures from meaning what they seem to."""
+    """Reasons why the figures may not mean what they seem to."""
     notes = []
     if not comparison.params.greedy:
         notes.append(
@@ -63,14 +63,14 @@ def caveats(comparison: Comparison) -> list[str]:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A conversation as lines of role and content."""
+    """Formats a conversation as lines of role and content."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
 
 
 def _token_counts(comparison: Comparison) -> list[int]:
-    """Of each side that answered everything."""
+    """Token counts of the sides that answered every prompt."""
     return [
         side.speed.num_tokens
         for side in (comparison.a, comparison.b)

@@ -1,1 +1,1 @@
-"""What reports of measurements have in common: numbers as words, plots, the page's look. Knows no measurement."""
+"""Common parts of reports: formatted numbers, plots, page layout. Knows no particular measurement."""

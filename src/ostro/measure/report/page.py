@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing else. What models and servers say is text in it, never markup."""
+"""Reports as self-contained HTML files. Output of models and servers is escaped text, never markup."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,7 +11,7 @@ from ostro.measure.report.wording import visible
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A figure that is read at a glance, and its meaning."""
+    """A headline figure and its meaning."""
 
     figure: str
     meaning: str
@@ -21,7 +21,7 @@ class Tile:
 
 
 def render(package: str, *, title: str, **values: object) -> str:
-    """The package's report.html, in the frame and the look of all reports; its report.css adds to that."""
+    """Renders the package's report.html in the common page frame; its report.css extends the common style."""
     frame = DictLoader({"page.html": _text("ostro.measure.report", "page.html")})
     page = Environment(
         loader=frame,

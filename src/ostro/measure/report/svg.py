@@ -1,4 +1,4 @@
-"""The parts of small plots as inline SVG: axes, lines, words. Colours are the page's, in its CSS."""
+"""Building blocks for small inline SVG plots: axes, lines, labels. Colours come from the page's CSS."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ BINS = 24
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps values to places on the page, and knows the round values in between."""
+    """Maps values to page coordinates, and finds round tick values."""
 
     low: float
     high: float
@@ -76,7 +76,7 @@ def counts(values: Sequence[float], x: Axis) -> list[int]:
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
-    """From the least to the greatest, or from nothing where that is not far; never empty."""
+    """From the minimum to the maximum, or from zero if the minimum is relatively small; never empty."""
     low, high = min(values), max(values)
     low = 0.0 if low < 0.4 * high else low
     return (low, high) if high > low else (low * 0.9, (high or 1.0) * 1.1)

@@ -1,4 +1,4 @@
-"""Numbers, and texts that others wrote, as words that are safe on a terminal and on a page alike."""
+"""Formats numbers and foreign text safely for both a terminal and a page."""
 
 import re
 
@@ -16,7 +16,7 @@ def rate(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Rounded, but 100 % is all and 0 % is none."""
+    """Rounded, but only 1 gives 100 % and only 0 gives 0 %."""
     rounded = f"{share * 100:.1f}".removesuffix(".0")
     if rounded == "100" and share < 1:
         return "99.9 %"
@@ -24,7 +24,7 @@ def percent(share: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Characters that would hide, reorder or break what stands around them, by their numbers."""
+    """Replaces characters that would hide, reorder or break the surrounding text by their code points."""
     return _UNSAFE.sub(lambda match: f"‹U+{ord(match[0]):04X}›", text)
 
 
