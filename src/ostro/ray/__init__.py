@@ -1,4 +1,4 @@
 """Ostro on a Ray cluster: `application.build` for Ray Serve, `data.OstroPredictor` for Ray Data.
 
-Needs the extra `ray`. Nothing else of the package imports this.
+Requires the extra `ray`. No other package imports this one.
 """

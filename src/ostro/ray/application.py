@@ -1,4 +1,4 @@
-"""The application that Ray Serve runs: an ingress before engine replicas. Puts them together and does nothing itself.
+"""The Ray Serve application: an ingress in front of engine replicas. Only assembles them.
 
 client ──HTTP──> Serve's proxy ──> Ingress ──calls──> Engine replica ──socket──> engine process
                                    reads the body,    Ostro's whole HTTP         token ids
@@ -35,7 +35,7 @@ from ostro.server.settings import Given, ServeSettings, read_settings
 ENGINE, INGRESS = "Engine", "Ingress"
 
 _HEALTH_SECONDS = 5.0
-# Beside what the gate lets wait and run: probes and refusals, which the gate never sees.
+# On top of the requests that admission lets wait and run: probes and refusals, which bypass it.
 _SPARE_REQUESTS = 256
 _ASK_ALL_SECONDS = 120.0
 _BATCH, _GPU_BATCH = 64, 256
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """A deployment's class: `EngineReplica` by the names that Serve calls."""
+    """The deployment class of `EngineReplica`, with the methods that Serve calls."""
 
     async def __init__(self, given: Mapping[str, Given]) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
@@ -55,7 +55,7 @@ class Engine:
         await self._replica.start()
 
     async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
-        # Closed with this one: hanging up must not wait for the garbage collector.
+        # Closed together with this generator: a disconnect must not wait for the garbage collector.
         async with aclosing(self._replica.answer(call)) as answers:
             async for messages in answers:
                 yield messages
@@ -78,7 +78,7 @@ class Engine:
 
 
 class Front:
-    """A deployment's class: `Ingress` over a handle on the engines."""
+    """The deployment class of `Ingress`, over a handle to the engines."""
 
     def __init__(self, engines: DeploymentHandle, given: Mapping[str, Given]) -> None:
         self._engines = engines
@@ -115,7 +115,7 @@ class _Handles:
 
 
 def build(args: Mapping[str, object]) -> serve.Application:
-    """For `serve run deploy.ray:build NAME=VALUE …`: names of the server's settings and of RayOptions."""
+    """For `serve run deploy.ray:build NAME=VALUE …`: takes server settings and RayOptions."""
     options, merged = read_options(args)
     for name in ("host", "port"):
         if (origin := merged.chosen(name)) is not None:
@@ -126,7 +126,7 @@ def build(args: Mapping[str, object]) -> serve.Application:
     gate = settings.gate()
     room = gate.concurrent + gate.waiting + _SPARE_REQUESTS
     most = options.max_replicas or options.replicas
-    # A replica that is taken away ends what it has: nothing takes longer than a request may.
+    # A replica being removed finishes its requests, none of which takes longer than the request timeout.
     end_seconds = settings.drain_timeout if "drain_timeout" in given else settings.request_timeout
     engine = serve.deployment(
         name=ENGINE,
@@ -136,7 +136,7 @@ def build(args: Mapping[str, object]) -> serve.Application:
         graceful_shutdown_timeout_s=end_seconds,
         graceful_shutdown_wait_loop_s=0.5,
         request_router_config=_routing(options),
-        # The application writes its own line a request.
+        # The application writes its own access log.
         logging_config=LoggingConfig(enable_access_log=False),
         **_replicas(options, settings),
     )(Engine)
@@ -164,7 +164,7 @@ def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]
         "autoscaling_config": AutoscalingConfig(
             min_replicas=options.replicas,
             max_replicas=options.max_replicas,
-            # What Serve counts as ongoing is what waits and what runs in the engine: each has its request open.
+            # Serve counts requests that wait or run in the engine as ongoing: each is an open request.
             target_ongoing_requests=options.target_requests or max(1.0, batch / 2),
             upscale_delay_s=options.upscale_delay,
             downscale_delay_s=options.downscale_delay,

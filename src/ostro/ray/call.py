@@ -1,5 +1,5 @@
-"""One HTTP request on its way from the ingress to a replica, and what its place is chosen by. Knows ASGI and the shape
-of prompts; knows no replicas.
+"""An HTTP request on its way from the ingress to a replica, and the key for choosing the replica. Knows ASGI and the
+format of prompts; knows no replicas.
 """
 
 import hashlib
@@ -12,25 +12,23 @@ from starlette.types import Scope
 from ostro.server.models import ANY
 
 BLOCK = 128
-"""Characters: some two pages of tokens on a CPU, half of one on a GPU."""
+"""In characters: about two pages of tokens on a CPU, half a page on a GPU."""
 _MOST_BLOCKS = 512
 _DIGEST_BYTES = 8
 _MODEL_PATH = re.compile(r"/v1/(?!chat/completions)(?P<model>.+?)(/chat)?/completions")
 _PROMPT_FIELDS = ("prompt", "prompts", "input")
-# Between role and content, and after a message: no text holds them by chance.
+# Separators after a role and after a message; they do not occur in ordinary text.
 _ROLE_END, _MESSAGE_END = "\x1f", "\x1e"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a request's place is chosen by: its model, and its prompt as a chain of digests, each over all before it."""
+    """What routing is based on: the model, and the prompt as a chain of digests, each over everything before it."""
 
     model: str = ANY
     blocks: tuple[bytes, ...] = ()
     num_history: int = 0
-    """How many of the blocks an earlier request may have left in a cache: not the model's last answer, nor what was
-    said after it.
-    """
+    """How many of the blocks an earlier request may have left in a cache: those before the model's last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Call:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes = b"", key: Key = Key()) -> "Call":  # noqa: B008  it is frozen
-        """Without the prefix that the application has in Serve: keys guard paths as the server has them."""
+        """Strips the application's Serve prefix: API keys protect paths as the server sees them."""
         root = scope.get("root_path", "")
         raw = bytes(scope.get("raw_path") or scope["path"].encode())
         client = scope.get("client")
@@ -80,7 +78,7 @@ class Call:
 
 
 def key_of(path: str, body: bytes) -> Key:
-    """Of a request. One that makes no sense has a key too: to refuse it is up to the replica."""
+    """A request's key. An invalid request gets one too: refusing it is up to the replica."""
     try:
         asked = from_json(body)
     except ValueError:
@@ -96,7 +94,7 @@ def key_of(path: str, body: bytes) -> Key:
 
 
 def blocks_of(text: str, salt: str = "") -> tuple[bytes, ...]:
-    """The chain of digests of a text's full blocks: two texts have as many in common as they begin alike."""
+    """The chain of digests of a text's full blocks: texts share as many digests as their common prefix has blocks."""
     last, blocks = hashlib.blake2b(salt.encode(errors="replace"), digest_size=_DIGEST_BYTES).digest(), []
     for begin in range(0, min(len(text) // BLOCK, _MOST_BLOCKS) * BLOCK, BLOCK):
         block = text[begin : begin + BLOCK].encode(errors="replace")
@@ -106,7 +104,7 @@ def blocks_of(text: str, salt: str = "") -> tuple[bytes, ...]:
 
 
 def _conversation(messages: object) -> tuple[str, int]:
-    """Its text, and how much of that comes before the last answer."""
+    """Its text, and the length of the part before the last answer."""
     text, before_answer = "", None
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
@@ -124,10 +122,10 @@ def _content(content: object) -> str:
 
 
 def _prompt(asked: dict[str, object]) -> tuple[str, int]:
-    """Of several, the first."""
+    """Of several prompts, the first."""
     prompt = next((asked[name] for name in _PROMPT_FIELDS if name in asked), "")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    # Token ids, in place of a text; of a long list no more than counts.
+    # A list of token ids instead of text; truncated to the part that counts.
     text = " ".join(map(str, prompt[: _MOST_BLOCKS * BLOCK])) if isinstance(prompt, list) else str(prompt)
     return text, len(text)

@@ -1,4 +1,4 @@
-"""Offline batches on Ray Data: `dataset.map_batches(OstroPredictor, …)`. Knows columns; imports no Ray, which calls it.
+"""Offline batches on Ray Data: `dataset.map_batches(OstroPredictor, …)`. Does not import Ray, which calls it.
 
 dataset = ray.data.from_items([{"prompt": "Once upon a time"}, …])
 dataset.map_batches(OstroPredictor, fn_constructor_kwargs={"model": "./model"}, concurrency=2, batch_size=256)
@@ -17,8 +17,8 @@ Column = Any
 
 
 class OstroPredictor:
-    """One loaded model an actor. Adds columns to a batch: what was generated for each row, why it ended, and how many
-    tokens went in and out. Within a batch requests are batched continuously, so large batches are best.
+    """One loaded model per actor. Adds columns to a batch: each row's generated text, finish reason, and token counts.
+    Requests within a batch are batched continuously, so large batches are best.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class OstroPredictor:
         prompt_column: str = "prompt",
         text_column: str = "text",
     ) -> None:
-        """The prompt column holds texts, or conversations: lists of {"role", "content"} messages."""
+        """The prompt column contains texts or conversations: lists of {"role", "content"} messages."""
         self._params = params or SamplingParams()
         self._prompt_column = prompt_column
         self._text_column = text_column
@@ -49,7 +49,7 @@ class OstroPredictor:
             **batch,
             self._text_column: [choice.text for choice in choices],
             "finish_reason": [choice.finish_reason for choice in choices],
-            # One that the engine gave up on has an error in place of the rest of its text; the others are whole.
+            # A failed request has an error in place of the rest of its text; others are complete.
             "error": [choice.error or "" for choice in choices],
             "prompt_tokens": [len(completion.prompt_ids) for completion in completions],
             "completion_tokens": [completion.num_generated for completion in completions],

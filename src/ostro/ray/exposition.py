@@ -1,4 +1,4 @@
-"""The metrics of several replicas as one text that Prometheus reads. Knows its format; knows no metric."""
+"""Merges the metrics of several replicas into one Prometheus exposition. Knows the format; knows no metric."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ LABEL = "replica"
 
 
 def merged(texts: Mapping[str, str]) -> bytes:
-    """By replica, what it exposes: all samples of it, each with the label `replica`."""
+    """`texts` maps replicas to their expositions; the result has all samples, each with a `replica` label."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

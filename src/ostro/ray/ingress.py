@@ -1,8 +1,8 @@
-"""The application's front: reads a request, has a replica chosen for it, and passes bytes through. Knows ASGI and how
-replicas are asked; answers nothing itself that a replica could.
+"""The application's front end: reads a request, has a replica chosen for it, and passes bytes through. Knows ASGI and
+how to call replicas; answers nothing itself that a replica could.
 
-A request that a replica would refuse before it reads the body (a wrong key, too long) is passed on without it, and so
-is refused in the same words as by `ostro serve`.
+A request that a replica would refuse before reading its body (wrong key, too long) is forwarded without it, so that it
+gets the same error as from `ostro serve`.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from ostro.server.hosts import HostRule
 from ostro.server.metrics import CONTENT_TYPE
 from ostro.server.sse import DONE, event
 
-# Shorter bodies are decoded sooner than a thread is woken; longer ones go wherever there is least to do.
+# Short bodies are parsed faster than a thread wakes up; very long ones are not parsed, and go to the least loaded.
 _LONG_BODY, _LONGEST_READ = 64 << 10, 2 << 20
-# Probes must not wait for a replica that may never come.
+# Probes must not wait for a replica that may never start.
 _PROBE_SECONDS = 5.0
-# A replica says itself that a request's time is over, in other words than where none has come: it gets to.
+# A replica reports a timeout itself, in different words than if there is no replica: give it time to.
 _LATE_SECONDS = 10.0
 _DIED = "The replica that was at work on this request has ended. Send it again: others are there, or will be."
 _NONE_CAME = "No replica has taken the request in time. Try again in a moment."
@@ -41,18 +41,18 @@ T = TypeVar("T", covariant=True)
 
 
 class Answering(Protocol):
-    """Serve's generator of what a replica yields."""
+    """Serve's generator of a replica's messages."""
 
     def __aiter__(self) -> AsyncIterator[list[Message]]: ...
     def cancel(self) -> None: ...
 
 
 class Engines(Protocol):
-    """The replicas, as the ingress sees them."""
+    """The ingress's view of the replicas."""
 
     @property
     def faults(self) -> tuple[type[Exception], ...]:
-        """What is raised where a replica has ended, or none is to be had."""
+        """Exceptions raised if a replica has died or none is available."""
 
     def ask(self, call: Call) -> Answering: ...
     def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]: ...
@@ -69,8 +69,8 @@ class Ingress:
         request_seconds: float,
         hosts: HostRule | None = None,
     ) -> None:
-        """`request_seconds` is how long a request may take: no first byte of an answer comes later. `hosts` are the
-        names that requests without a key may be sent to; None is any.
+        """`request_seconds` is the maximum time to the first byte of an answer. `hosts` are the host names that
+        requests without a key may use; None allows any.
         """
         self._engines = engines
         self._keyring = keyring
@@ -122,7 +122,7 @@ class Ingress:
                 answering.cancel()
 
     async def _from_all(self, call: Call) -> Response:
-        """What every replica answers, as one answer; or what the first one that refuses says."""
+        """All replicas' answers merged into one, or the first refusal."""
         try:
             answers = [answer for answer in await self._engines.ask_all(call) if isinstance(answer, WholeAnswer)]
         except TimeoutError:
@@ -140,14 +140,14 @@ class Ingress:
             told = {"replicas": {each.replica: json.loads(each.body) for each in answers}}
             body, kind = json.dumps(told).encode(), "application/json"
         response = Response(body, media_type=kind)
-        # Whose pages may read it.
+        # Keeps the CORS headers.
         response.raw_headers += [
             pair for pair in answers[0].headers if pair[0].startswith((b"access-control-", b"vary"))
         ]
         return response
 
     async def _body(self, call: Call, http: Request) -> bytes:
-        """None of one that will be refused by its head."""
+        """Empty if the request will be refused because of its headers."""
         announced = http.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limits.max_bytes:
             return b""
@@ -167,7 +167,7 @@ class Ingress:
 
 
 class _Relay:
-    """Passes one answer on, and ends it properly if its replica does not."""
+    """Passes on one answer, and terminates it properly if its replica dies."""
 
     def __init__(self, call: Call, send: Send) -> None:
         self._send = send
@@ -183,14 +183,14 @@ class _Relay:
             self._is_stream = any(
                 name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
-            # Serve's proxy adds the same one.
+            # Serve's proxy adds the same header.
             message = {**message, "headers": [each for each in headers if each != (b"x-request-id", self._request_id)]}
         elif message["type"] == "http.response.body":
             self.is_over = not message.get("more_body", False)
         await self._send(message)
 
     async def fail(self, fault: Exception) -> None:
-        """What is possible once there is no more to come: an error answer, a last event, or a broken connection."""
+        """Ends the answer as well as still possible: with an error response, a final event, or a broken connection."""
         if self.is_over:
             return
         error = Unavailable(_DIED)
@@ -204,7 +204,7 @@ class _Relay:
 
 
 async def _read(http: Request, most: int) -> bytes:
-    """A little more than it may be of a body that is too long, so that the replica sees that."""
+    """Reads slightly more than `most` of a body that is too long, so that the replica notices."""
     body = bytearray()
     async for part in http.stream():
         body += part[: most + 1 - len(body)]

@@ -1,5 +1,5 @@
-"""How many replicas, what each has, and when there are more or fewer: the settings that only a cluster has. Names and
-values; starts nothing. From OSTRO_RAY_… in the environment, or as NAME=VALUE after `serve run deploy.ray:build`.
+"""Settings that only a cluster has: replicas, their resources, autoscaling. Starts nothing. Read from OSTRO_RAY_…
+environment variables, or from NAME=VALUE after `serve run deploy.ray:build`.
 """
 
 import difflib
@@ -48,7 +48,7 @@ class RayOptions(BaseSettings):
 
 
 def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
-    """The cluster's settings and the server's, from arguments and the environment."""
+    """The cluster's and the server's settings, from arguments and the environment."""
     known = [*RayOptions.model_fields, *ServeSettings.model_fields]
     for name in args:
         if name in REFUSED:
@@ -70,7 +70,7 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
 
 
 def explicit(merged: Merged) -> dict[str, Given]:
-    """What somebody has said. The rest follows from the machine that a replica runs on, so it is worked out there."""
+    """Only explicitly given settings. Other values depend on a replica's machine and are determined there."""
     return {
         name: Given(getattr(merged.settings, name), origin)
         for name, origin in merged.origins.items()

@@ -1,7 +1,7 @@
-"""Which replica a request goes to: where its model is loaded and its prefix computed, unless that one has much more to
-do than another. Knows digests and loads; knows no Ray and no text.
+"""Chooses a replica for a request: the one that has its model loaded and its prefix computed, unless that one is much
+busier than another. Knows digests and loads; knows no Ray and no text.
 
-What a replica holds in its prefix cache is inferred from what was sent there; it is not asked.
+The contents of a replica's prefix cache are inferred from the requests sent to it, not queried.
 """
 
 import random
@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# A replica is passed over for its load if it has more requests than this many times the least, and so many more.
+# A replica is too busy if its load exceeds the lowest by both this factor and this number of requests.
 _MUCH_MORE, _SOME_MORE = 1.5, 8
-# Less of a prompt than this is not worth a queue: every conversation may begin with the same few words.
+# Shorter matches are not worth queueing for: every conversation may start with the same few words.
 _LEAST_SHARE = 0.5
 
 
 class PrefixIndex:
-    """Which replicas were sent which prefixes: of the most recent ones, up to a number of blocks."""
+    """Which replicas were sent which prefixes recently, up to a number of blocks."""
 
     def __init__(self, most_blocks: int = 1 << 16) -> None:
         self._most = most_blocks
@@ -26,7 +26,7 @@ class PrefixIndex:
         return len(self._replicas)
 
     def add(self, blocks: Sequence[bytes], replica: str) -> None:
-        # The last one first: what many prefixes begin with is forgotten after what they end with.
+        # In reverse, so that shared beginnings are forgotten after the endings.
         for block in reversed(blocks):
             self._replicas.setdefault(block, set()).add(replica)
             self._replicas.move_to_end(block)
@@ -34,7 +34,7 @@ class PrefixIndex:
             self._replicas.popitem(last=False)
 
     def matches(self, blocks: Iterable[bytes]) -> dict[str, int]:
-        """By replica, how many of the blocks it was sent, from the first on without a gap."""
+        """For each replica, how many leading blocks it was sent without a gap."""
         found: dict[str, int] = {}
         holders: set[str] | None = None
         for number, block in enumerate(blocks, 1):
@@ -47,7 +47,7 @@ class PrefixIndex:
         return found
 
     def forget(self, gone: Iterable[str]) -> None:
-        """Of replicas that are no more."""
+        """Forgets replicas that are gone."""
         missing = set(gone)
         for block in [block for block, replicas in self._replicas.items() if replicas & missing]:
             self._replicas[block] -= missing
@@ -59,17 +59,17 @@ class PrefixIndex:
 class Candidate:
     replica: str
     load: int
-    """Requests that it has, waiting and running."""
+    """Its requests, waiting and running."""
     matched: int = 0
-    """Blocks of the prompt that it was sent before."""
+    """Leading blocks of the prompt that it was sent before."""
     has_model: bool = True
     num_models: int = 1
     is_ready: bool = True
-    """Its engine accepts requests: it is not restarting."""
+    """Whether its engine accepts requests, i.e. is not restarting."""
 
 
 def ranked(candidates: Sequence[Candidate], num_history: int, dice: random.Random) -> list[str]:
-    """The replicas, the best first. `num_history` is how many blocks could have been sent before."""
+    """Replicas, best first. `num_history` is the number of blocks that could have been sent before."""
     least = min((each.load for each in candidates if each.is_ready), default=0)
 
     def rank(each: Candidate) -> tuple[object, ...]:
@@ -80,7 +80,7 @@ def ranked(candidates: Sequence[Candidate], num_history: int, dice: random.Rando
             not each.has_model,
             -each.matched if is_worth else 0,
             each.load,
-            # Equal so far: the smallest reasons, then none.
+            # Tie-breakers: minor preferences, then chance.
             -each.matched,
             each.num_models,
             dice.random(),

@@ -1,8 +1,8 @@
-"""An engine replica: Ostro's own application and engine process, asked by calls instead of a socket. Knows the server's
-parts and ASGI; knows no Ray, so that a test can run it without.
+"""An engine replica: Ostro's own application and engine process, driven by calls instead of a socket. Knows the
+server's components and ASGI; knows no Ray, so that it can be tested without.
 
-It counts as started once what it has to serve is warm, as /readyz would say; and as unhealthy once that has failed for
-good. A restarting engine is neither: it answers 503 for a moment, and requests go to other replicas meanwhile.
+It counts as started once its models are warm, as /readyz would report, and as unhealthy once they have failed for good.
+A restarting engine is neither: it answers 503 for a moment while other replicas take the requests.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from ostro.server.tracing.start import Tracer, start_tracing
 REPLICA_HEADER = b"x-ostro-replica"
 
 _LOOK_SECONDS = 0.25
-# What the application gets to end after its client has gone; then it is cancelled.
+# How long the application may take to finish after a disconnect before it is cancelled.
 _END_SECONDS = 5.0
 
 
@@ -40,7 +40,7 @@ class WholeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """For people and tests: a replica's process, those of its engines, and what they have to do."""
+    """For people and tests: a replica's process, its engines' processes, and their load."""
 
     replica: str
     pid: int
@@ -52,10 +52,10 @@ class Facts:
 
 
 class EngineReplica:
-    """`await start()`, then `answer` calls, many at a time; `await stop()`. Use within one event loop."""
+    """`await start()`, then any number of concurrent `answer` calls, then `await stop()`. Use within one event loop."""
 
     def __init__(self, given: Mapping[str, Given], name: str) -> None:
-        """`given` are settings, which what this machine's environment says comes after; `name` is shown in answers."""
+        """`given` settings take precedence over this machine's environment; `name` is shown in answers."""
         self.settings = read_settings(given).settings
         self.name = name
         self._models: Models | None = None
@@ -89,7 +89,7 @@ class EngineReplica:
             await asyncio.to_thread(self._tracer.stop)
 
     async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
-        """The application's answer as ASGI messages, each time all that are there. Leaving it is hanging up."""
+        """Yields the application's answer as batches of ASGI messages. Closing the generator disconnects."""
         assert self._app is not None, "start the replica first"
         exchange = _Exchange(call, (REPLICA_HEADER, self.name.encode()))
         answering = asyncio.create_task(self._run(self._app, exchange), name=call.path)
@@ -109,15 +109,15 @@ class EngineReplica:
         return WholeAnswer(self.name, start["status"], tuple(start["headers"]), body)
 
     def check(self, models: Models | None = None) -> None:
-        """Raises ModelError if what it has to serve has failed for good."""
+        """Raises ModelError if what it serves has failed for good."""
         models = models or self._models
         if models is not None and models.state is PoolState.FAILED:
             reason = None if models.only is None else models.only.failure
             raise ModelError(reason or "The model cannot be served.")
 
     def stats(self) -> dict[str, object]:
-        """For whoever chooses a replica: the names that requests may give to what is loaded here, and whether any is
-        taken now.
+        """For the router: the model names that requests can use for what is loaded here, and whether requests are
+        accepted now.
         """
         assert self._models is not None, "start the replica first"
         models, names = self._models, set[str]()
@@ -150,7 +150,7 @@ class EngineReplica:
     async def _run(self, app: ASGIApp, exchange: "_Exchange") -> None:
         try:
             await app(exchange.call.scope(), exchange.receive, exchange.send)
-        except Exception:  # noqa: BLE001  it was answered already; as a server would, we go on with the others
+        except Exception:  # noqa: BLE001  already answered; like any server, carry on with other requests
             structlog.stdlib.get_logger(__name__).exception("a fault of ours", path=exchange.call.path)
         finally:
             exchange.close()
@@ -163,7 +163,7 @@ class EngineReplica:
 
 
 class _Exchange:
-    """Both ends of one request: the application's `receive` and `send`, and what comes of them."""
+    """Both ends of one request: the application's `receive` and `send`, and the queue between them."""
 
     def __init__(self, call: Call, header: tuple[bytes, bytes]) -> None:
         self.call = call

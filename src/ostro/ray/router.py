@@ -1,4 +1,4 @@
-"""Serve's request router for engine replicas: `placement` decides, this tells it what Serve knows. One lives in each
+"""Serve's request router for engine replicas: gives `placement` what Serve knows and applies its decision. One per
 ingress replica.
 """
 
@@ -13,8 +13,8 @@ from ostro.ray.call import Call, Key
 from ostro.ray.placement import Candidate, PrefixIndex, ranked
 
 STATS_SECONDS = 1.0
-"""How often replicas tell which models they have."""
-# So long a model counts as loaded where a request for it went, though the replica has not said so yet.
+"""How often replicas report which models they have."""
+# How long a model counts as loaded where a request for it was sent, before the replica reports it.
 _SENT_SECONDS = 10.0
 _MOST_SENT = 64
 
@@ -25,7 +25,7 @@ class PrefixRouter(RequestRouter):
         self._dice = random.Random()
         self._known: set[str] = set()
         self._open: Counter[str] = Counter()
-        # By replica, which models were asked of it, and when last; the latest at the end.
+        # By replica, the models requested from it and when last; the most recent at the end.
         self._sent: defaultdict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     async def choose_replicas(
@@ -63,7 +63,7 @@ class PrefixRouter(RequestRouter):
     def _candidate(self, replica: RunningReplica, key: Key, matched: int) -> Candidate:
         name = replica.replica_id.unique_id
         stats = replica.routing_stats
-        # A replica tells how many requests it has when it takes one: of all ingresses, but late in a rush of them.
+        # A replica reports its load, over all ingresses, when it accepts a request, so the number is stale in a rush.
         told = self.replica_queue_len_cache.get(replica.replica_id) or 0
         loaded, coming = set(stats.get("models", ())), set(self._lately_sent(name))
         return Candidate(
@@ -84,6 +84,6 @@ class PrefixRouter(RequestRouter):
         sent = self._sent[replica]
         sent[key.model] = time.monotonic()
         sent.move_to_end(key.model)
-        # Names are whatever clients send.
+        # Bounded, because model names are whatever clients send.
         while len(sent) > _MOST_SENT:
             sent.popitem(last=False)
