@@ -1,6 +1,6 @@
 """The parts of an answer, as a reader finds them in the text. Every dialect's writer is fed with these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,14 @@ Event = Reasoning | Text | CallBegin | CallArguments
 
 @dataclass(slots=True)
 class Call:
-    """A call as far as it has come. Once it is complete, `arguments` are JSON, or a custom tool's input."""
+    """A call as far as it has come."""
 
     id: str
     name: str
-    arguments: str = ""
     is_custom: bool = False
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """JSON, or a custom tool's input, once the call is complete."""
+        return "".join(self.pieces)

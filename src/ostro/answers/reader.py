@@ -1,23 +1,68 @@
 """Reads one choice's answer as it arrives: reasoning, text and tool calls. Knows text only."""
 
-from ostro.answers.events import Call, Event, Reasoning, Text
+import secrets
+import string
+from collections.abc import Callable, Mapping
+
+from ostro.answers.call_parsers import CallParser
+from ostro.answers.events import Call, CallArguments, CallBegin, Event, Reasoning, Text
+from ostro.answers.formats import CallFormat, HarmonyCalls
+from ostro.answers.harmony import HarmonyParser
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.scanner import Parse, Scanner
+from ostro.answers.tools import Tool
+
+_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 24
+_SHORT_ID_LENGTH = 9
+
+
+def new_id() -> str:
+    return f"call_{_random(_ID_LENGTH)}"
+
+
+def new_short_id() -> str:
+    """As Mistral's templates want them."""
+    return _random(_SHORT_ID_LENGTH)
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 class AnswerReader:
     """Feed it with `push` and finish with `end`. However the text is cut, the joined events are the same."""
 
-    def __init__(self, *, markers: ReasoningMarkers | None = None, in_reasoning: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        markers: ReasoningMarkers | None = None,
+        in_reasoning: bool = False,
+        format: CallFormat | None = None,
+        tools: Mapping[str, Tool] | None = None,
+        max_calls: int | None = None,
+        new_id: Callable[[], str] = new_id,
+    ) -> None:
+        """Without a format there are no calls. `tools` by name are needed to tell custom ones and the types of values;
+        where the format has no marker, only these can be called. After `max_calls` calls the answer is over.
+        """
         self.calls: list[Call] = []
         self.is_reasoning = in_reasoning
         """Whether what comes next is reasoning, as far as can be told."""
+        self.was_cut = False
+        self._format = format
+        self._tools = tools or {}
+        self._max_calls = max_calls
+        self._new_id = new_id
+        self._markers = markers
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._markers = markers
+        # White space before a call is not text, so it waits for what comes after it.
+        self._space = ""
+        self._after_call = False
+        self._needs_name = False
         self._events: list[Event] = []
         self._scanner = Scanner()
-        self._was_cut = False
         self._parse = self._answer()
         next(self._parse)
 
@@ -35,23 +80,39 @@ class AnswerReader:
         if text:
             self._scanner.feed(text)
             next(self._parse, None)
-        events, self._events = self._events, []
-        return events
+        return self._take()
 
     def end(self, cut: bool) -> list[Event]:
         """The rest. `cut`: the output has reached its limit, so what is incomplete is not a mistake of the model's."""
-        self._was_cut = cut
+        self.was_cut = cut
         self._scanner.end()
         next(self._parse, None)
+        if self._space and not self._after_call:
+            self._texts.append(self._space)
+            self._events.append(Text(self._space))
+            self._space = ""
+        return self._take()
+
+    def _take(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
+    # The answer's grammar.
+
     def _answer(self) -> Parse[None]:
-        # Waits here until it is asked for the first time.
+        # Waits here for the first text.
         yield
+        if self._format is not None and isinstance(self._format.calls, HarmonyCalls):
+            parser = HarmonyParser(self._scanner, self, self._say, self._think, with_calls=bool(self._tools))
+            yield from parser.answer()
+            return
         if self.is_reasoning or (yield from self._reasoning_begins()):
             yield from self._reasoning()
-        yield from self._scanner.until((), self._say)
+            self.is_reasoning = False
+        if self._format is None:
+            yield from self._scanner.until((), self._say)
+        else:
+            yield from self._content(self._format)
 
     def _reasoning_begins(self) -> Parse[bool]:
         if self._markers is None:
@@ -67,18 +128,105 @@ class AnswerReader:
         return begins
 
     def _reasoning(self) -> Parse[None]:
+        """Up to its end, or to a call that comes without one."""
         assert self._markers is not None
+        end, begins = self._markers.end, self._format.begins if self._format is not None else ()
         # White space at the two seams belongs to the format.
         yield from self._scanner.literal("\n")
-        yield from self._scanner.until((self._markers.end,), self._think)
+        while True:
+            found = yield from self._scanner.until((end, *begins), self._think)
+            if found is None:
+                return
+            if found != end:
+                # Some models call without ending their reasoning, and some think about calls. Whether the end still
+                # comes tells which it is.
+                self._scanner.hold(back=len(found))
+                found = yield from self._scanner.until((end,), _ignore)
+                if found is None and not self.was_cut:
+                    self._scanner.go_back()
+                    return
+                self._think(self._scanner.held().removesuffix(found or ""))
+                self._scanner.release()
+            if found == end:
+                yield from self._scanner.literal("\n")
+                yield from self._scanner.literal("\n")
+                return
+
+    def _content(self, format: CallFormat) -> Parse[None]:
+        if not format.begin:
+            yield from self._bare_calls(format)
+        while not self._is_over:
+            begin = yield from self._scanner.until(format.begins, self._say)
+            if begin is None:
+                return
+            self._scanner.hold(back=len(begin))
+            yield from self._block(format, begin)
+        yield from self._scanner.until((), _ignore)
+
+    def _bare_calls(self, format: CallFormat) -> Parse[None]:
+        """The answer's beginning, if it is calls without a marker before them."""
+        self._needs_name = True
+        self._scanner.hold()
+        yield from self._block(format, "")
+        self._needs_name = False
+
+    def _block(self, format: CallFormat, begin: str) -> Parse[None]:
+        """Calls, and what ends them. If there are none, the beginning is text."""
+        before = len(self.calls)
+        yield from CallParser(self._scanner, self).calls(format.calls)
+        if len(self.calls) > before:
+            yield from self._scanner.space()
+            if format.ends:
+                yield from self._scanner.one_of(format.ends)
+        elif not (self.was_cut and self._scanner.at_end):
+            self._scanner.go_back()
+            self._say(self._scanner.take(len(begin)))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._max_calls is not None and len(self.calls) >= self._max_calls
+
+    # What the parsers tell.
+
+    def may_call(self, name: str) -> bool:
+        return not self._is_over and (not self._needs_name or name in self._tools)
+
+    def is_custom(self, name: str) -> bool:
+        return name in self._tools and self._tools[name].is_custom
+
+    def schema(self, name: str) -> Mapping[str, object]:
+        return (self._tools[name].parameters or {}) if name in self._tools else {}
+
+    def begin(self, name: str) -> None:
+        if self._scanner.is_holding:
+            self._scanner.release()
         self.is_reasoning = False
-        yield from self._scanner.literal("\n")
-        yield from self._scanner.literal("\n")
+        self._space, self._after_call = "", True
+        call = Call(self._new_id(), name, is_custom=self.is_custom(name))
+        self._events.append(CallBegin(len(self.calls), call.id, name, call.is_custom))
+        self.calls.append(call)
+
+    def arguments(self, text: str) -> None:
+        self.calls[-1].pieces.append(text)
+        self._events.append(CallArguments(len(self.calls) - 1, text))
 
     def _say(self, text: str) -> None:
-        self._texts.append(text)
-        self._events.append(Text(text))
+        if self._after_call:
+            text = text.lstrip()
+        text = self._space + text
+        if self._format is not None:
+            kept = text.rstrip()
+            text, self._space = kept, text[len(kept) :]
+        if text:
+            self._after_call = False
+            self._texts.append(text)
+            self._events.append(Text(text))
 
     def _think(self, text: str) -> None:
-        self._thoughts.append(text)
-        self._events.append(Reasoning(text))
+        if text:
+            self._thoughts.append(text)
+            self._events.append(Reasoning(text))
+
+
+def _ignore(text: str) -> None:
+    pass

@@ -33,8 +33,17 @@ class Scanner:
 
     # A parser that may turn out to be wrong holds the text it reads, and then either releases it or takes it back.
 
-    def hold(self) -> None:
-        self._held_from = self._at
+    def hold(self, back: int = 0) -> None:
+        """From here, or from a few characters before."""
+        self._held_from = self._at - back
+
+    @property
+    def is_holding(self) -> bool:
+        return self._held_from is not None
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._text)
 
     def release(self) -> None:
         self._held_from = None

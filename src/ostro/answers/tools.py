@@ -6,6 +6,9 @@ from typing import Literal
 
 from ostro.errors import BadRequest
 
+CUSTOM_INPUT = "input"
+"""The one argument of a custom tool, as models see it: to them it is a function that takes a string."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:

@@ -1,0 +1,307 @@
+"""Parsers of tool calls, one for each kind in `formats`: generators over a scanner, which tell a sink what they find.
+
+Each returns whether all it read was complete. Where the text stops making sense, the rest is left for the caller:
+grammars keep models from getting there, but a limit on tokens does not.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ostro.answers import json_scan, python_scan
+from ostro.answers.formats import Calls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from ostro.answers.scanner import Parse, Scanner
+from ostro.answers.tools import CUSTOM_INPUT
+from ostro.answers.typed_values import json_of
+
+_NAME = re.compile(r"[\w./:-]*")
+_NAME_KEY = "name"
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class Sink(Protocol):
+    @property
+    def was_cut(self) -> bool:
+        """Whether the text ended because it had reached a limit. Known once it has ended."""
+        ...
+
+    def may_call(self, name: str) -> bool:
+        """Whether a call of this name is one, rather than text that looks like it."""
+        ...
+
+    def is_custom(self, name: str) -> bool: ...
+
+    def schema(self, name: str) -> Mapping[str, object]:
+        """Of the tool's arguments; empty if it is not known."""
+        ...
+
+    def begin(self, name: str) -> None: ...
+
+    def arguments(self, text: str) -> None:
+        """The next piece of the arguments of the call that began last."""
+        ...
+
+
+class CallParser:
+    def __init__(self, scanner: Scanner, sink: Sink) -> None:
+        self._scanner = scanner
+        self._sink = sink
+
+    def calls(self, kind: Calls) -> Parse[bool]:
+        """All calls of one block, between its beginning and its end. If there are none, the sink hears of none."""
+        match kind:
+            case JsonCalls():
+                return (yield from self._json_calls(kind))
+            case NamedCalls():
+                return (yield from self._several(lambda: self._named_call(kind), (kind.separator,)))
+            case TaggedCalls():
+                return (yield from self._tagged_call())
+            case PythonCalls():
+                return (yield from self._python_calls())
+            case _:
+                raise AssertionError("harmony is read by a parser of its own")
+
+    def _several(self, call: Callable[[], Parse[bool]], separators: Sequence[str]) -> Parse[bool]:
+        """One call, and more as long as they come."""
+        any_complete = False
+        while (yield from call()):
+            any_complete = True
+            yield from self._scanner.space()
+            for separator in filter(None, map(str.strip, separators)):
+                yield from self._scanner.literal(separator)
+        return any_complete
+
+    # {"name": "f", "arguments": {…}}
+
+    def _json_calls(self, kind: JsonCalls) -> Parse[bool]:
+        yield from self._scanner.space()
+        listed = yield from self._scanner.literal("[")
+        complete = yield from self._several(self._json_call, ("," if listed else kind.separator,))
+        return complete and (not listed or (yield from self._scanner.literal("]")))
+
+    def _json_call(self) -> Parse[bool]:
+        yield from self._scanner.space()
+        if not (yield from self._scanner.literal("{")):
+            return False
+        name: str | None = None
+        early: list[str] = []
+        begun = False
+        while True:
+            key = yield from self._key()
+            if key == _NAME_KEY and name is None:
+                name = yield from json_scan.decoded(self._scanner)
+                if name is None or not self._sink.may_call(name):
+                    return False
+                if early:
+                    begun = True
+                    self._begin_with(name, "".join(early))
+                complete = True
+            elif key in _ARGUMENT_KEYS and not begun and name is not None:
+                begun = True
+                complete = yield from self.arguments(name)
+            elif key in _ARGUMENT_KEYS and not early:
+                # Nobody can be told of a call before its name is known.
+                complete = yield from json_scan.value(self._scanner, early.append)
+            else:
+                complete = key is not None and (yield from json_scan.value(self._scanner, _ignore))
+            if not complete:
+                return False
+            yield from self._scanner.space()
+            if not (yield from self._scanner.literal(",")):
+                break
+        if not (yield from self._scanner.literal("}")) or name is None:
+            return False
+        if not begun:
+            self._begin_with(name, "{}")
+        return True
+
+    def _key(self) -> Parse[str | None]:
+        """Of an object's next entry, up to its value."""
+        yield from self._scanner.space()
+        key = yield from json_scan.decoded(self._scanner)
+        yield from self._scanner.space()
+        if key is None or not (yield from self._scanner.literal(":")):
+            return None
+        yield from self._scanner.space()
+        return key
+
+    def _begin_with(self, name: str, arguments: str) -> None:
+        """A call whose arguments are known as a whole."""
+        self._sink.begin(name)
+        inner = Scanner()
+        inner.feed(arguments)
+        inner.end()
+        for _ in CallParser(inner, self._sink)._said_arguments(name):
+            pass
+
+    def arguments(self, name: str) -> Parse[bool]:
+        """Begins the call with the first character of its arguments, and passes them on. Whether they are complete."""
+        if not (yield from self._scanner.peek()):
+            return False
+        self._sink.begin(name)
+        return (yield from self._said_arguments(name))
+
+    def _said_arguments(self, name: str) -> Parse[bool]:
+        first = yield from self._scanner.peek()
+        if first == "{" and self._sink.is_custom(name):
+            return (yield from self._custom_input())
+        if first == "{":
+            return (yield from json_scan.value(self._scanner, self._sink.arguments))
+        if first == '"':
+            # JSON within JSON, as some models have it; or a custom tool's input by itself.
+            return (yield from json_scan.decode(self._scanner, self._sink.arguments))
+        parts: list[str] = []
+        complete = yield from json_scan.value(self._scanner, parts.append)
+        text = "".join(parts)
+        if text:
+            self._sink.arguments("{}" if text == "null" else text)
+        return complete
+
+    def _custom_input(self) -> Parse[bool]:
+        """What a custom tool takes, out of the object in which the model has to write it."""
+        yield from self._scanner.literal("{")
+        while True:
+            key = yield from self._key()
+            if key == CUSTOM_INPUT:
+                complete = yield from json_scan.decode(self._scanner, self._sink.arguments)
+            else:
+                complete = key is not None and (yield from json_scan.value(self._scanner, _ignore))
+            if not complete:
+                return False
+            yield from self._scanner.space()
+            if not (yield from self._scanner.literal(",")):
+                return (yield from self._scanner.literal("}"))
+
+    # f[ARGS]{…}
+
+    def _named_call(self, kind: NamedCalls) -> Parse[bool]:
+        yield from self._scanner.space()
+        if kind.begin and not (yield from self._scanner.literal(kind.begin)):
+            return False
+        name = yield from self._name()
+        if kind.id_marker and (yield from self._scanner.literal(kind.id_marker)):
+            yield from self._name()
+        if not name or not self._sink.may_call(name):
+            return False
+        if not (yield from self._scanner.literal(kind.name_end)):
+            return False
+        yield from self._scanner.space()
+        if not (yield from self.arguments(name)):
+            return False
+        if kind.end:
+            yield from self._scanner.space()
+            yield from self._scanner.literal(kind.end.strip())
+        return True
+
+    def _name(self) -> Parse[str]:
+        parts: list[str] = []
+        yield from self._scanner.run(_NAME, parts.append)
+        return "".join(parts)
+
+    # <function=f><parameter=p>value</parameter></function>
+
+    def _tagged_call(self) -> Parse[bool]:
+        yield from self._scanner.space()
+        if not (yield from self._scanner.literal("<function=")):
+            return False
+        name = yield from self._name()
+        if not name or not (yield from self._scanner.literal(">")):
+            return False
+        self._sink.begin(name)
+        fields = _Fields(self._sink, name)
+        yield from self._scanner.space()
+        tag = yield from self._scanner.one_of(("<parameter=", "</function>"))
+        while tag is not None and tag.strip() == "<parameter=":
+            key = yield from self._name()
+            if not (yield from self._scanner.literal(">")):
+                return False
+            parts: list[str] = []
+            tag = yield from self._scanner.until(_VALUE_ENDS, parts.append)
+            if tag is None and self._sink.was_cut:
+                # Half a value has no JSON.
+                return False
+            fields.add_text(key, "".join(parts).removeprefix("\n").removesuffix("\n"))
+            if tag is not None and tag.strip() == "</parameter>":
+                yield from self._scanner.space()
+                tag = yield from self._scanner.one_of(("<parameter=", "</function>"))
+        if tag is None and self._sink.was_cut and not (yield from self._scanner.peek()):
+            return False
+        fields.end()
+        return tag is not None
+
+    # [f(a="x", b=1), g()]
+
+    def _python_calls(self) -> Parse[bool]:
+        yield from self._scanner.space()
+        if not (yield from self._scanner.literal("[")):
+            return False
+        complete = yield from self._several(self._python_call, (",",))
+        return complete and (yield from self._scanner.literal("]"))
+
+    def _python_call(self) -> Parse[bool]:
+        yield from self._scanner.space()
+        name = yield from self._name()
+        if not name or not self._sink.may_call(name) or not (yield from self._scanner.literal("(")):
+            return False
+        self._sink.begin(name)
+        fields = _Fields(self._sink, name)
+        while True:
+            yield from self._scanner.space()
+            if (yield from self._scanner.literal(")")):
+                fields.end()
+                return True
+            key = yield from self._name()
+            yield from self._scanner.space()
+            if not key or not (yield from self._scanner.literal("=")):
+                return False
+            text = yield from python_scan.value(self._scanner)
+            if text is None:
+                return False
+            fields.add_json(key, text)
+            yield from self._scanner.space()
+            yield from self._scanner.literal(",")
+
+
+_VALUE_ENDS = ("</parameter>", "\n</parameter>", "\n<parameter=", "\n</function>", "</function>")
+
+
+class _Fields:
+    """The arguments of a call whose format has no JSON object for them. A field is passed on once it is complete."""
+
+    def __init__(self, sink: Sink, name: str) -> None:
+        self._sink = sink
+        self._is_custom = sink.is_custom(name)
+        self._root = sink.schema(name)
+        properties = self._root.get("properties")
+        self._schemas = properties if isinstance(properties, Mapping) else {}
+        self._separator = "{"
+
+    def add_text(self, key: str, text: str) -> None:
+        if self._is_custom:
+            self._add_custom(key, text)
+        else:
+            self._add(key, json_of(text, self._schemas.get(key), self._root))
+
+    def add_json(self, key: str, text: str) -> None:
+        if self._is_custom:
+            said = json.loads(text)
+            self._add_custom(key, said if isinstance(said, str) else text)
+        else:
+            self._add(key, text)
+
+    def end(self) -> None:
+        if not self._is_custom:
+            self._sink.arguments("{}" if self._separator == "{" else "}")
+
+    def _add_custom(self, key: str, text: str) -> None:
+        if key == CUSTOM_INPUT and text:
+            self._sink.arguments(text)
+
+    def _add(self, key: str, text: str) -> None:
+        self._sink.arguments(f"{self._separator}{json.dumps(key, ensure_ascii=False)}: {text}")
+        self._separator = ", "
+
+
+def _ignore(text: str) -> None:
+    pass

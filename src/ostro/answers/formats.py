@@ -1,0 +1,171 @@
+"""How models write tool calls, as data: one short description per format. Parsers (`call_parsers`) and grammars
+(`call_grammar`) are made from these.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls:
+    """Each call is an object with a name and arguments: `{"name": "f", "arguments": {…}}`."""
+
+    arguments: str = "arguments"
+    """The key that is written; `arguments` and `parameters` are both read."""
+    in_list: bool = False
+    """Whether the calls are in a list, which may then hold several."""
+    separator: str = ""
+    """What comes between calls that are not in a list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCalls:
+    """A name, a separator, and the arguments as JSON: `f[ARGS]{…}`."""
+
+    begin: str = ""
+    name_end: str
+    id_marker: str = ""
+    """What may come between the name and its end, with an id after it."""
+    end: str = ""
+    separator: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCalls:
+    """A tag per function and per parameter, whose values are JSON or, for strings, plain text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCalls:
+    """A list of Python calls with keyword arguments: `[f(a="x", b=1), g()]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyCalls:
+    """Messages in channels, some of which are addressed to a function."""
+
+
+Calls = JsonCalls | NamedCalls | TaggedCalls | PythonCalls | HarmonyCalls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """A block of calls: `begin`, calls, `end`; and how often it may come."""
+
+    calls: Calls
+    begin: str = ""
+    """Empty: the whole answer is the block, if it begins like one."""
+    other_begins: tuple[str, ...] = ()
+    """What is read as a beginning too."""
+    lead: str = ""
+    """White space between the beginning and the calls, as it is written; any is read."""
+    end: str = ""
+    other_ends: tuple[str, ...] = ()
+    repeats: bool = False
+    """Whether there is one block for each call, rather than one for all."""
+    evidence: tuple[str, ...] = ()
+    """Texts that a template's rendering of a call, or of the tools, must all contain for this to be its format."""
+    special: tuple[str, ...] = field(default=())
+    """Texts that are special tokens in most vocabularies of the format: readers must see them."""
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.begin, *self.other_begins)))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return tuple(text for end in (self.end, *self.other_ends) if (text := end.strip()))
+
+
+_DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+_HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+
+_HERMES = CallFormat(
+    begin="<tool_call>",
+    lead="\n",
+    calls=JsonCalls(),
+    end="\n</tool_call>",
+    repeats=True,
+    evidence=("<tool_call>",),
+    special=("<tool_call>", "</tool_call>"),
+)
+
+FORMATS: dict[str, CallFormat] = {
+    # The more particular before the more general: the first whose evidence is there is taken.
+    "harmony": CallFormat(calls=HarmonyCalls(), evidence=("<|channel|>commentary", "to=functions."), special=_HARMONY),
+    "qwen3_coder": CallFormat(
+        begin="<tool_call>",
+        lead="\n",
+        calls=TaggedCalls(),
+        end="\n</tool_call>",
+        repeats=True,
+        evidence=("<tool_call>", "<function="),
+        special=("<tool_call>", "</tool_call>"),
+    ),
+    "hermes": _HERMES,
+    "deepseek_v3": CallFormat(
+        begin=_DEEPSEEK_SECTION[0],
+        calls=NamedCalls(
+            begin=f"{_DEEPSEEK_CALL[0]}function{_DEEPSEEK_CALL[1]}",
+            name_end="\n```json\n",
+            end=f"\n```{_DEEPSEEK_CALL[2]}",
+            separator="\n",
+        ),
+        end=_DEEPSEEK_SECTION[1],
+        evidence=(_DEEPSEEK_CALL[0], "```json"),
+        special=(*_DEEPSEEK_SECTION, *_DEEPSEEK_CALL),
+    ),
+    "deepseek_v31": CallFormat(
+        begin=_DEEPSEEK_SECTION[0],
+        calls=NamedCalls(begin=_DEEPSEEK_CALL[0], name_end=_DEEPSEEK_CALL[1], end=_DEEPSEEK_CALL[2]),
+        end=_DEEPSEEK_SECTION[1],
+        evidence=(_DEEPSEEK_CALL[0],),
+        special=(*_DEEPSEEK_SECTION, *_DEEPSEEK_CALL),
+    ),
+    "mistral_v11": CallFormat(
+        begin="[TOOL_CALLS]",
+        calls=NamedCalls(name_end="[ARGS]", id_marker="[CALL_ID]"),
+        repeats=True,
+        evidence=("[TOOL_CALLS]", "[ARGS]"),
+        special=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    ),
+    "mistral": CallFormat(
+        begin="[TOOL_CALLS]",
+        calls=JsonCalls(in_list=True),
+        evidence=("[TOOL_CALLS]",),
+        special=("[TOOL_CALLS]",),
+    ),
+    "phi4_mini": CallFormat(
+        begin="<|tool_call|>",
+        other_begins=("functools",),
+        calls=JsonCalls(in_list=True),
+        end="<|/tool_call|>",
+        evidence=("<|tool_call|>",),
+        special=("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    "functools": CallFormat(
+        begin="functools",
+        other_begins=("<|tool_call|>",),
+        calls=JsonCalls(in_list=True),
+        other_ends=("<|/tool_call|>",),
+        evidence=("functools[",),
+        special=("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    "llama3_json": CallFormat(
+        other_begins=("<|python_tag|>",),
+        calls=JsonCalls(arguments="parameters", separator="; "),
+        evidence=('"parameters": ', "<|start_header_id|>"),
+        special=("<|python_tag|>",),
+    ),
+    "pythonic": CallFormat(
+        other_begins=("<|python_start|>",),
+        calls=PythonCalls(),
+        other_ends=("<|python_end|>",),
+        evidence=("[ostro_probe(",),
+        special=("<|python_start|>", "<|python_end|>"),
+    ),
+    "generic": _HERMES,
+}
+"""By the names that `--tool-format` takes. `generic` is for templates that know no tools: they are described in the
+system message, and calls and results are written as text.
+"""

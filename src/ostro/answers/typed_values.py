@@ -1,0 +1,90 @@
+"""Values that a model wrote without saying of what type, as JSON: the schema decides."""
+
+import json
+from collections.abc import Mapping
+from typing import TypeGuard
+
+_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_MAX_DEPTH = 16
+_COMBINED = ("anyOf", "oneOf", "allOf")
+
+
+def json_of(text: str, schema: object, root: Mapping[str, object]) -> str:
+    """The text as JSON of one of the types that the schema allows, and as a string if it is none of these. A text that
+    may be a string and something else is the other, if it reads as that. References within the schema are to `root`.
+    """
+    types = _types(schema, root)
+    if types and types <= {"string"}:
+        return _dumped(text)
+    value = _value(text)
+    if value is _NOTHING or not (not types or _types_of(value) & types):
+        return _dumped(text)
+    # As it was written, unless only Python reads it so.
+    written = text.strip()
+    return written if written not in ("True", "False", "None") else _dumped(value)
+
+
+_NOTHING = object()
+
+
+def _value(text: str) -> object:
+    if text.strip() in _WORDS:
+        return _WORDS[text.strip()]
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _NOTHING
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(word)
+
+
+def _types(schema: object, root: Mapping[str, object], depth: int = 0) -> set[str]:
+    """What the schema allows; empty for anything."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return set()
+    types = set(filter(_is_text, _listed(schema.get("type"))))
+    if not types:
+        values = [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
+        types = types.union(*map(_types_of, values))
+    parts = [part for name in _COMBINED for part in _listed(schema.get(name))]
+    if isinstance(reference := schema.get("$ref"), str):
+        parts.append(_referred(reference, root))
+    return types.union(*(_types(part, root, depth + 1) for part in parts))
+
+
+def _referred(reference: str, root: object) -> object:
+    """What a reference such as #/$defs/Place is to; None if there is nothing."""
+    for key in reference.removeprefix("#").split("/")[1:]:
+        root = root.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
+    return root
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _types_of(value: object) -> set[str]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number", "integer"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+        case list():
+            return {"array"}
+    return {"object"}
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
