@@ -1,0 +1,59 @@
+"""Objects of several kinds in one list, told apart by their `type`. Knows pydantic; knows no endpoint.
+
+pydantic's own unions complain about every kind that an object is not, under paths that name our classes. Here the
+`type` decides first, and what is wrong with the object is said of that kind alone: `input[7].content[0].text`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
+
+from pydantic import BeforeValidator, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from ostro.schemas.wire import RequestModel, refusal
+
+_LONGEST_TAG = 64
+
+
+def tagged(
+    *kinds: type[RequestModel],
+    untagged: Callable[[dict[str, Any]], type[RequestModel] | None] = lambda value: None,
+    unserved: Iterable[str] = (),
+) -> WrapValidator:
+    """Reads an object as the kind that its `type` names. `untagged` finds the kind of one without a type; `unserved`
+    are the API's types that Ostro does not serve.
+    """
+    by_tag = {tag: kind for kind in kinds for tag in get_args(kind.model_fields["type"].annotation)}
+    refused = frozenset(unserved)
+    known = ", ".join(by_tag)
+
+    def read(value: object, validate: ValidatorFunctionWrapHandler) -> RequestModel:
+        if isinstance(value, kinds):
+            # Built by our own code.
+            return value
+        if not isinstance(value, dict):
+            raise PydanticCustomError("refused", "must be a JSON object")
+        tag = value.get("type")
+        kind = untagged(value) if tag is None else by_tag.get(tag) if isinstance(tag, str) else None
+        if kind is not None:
+            return kind.model_validate(value)
+        if tag is None:
+            raise refusal("type", "is required")
+        if tag in refused:
+            raise refusal("type", f"{tag} is not supported: it can be {known}", kind="unsupported")
+        raise refusal("type", f"is not known, got {str(tag)[:_LONGEST_TAG]!r}: it can be {known}")
+
+    return WrapValidator(read)
+
+
+def text_or_list(*, part: Callable[[str], dict[str, object]], what: str) -> BeforeValidator:
+    """Reads a text as a list of one, so that code inside sees lists only."""
+
+    def listed(value: object) -> object:
+        if isinstance(value, str):
+            return [part(value)]
+        if not isinstance(value, list | tuple):
+            raise PydanticCustomError("refused", "{complaint}", {"complaint": f"must be a string or a list of {what}"})
+        return value
+
+    return BeforeValidator(listed)

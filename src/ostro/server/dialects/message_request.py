@@ -1,0 +1,104 @@
+"""From a request to /v1/messages to what a chat request says. The only place that knows what blocks mean."""
+
+import json
+
+from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.schemas.messages import (
+    AutoChoice,
+    InputMessage,
+    MessagesInput,
+    NamedChoice,
+    NoChoice,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from ostro.server.dialects.turns import Turns
+from ostro.structured import StructuredOutput
+from ostro.text.chat import Message
+
+# Claude Code's first system block: it changes with every request, and stands before all else. No prompt would share a
+# prefix with the last one.
+_BILLING_HEADER = "x-anthropic-billing-header:"
+
+
+def conversation(request: MessagesInput) -> list[Message]:
+    turns = Turns()
+    system = [block.text for block in request.system if not block.text.startswith(_BILLING_HEADER)]
+    if system:
+        turns.say("system", system)
+    for number, message in enumerate(request.messages):
+        _add(turns, message, number)
+    return turns.messages()
+
+
+def _add(turns: Turns, message: InputMessage, number: int) -> None:
+    role = message.role
+    if not message.content:
+        turns.say(role, [])
+    for place, block in enumerate(message.content):
+        match block:
+            case TextBlock(text=text):
+                turns.say(role, [text])
+            case ThinkingBlock(thinking=text):
+                turns.reason(text)
+            case ToolUseBlock():
+                turns.call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+            case ToolResultBlock():
+                turns.result(
+                    block.tool_use_id,
+                    _result_texts(block),
+                    param=f"messages[{number}].content[{place}].tool_use_id",
+                )
+
+
+def _result_texts(block: ToolResultBlock) -> list[str]:
+    texts = [part.text for part in block.content]
+    # Templates have no other way to say so.
+    return ["Error: " + (texts[0] if texts else ""), *texts[1:]] if block.is_error else texts
+
+
+def continues_answer(request: MessagesInput) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    last = request.messages[-1]
+    return last.role == "assistant" and not any(isinstance(block, ToolUseBlock) for block in last.content)
+
+
+def offered_tools(request: MessagesInput) -> tuple[Tool, ...]:
+    return tuple(
+        Tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict is True)
+        for tool in request.tools
+    )
+
+
+def tool_choice(request: MessagesInput) -> ToolChoice:
+    match request.tool_choice:
+        case None | AutoChoice(type="auto"):
+            return ToolChoice()
+        case AutoChoice():
+            return ToolChoice(mode="required")
+        case NamedChoice(name=name):
+            return ToolChoice(mode="named", name=name)
+        case NoChoice():
+            return ToolChoice(mode="none")
+
+
+def calls_in_parallel(request: MessagesInput) -> bool:
+    choice = request.tool_choice
+    return choice is None or isinstance(choice, NoChoice) or not choice.disable_parallel_tool_use
+
+
+def structured_output(request: MessagesInput) -> StructuredOutput | None:
+    form = request.output_config.format
+    return None if form is None else StructuredOutput(json_schema=json.dumps(form.schema_, ensure_ascii=False))
+
+
+def reasoning_settings(request: MessagesInput) -> ReasoningSettings:
+    thinking = request.thinking
+    enabled = None if thinking is None else {"enabled": True, "disabled": False}.get(thinking.type)
+    return ReasoningSettings(
+        enabled=enabled,
+        effort=request.output_config.effort,
+        budget=None if thinking is None else thinking.budget_tokens,
+    )

@@ -1,0 +1,125 @@
+"""Writes an answer as an Anthropic message and its stream of events. Knows blocks; knows no HTTP, no engine.
+
+A writer serves one message. One block is open at a time, and what the model does next continues it or closes it.
+"""
+
+from collections.abc import Iterable
+
+from pydantic_core import from_json
+
+from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from ostro.server.dialects.outcome import Counts, Outcome, sse
+from ostro.server.dialects.response_items import new_id
+
+Json = dict[str, object]
+
+# Clients leave out thinking that is not signed. Nothing here checks it: the text is sent in the clear.
+_SIGNATURE = "ostro"
+
+
+class MessageWriter:
+    def __init__(self, *, model: str) -> None:
+        self.id = new_id("msg")
+        self._blocks: list[Json] = []
+        self._texts: list[str] = []
+        """Of the open block, which is the last one."""
+        self._is_open = False
+        self.message: Json = {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": self._blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def begin(self, counts: Counts) -> bytes:
+        self.message["usage"] = _usage(counts)
+        return sse("message_start", {"message": self.message})
+
+    def push(self, events: Iterable[Event]) -> bytes:
+        """What the model said and did next."""
+        return b"".join(map(self._of, events))
+
+    def finish(self, outcome: Outcome) -> bytes:
+        data = self._close()
+        ended: Json = {"stop_reason": self._stop_reason(outcome), "stop_sequence": outcome.stopped_by}
+        self.message |= ended | {"usage": _usage(outcome.counts)}
+        return data + sse("message_delta", {"delta": ended, "usage": self.message["usage"]}) + sse("message_stop", {})
+
+    def _stop_reason(self, outcome: Outcome) -> str:
+        if outcome.reason == "length":
+            return "model_context_window_exceeded" if outcome.context_full else "max_tokens"
+        if any(block["type"] == "tool_use" for block in self._blocks):
+            return "tool_use"
+        return "end_turn" if outcome.stopped_by is None else "stop_sequence"
+
+    def _of(self, event: Event) -> bytes:
+        match event:
+            case Text(text):
+                return self._grow("text", text)
+            case Reasoning(text):
+                return self._grow("thinking", text)
+            case CallBegin(id=id, name=name):
+                return self._begin({"type": "tool_use", "id": id, "name": name, "input": {}})
+            case CallArguments(text=text):
+                return self._add({"type": "input_json_delta", "partial_json": text}, text)
+
+    def _grow(self, kind: str, text: str) -> bytes:
+        is_open = self._is_open and self._blocks[-1]["type"] == kind
+        opened = b""
+        if not is_open:
+            signature = {"signature": ""} if kind == "thinking" else {}
+            opened = self._begin({"type": kind, kind: ""} | signature)
+        return opened + self._add({"type": f"{kind}_delta", kind: text}, text)
+
+    def _begin(self, block: Json) -> bytes:
+        closed = self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        return closed + sse("content_block_start", {"index": len(self._blocks) - 1, "content_block": block})
+
+    def _add(self, delta: Json, text: str) -> bytes:
+        assert self._is_open, "a call begins before its arguments come"
+        self._texts.append(text)
+        return self._delta(delta)
+
+    def _delta(self, delta: Json) -> bytes:
+        return sse("content_block_delta", {"index": len(self._blocks) - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        """The open block, if there is one."""
+        if not self._is_open:
+            return b""
+        block, text = self._blocks[-1], "".join(self._texts)
+        self._is_open = False
+        self._texts.clear()
+        data = b""
+        match block["type"]:
+            case "tool_use":
+                block["input"] = _input(text)
+            case "thinking":
+                block |= {"thinking": text, "signature": _SIGNATURE}
+                data = self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+            case _:
+                block["text"] = text
+        return data + sse("content_block_stop", {"index": len(self._blocks) - 1})
+
+
+def _input(arguments: str) -> Json:
+    """A call's arguments; of one that was cut off, those that had come."""
+    try:
+        value = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt - counts.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.generated,
+    }

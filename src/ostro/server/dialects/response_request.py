@@ -1,0 +1,157 @@
+"""From a request to /v1/responses to what a chat request says. The only place that knows what items mean."""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.schemas.responses import (
+    AllowedTools,
+    ChoiceWord,
+    CustomCallItem,
+    CustomCallOutputItem,
+    CustomTool,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionTool,
+    GrammarFormatOfTool,
+    HostedTool,
+    InputItem,
+    ItemPart,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    MessageItem,
+    NamedTool,
+    NamespaceTool,
+    ReasoningItem,
+    ResponseInput,
+)
+from ostro.server.dialects.turns import Turns
+from ostro.structured import StructuredOutput
+from ostro.text.chat import Message
+
+_SEALED = "ostro1."
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The request's tools as the model is offered them."""
+
+    tools: tuple[Tool, ...] = ()
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By the name that the model sees, `namespace.name`: the two parts."""
+    left_out: tuple[str, ...] = ()
+    """The hosted kinds among them."""
+
+
+def offered_tools(request: ResponseInput) -> OfferedTools:
+    tools: list[Tool] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    left_out: list[str] = []
+    for tool in request.tools:
+        match tool:
+            case HostedTool(type=kind):
+                left_out.append(kind)
+            case NamespaceTool(name=space):
+                for inner in tool.tools:
+                    name = full_name(space, inner.name)
+                    namespaces[name] = space, inner.name
+                    tools.append(_tool(inner, name))
+            case FunctionTool() | CustomTool():
+                tools.append(_tool(tool, tool.name))
+    return OfferedTools(tuple(tools), namespaces, tuple(dict.fromkeys(left_out)))
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def _tool(tool: FunctionTool | CustomTool, name: str) -> Tool:
+    if isinstance(tool, FunctionTool):
+        return Tool(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict is True)
+    form = tool.format
+    grammar = form if isinstance(form, GrammarFormatOfTool) else None
+    return Tool(
+        name=name,
+        description=tool.description,
+        is_custom=True,
+        regex=grammar.definition if grammar is not None and grammar.syntax == "regex" else None,
+        grammar=grammar.definition if grammar is not None and grammar.syntax == "lark" else None,
+    )
+
+
+def tool_choice(request: ResponseInput) -> ToolChoice:
+    match request.tool_choice:
+        case ChoiceWord(type=mode):
+            return ToolChoice(mode=mode)
+        case NamedTool(namespace=space, name=name):
+            return ToolChoice(mode="named", name=full_name(space, name))
+        case AllowedTools(mode=mode, tools=entries):
+            names = (full_name(each.namespace, each.name) for each in entries if isinstance(each, NamedTool))
+            return ToolChoice(mode=mode, allowed=frozenset(names))
+
+
+def structured_output(request: ResponseInput) -> StructuredOutput | None:
+    match request.text.format:
+        case JsonSchemaFormat(schema_=schema, strict=strict):
+            return StructuredOutput(json_schema=json.dumps(schema, ensure_ascii=False), strict=strict is True)
+        case JsonObjectFormat():
+            return StructuredOutput(json_object=True)
+    return None
+
+
+def reasoning_settings(request: ResponseInput) -> ReasoningSettings:
+    return ReasoningSettings(effort=request.reasoning.effort)
+
+
+def conversation(instructions: str | None, items: Sequence[InputItem], *, first: int = 0) -> list[Message]:
+    """The items as messages; item references must have been replaced. `first` is the position of the request's own
+    first item: those before it are a stored response's.
+    """
+    turns = Turns()
+    if instructions:
+        turns.say("system", [instructions])
+    for number, item in enumerate(items, -first):
+        match item:
+            case MessageItem(role=role):
+                turns.say("system" if role == "developer" else role, _texts(item.content))
+            case FunctionCallItem():
+                turns.call(item.call_id, full_name(item.namespace, item.name), item.arguments)
+            case CustomCallItem():
+                turns.call(item.call_id, full_name(item.namespace, item.name), item.input, is_custom=True)
+            case FunctionCallOutputItem() | CustomCallOutputItem():
+                turns.result(item.call_id, _texts(item.output), param=f"input[{number}].call_id")
+            case ReasoningItem():
+                turns.reason(_reasoning(item))
+    return turns.messages()
+
+
+def _texts(parts: Iterable[ItemPart]) -> list[str]:
+    return [part.text for part in parts]
+
+
+def _reasoning(item: ReasoningItem) -> str:
+    if item.content:
+        return "\n\n".join(_texts(item.content))
+    if item.encrypted_content is not None and (text := unsealed(item.encrypted_content)) is not None:
+        return text
+    return "\n\n".join(_texts(item.summary))
+
+
+def sealed(reasoning: str) -> str:
+    """The reasoning as `encrypted_content`, by which a client that keeps no text of it can still send it back. It is
+    encoded, not encrypted: clients are sent the same text in the clear.
+    """
+    return _SEALED + base64.b64encode(reasoning.encode()).decode("ascii")
+
+
+def unsealed(content: str) -> str | None:
+    """None for what another server has made."""
+    if not content.startswith(_SEALED):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(_SEALED), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None

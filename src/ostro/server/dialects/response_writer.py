@@ -1,0 +1,191 @@
+"""Writes an answer as a Responses object and its stream of events. Knows items; knows no HTTP, no engine.
+
+A writer serves one response. It is told what the model does, piece by piece, and returns the stream's events in order,
+numbered without gaps; `response` is the object as far as it has come. One item is open at a time: what is said next
+continues it or closes it, and its closing events repeat what its deltas came to.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from ostro.errors import OstroError
+from ostro.schemas.responses import ChoiceWord, CreateResponse, HostedTool
+from ostro.server.dialects.outcome import Counts, Outcome, sse
+from ostro.server.dialects.response_items import (
+    Json,
+    OpenCall,
+    OpenItem,
+    OpenMessage,
+    OpenReasoning,
+    OpenSummary,
+    new_id,
+)
+from ostro.server.dialects.response_request import sealed
+
+_CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded"}
+
+
+class ResponseWriter:
+    def __init__(
+        self,
+        request: CreateResponse,
+        *,
+        model: str,
+        is_stored: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """`namespaces` has, by the name that the model sees, the two parts of a tool's name."""
+        self.id = new_id("resp")
+        self._namespaces = namespaces or {}
+        self._with_logprobs = request.wants_logprobs
+        self._logprobs: list[Json] = []
+        self._seals = "reasoning.encrypted_content" in request.include
+        self._reasoning = OpenSummary if request.reasoning.wanted_summary else OpenReasoning
+        self._num_events = 0
+        self._output: list[Json] = []
+        self._open: OpenItem | None = None
+        self.response = _frame(request, self.id, model, is_stored=is_stored) | {"output": self._output}
+
+    def queue(self) -> bytes:
+        """For a response in the background: before it begins."""
+        self.response["status"] = "queued"
+        return self._whole("response.created") + self._whole("response.queued")
+
+    def begin(self) -> bytes:
+        created = b"" if self._num_events else self._whole("response.created")
+        self.response["status"] = "in_progress"
+        return created + self._whole("response.in_progress")
+
+    def push(self, events: Iterable[Event], logprobs: Sequence[Json] = ()) -> bytes:
+        """What the model said and did next; `logprobs` are those of the tokens behind it."""
+        self._logprobs += logprobs
+        data = b"".join(map(self._of, events))
+        if not isinstance(self._open, OpenMessage):
+            # Only messages have them.
+            self._logprobs.clear()
+        return data
+
+    def finish(self, outcome: Outcome) -> bytes:
+        is_cut = outcome.reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        opened = b"" if self._output else self._begin(self._new_message())
+        data = opened + self._close(status)
+        self.response |= {
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "completed_at": None if is_cut else int(time.time()),
+            "usage": _usage(outcome.counts),
+        }
+        return data + self._whole(f"response.{status}")
+
+    def fail(self, error: OstroError) -> bytes:
+        """The answer came to no good end."""
+        data = self._close("incomplete")
+        code = error.openai_code if error.http_status < 429 else _CODES.get(error.http_status)
+        failure = {"code": code or "server_error", "message": error.public}
+        self.response |= {"status": "failed", "error": failure}
+        return data + self._whole("response.failed")
+
+    def cancel(self) -> bytes:
+        data = self._close("incomplete")
+        self.response["status"] = "cancelled"
+        # The API has no event of its own for this: the response inside says what happened.
+        return data + self._whole("response.failed")
+
+    def _of(self, event: Event) -> bytes:
+        match event:
+            case Text(text):
+                opened = b"" if isinstance(self._open, OpenMessage) else self._begin(self._new_message())
+                assert isinstance(self._open, OpenMessage)
+                logprobs, self._logprobs = self._logprobs, []
+                return opened + self._events(self._open.grow(text, logprobs))
+            case Reasoning(text):
+                is_open = isinstance(self._open, OpenReasoning | OpenSummary)
+                opened = b"" if is_open else self._begin(self._reasoning(len(self._output)))
+                return opened + self._grow(text)
+            case CallBegin():
+                namespace, name = self._namespaces.get(event.name, (None, event.name))
+                return self._begin(OpenCall(len(self._output), event, namespace, name))
+            case CallArguments(text=text):
+                return self._grow(text)
+
+    def _new_message(self) -> OpenMessage:
+        return OpenMessage(len(self._output), with_logprobs=self._with_logprobs)
+
+    def _begin(self, item: OpenItem) -> bytes:
+        closed = self._close("completed")
+        item.item["status"] = "in_progress"
+        added = self._event("response.output_item.added", {"output_index": len(self._output), "item": item.item})
+        self._output.append(item.item)
+        self._open = item
+        return closed + added + self._events(item.begin())
+
+    def _grow(self, text: str) -> bytes:
+        assert self._open is not None, "a call begins before its arguments come"
+        return self._events(self._open.grow(text))
+
+    def _close(self, status: str) -> bytes:
+        """The open item, if there is one."""
+        if (item := self._open) is None:
+            return b""
+        self._open = None
+        item.item["status"] = status
+        data = self._events(item.end())
+        if self._seals and isinstance(item, OpenReasoning | OpenSummary):
+            item.item["encrypted_content"] = sealed(item.text)
+        done: Json = {"output_index": len(self._output) - 1, "item": item.item}
+        return data + self._event("response.output_item.done", done)
+
+    def _events(self, events: Iterable[tuple[str, Json]]) -> bytes:
+        return b"".join(self._event(kind, fields) for kind, fields in events)
+
+    def _whole(self, kind: str) -> bytes:
+        return self._event(kind, {"response": self.response})
+
+    def _event(self, kind: str, fields: Json) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return sse(kind, {"sequence_number": number} | fields)
+
+
+def _frame(request: CreateResponse, id: str, model: str, *, is_stored: bool) -> Json:
+    """The response before it begins, with the request's settings."""
+    choice = request.tool_choice
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "usage": None,
+        "instructions": request.instructions,
+        "previous_response_id": request.previous_response_id,
+        "max_output_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_logprobs": request.top_logprobs or 0,
+        "text": request.text.model_dump(by_alias=True) | {"verbosity": "medium"},
+        "tools": [tool.model_dump(by_alias=True) for tool in request.tools if not isinstance(tool, HostedTool)],
+        "tool_choice": choice.type if isinstance(choice, ChoiceWord) else choice.model_dump(exclude_none=True),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": {"effort": request.reasoning.effort, "summary": request.reasoning.wanted_summary},
+        "truncation": request.truncation,
+        "store": is_stored,
+        "background": request.background,
+        "metadata": request.metadata,
+        "user": request.user,
+    }
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "output_tokens": counts.generated,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning},
+        "total_tokens": counts.prompt + counts.generated,
+    }

@@ -1,0 +1,69 @@
+"""Builds a conversation's messages, as chat requests have them, out of smaller things said one after another.
+
+Both dialects split a turn: text, reasoning, calls and results are items or blocks of their own. Chat templates want
+whole turns, and many refuse two turns of one role in a row.
+"""
+
+from ostro.errors import BadRequest
+from ostro.text.chat import Message
+
+# Between texts that were said separately and are rendered as one.
+_BETWEEN = "\n\n"
+
+
+class Turns:
+    """Add what was said, in order; then take `messages`. The system text is one message at the beginning, as far as
+    it is said there.
+    """
+
+    def __init__(self) -> None:
+        self._done: list[dict[str, object]] = []
+        self._open: dict[str, object] | None = None
+        self._calls: set[str] = set()
+
+    def messages(self) -> list[Message]:
+        self._end()
+        return list(self._done)
+
+    def say(self, role: str, texts: list[str]) -> None:
+        """As `user`, `assistant` or `system`. An empty text still makes a turn."""
+        turn = self._turn(role)
+        turn["content"] = _joined(turn["content"], *texts)
+
+    def reason(self, text: str) -> None:
+        """What the assistant thought before it said or called what comes next."""
+        if text:
+            turn = self._turn("assistant")
+            turn["reasoning_content"] = _joined(turn.get("reasoning_content", ""), text)
+
+    def call(self, id: str, name: str, arguments: str, *, is_custom: bool = False) -> None:
+        """A function with its arguments as JSON, or a custom tool with its input."""
+        kind, given = ("custom", "input") if is_custom else ("function", "arguments")
+        calls = self._turn("assistant").setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append({"id": id, "type": kind, kind: {"name": name, given: arguments}})
+        self._calls.add(id)
+
+    def result(self, id: str, texts: list[str], *, param: str) -> None:
+        """What a call came to; raises BadRequest that names `param` if there was no such call."""
+        if id not in self._calls:
+            raise BadRequest(
+                f"{param} is {id[:64]!r}, and no call before it has that id. Send the call too.", param=param
+            )
+        self._end()
+        self._done.append({"role": "tool", "tool_call_id": id, "content": _joined(*texts)})
+
+    def _turn(self, role: str) -> dict[str, object]:
+        if self._open is None or self._open["role"] != role:
+            self._end()
+            self._open = {"role": role, "content": ""}
+        return self._open
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self._done.append(self._open)
+            self._open = None
+
+
+def _joined(*texts: object) -> str:
+    return _BETWEEN.join(text for text in texts if isinstance(text, str) and text)
