@@ -57,7 +57,8 @@ _ROWS = {
     "schemas": "errors sampling_defaults sampling_params",
     "server": (
         "answers backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
-        "processes sampling_defaults sampling_params schemas sources text torch_extra version weights"
+        "processes sampling_defaults sampling_params schemas sources structured text torch_extra version "
+        "weights"
     ),
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",

@@ -236,9 +236,7 @@ class CreateMessage(MessagesInput):
     stop_sequences: Words = Field(default_factory=list)
 
     def sampling_params(self) -> SamplingParams:
-        params = self._sampling(
-            max_tokens=None, default_max_tokens=self.max_tokens, logprobs=None, prompt_logprobs=None
-        )
+        params = self._sampling(max_tokens=self.max_tokens, logprobs=None, prompt_logprobs=None)
         return params.with_changes(stop=tuple(self.stop_sequences))
 
 

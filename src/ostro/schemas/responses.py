@@ -24,7 +24,7 @@ ItemId = Annotated[str, Field(max_length=512)]
 
 
 class ItemText(RequestModel):
-    ignored: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: Text

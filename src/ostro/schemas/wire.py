@@ -69,7 +69,8 @@ class RequestModel(WireModel):
             if name in given and given.pop(name) not in harmless:
                 raise refusal(name, "is not supported", kind=_UNSUPPORTED)
         # One of them says it: pydantic would describe each, and there may be as many as the body has room for.
-        for name in [name for name in given if name not in cls.model_fields][1:]:
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in [name for name in given if name not in known][1:]:
             del given[name]
         return given
 

@@ -91,7 +91,7 @@ def calls_in_parallel(request: MessagesInput) -> bool:
 
 def structured_output(request: MessagesInput) -> StructuredOutput | None:
     form = request.output_config.format
-    return None if form is None else StructuredOutput(json_schema=json.dumps(form.schema_, ensure_ascii=False))
+    return None if form is None else StructuredOutput.from_schema(form.schema_)
 
 
 def reasoning_settings(request: MessagesInput) -> ReasoningSettings:

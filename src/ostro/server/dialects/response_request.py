@@ -1,8 +1,6 @@
 """From a request to /v1/responses to what a chat request says. The only place that knows what items mean."""
 
 import base64
-import binascii
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -96,7 +94,7 @@ def tool_choice(request: ResponseInput) -> ToolChoice:
 def structured_output(request: ResponseInput) -> StructuredOutput | None:
     match request.text.format:
         case JsonSchemaFormat(schema_=schema, strict=strict):
-            return StructuredOutput(json_schema=json.dumps(schema, ensure_ascii=False), strict=strict is True)
+            return StructuredOutput.from_schema(schema, strict=strict is True)
         case JsonObjectFormat():
             return StructuredOutput(json_object=True)
     return None
@@ -153,5 +151,5 @@ def unsealed(content: str) -> str | None:
         return None
     try:
         return base64.b64decode(content.removeprefix(_SEALED), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
