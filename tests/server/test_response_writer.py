@@ -158,7 +158,11 @@ def test_a_call_without_arguments_is_still_added_and_done() -> None:
 
 
 def test_a_custom_tools_call_has_an_input() -> None:
-    events = [CallBegin(0, "call_0", "shell", is_custom=True), CallArguments(0, "ls "), CallArguments(0, "-l")]
+    events: list[Event] = [
+        CallBegin(0, "call_0", "shell", is_custom=True),
+        CallArguments(0, "ls "),
+        CallArguments(0, "-l"),
+    ]
     each = writer()
     data = stream(each, events)
     assert types(data)[2:-1] == [

@@ -92,6 +92,8 @@ if TYPE_CHECKING:
         """Those that are read by name."""
 
         n: int
+        temperature: float | None
+        top_p: float | None
         bad_words: list[str]
         logit_bias: dict[int, float]
         prompt_logprobs: int | None

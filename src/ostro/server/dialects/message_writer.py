@@ -70,8 +70,8 @@ class MessageWriter:
         is_open = self._is_open and self._blocks[-1]["type"] == kind
         opened = b""
         if not is_open:
-            signature = {"signature": ""} if kind == "thinking" else {}
-            opened = self._begin({"type": kind, kind: ""} | signature)
+            block: Json = {"type": kind, kind: ""}
+            opened = self._begin(block | {"signature": ""} if kind == "thinking" else block)
         return opened + self._add({"type": f"{kind}_delta", kind: text}, text)
 
     def _begin(self, block: Json) -> bytes:
