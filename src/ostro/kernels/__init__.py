@@ -1,1 +1,1 @@
-"""Fast paths, each beside a plain twin that tests hold it to."""
+"""Fast paths, each with a plain twin that tests compare it to."""

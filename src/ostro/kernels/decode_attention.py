@@ -1,14 +1,14 @@
-"""Attention of lone tokens, each to its own sequence, in as few calls as the pages allow. Knows runs of slots only.
+"""Decode attention in torch: one query per sequence, in as few calls as the page layout allows. Knows only slot runs.
 
-A call costs as much as the arithmetic of a short sequence. But a strided view can cover several runs of slots at once
-if their starts are equally far apart, which they are where sequences were given equal room, and where they share a run:
+A call costs as much as the arithmetic of a short sequence. But one strided view can cover several runs of slots if
+their starts are equally spaced, as they are if sequences were allocated equal space, or if they share a run:
 
     slots    A A A A . . B B B . . . C C C C C .      one view of three rows, six slots apart
-    mask     0 0 0 0 ∞   0 0 0 ∞ ∞   0 0 0 0 0        what lies beyond a row's end is masked
+    mask     0 0 0 0 ∞   0 0 0 ∞ ∞   0 0 0 0 0        slots beyond a row's end are masked
 
-So runs are sorted into such rows, and a sequence that lies in several runs joins the results by their log-sum-exps.
-Masked slots hold whatever was there before, which must be finite: an infinity or a NaN shows through a mask. A caller
-that cannot promise that forbids masks, and only runs of equal length go together.
+So runs are grouped into such views, and the results of a sequence with several runs are merged by their log-sum-exps.
+Masked slots contain stale values, which must be finite: an infinity or NaN shows through a mask. A caller that cannot
+guarantee that forbids masks, and then only runs of equal length are grouped.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Attention to a part of the keys: [rows, heads, queries, head_dim], and its log-sum-exp, [rows, heads, queries].
+# Attention to some of the keys: [rows, heads, queries, head_dim], and its log-sum-exp, [rows, heads, queries].
 Partial = tuple[Tensor, Tensor]
 
 
@@ -29,7 +29,7 @@ def flash(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Slots `low` to `high` of the cache, for the token in row `row`."""
+    """Cache slots `low` to `high`, for the token in row `row`."""
 
     low: int
     high: int
@@ -41,7 +41,7 @@ class Run:
 
 
 def equally_spaced(runs: Sequence[Run], num_slots: int, *, masks: bool) -> list[list[Run]]:
-    """Sorts the runs into groups that one view can cover without much waste or reaching into the next row."""
+    """Groups runs that one view can cover without much waste and without reaching into the next row."""
     groups: list[list[Run]] = []
     for run in sorted(runs, key=lambda run: (run.low, run.high)):
         if not groups or not _fits(groups[-1], run, num_slots, masks=masks):
@@ -62,7 +62,7 @@ def _fits(group: list[Run], run: Run, num_slots: int, *, masks: bool) -> bool:
 
 
 class DecodePlan:
-    """One step's lone tokens and where their keys lie, cut into views once for all layers."""
+    """One step's decode tokens and the views of their keys, built once for all layers."""
 
     def __init__(self, cache: Tensor, runs: Sequence[Run], num_rows: int, *, masks: bool) -> None:
         groups = equally_spaced(runs, cache.shape[3], masks=masks)
@@ -70,7 +70,7 @@ class DecodePlan:
         self._order = _order([run.row for group in groups for run in group], num_rows, cache.device)
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """[rows, kv_heads, group, head_dim] -> the same. Heads that share a key head read it once, as its queries."""
+        """[rows, kv_heads, group, head_dim] -> the same. Query heads that share a KV head read it once."""
         parts = [group.attend(layer, q, scale) for group in self._groups]
         if self._order is None and len(parts) == 1:
             return parts[0][0]
@@ -79,7 +79,7 @@ class DecodePlan:
             return outs
         if self._order.dim() == 1:
             return outs[self._order]
-        # Rows in fewer runs than others are filled up with one that weighs nothing.
+        # Rows with fewer runs than others are padded with a part of weight zero.
         outs = torch.cat((outs, torch.zeros_like(outs[:1])))
         lses = torch.cat((lses, torch.full_like(lses[:1], float("-inf"))))
         weights = lses[self._order].softmax(1)
@@ -87,7 +87,7 @@ class DecodePlan:
 
 
 class _Group:
-    """Equally spaced runs as one view a layer."""
+    """Equally spaced runs as one view per layer."""
 
     def __init__(self, cache: Tensor, runs: list[Run]) -> None:
         layers, _, heads, slots, dim = cache.shape
@@ -113,7 +113,7 @@ class _Group:
 
 
 def _order(rows: list[int], num_rows: int, device: torch.device) -> Tensor | None:
-    """The parts of each row: [rows], or [rows, most parts] if some have several; None if they are in order."""
+    """The parts of each row: [rows], or [rows, most parts] if some have several; None if already in order."""
     if rows == list(range(num_rows)):
         return None
     parts: list[list[int]] = [[] for _ in range(num_rows)]

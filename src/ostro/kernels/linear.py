@@ -1,7 +1,7 @@
-"""Matrix products for projections. The plain twin is torch.nn.functional.linear.
+"""Matmul for projections. The plain twin is torch.nn.functional.linear.
 
-On CPUs without a vendor BLAS, torch multiplies a few rows by a matrix no faster than one by one. oneDNN does it three
-times as fast if the matrix was laid out for it beforehand. A single row gains nothing: there the plain layout stays.
+On CPUs without a vendor BLAS, torch multiplies several rows by a matrix no faster than one by one. oneDNN is three
+times as fast if the matrix is packed beforehand. A single row gains nothing and uses the plain layout.
 """
 
 import torch
@@ -17,7 +17,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
 
 
 def pack(weight: Tensor) -> Tensor | None:
-    """A copy of the weight in the layout that oneDNN multiplies fastest; None where it has none to offer."""
+    """A copy of the weight in oneDNN's fastest layout; None if oneDNN offers none."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return None
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())

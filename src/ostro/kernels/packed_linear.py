@@ -1,13 +1,13 @@
-"""Matrix products on a CPU with weights that are kept in 8 or 4 bits; inputs, sums and results stay float32.
+"""Matmul on a CPU with 8-bit or 4-bit weights; inputs, sums and results stay float32.
 
-    int8   a scale for each row                                  w = q · scale             8 bits a weight
-    int4   a scale and a minimum for each 32 values of a row     w = q · scale + minimum   5 bits a weight
+    int8   one scale per row                                     w = q · scale             8 bits per weight
+    int4   a scale and a minimum per 32 values of a row          w = q · scale + minimum   5 bits per weight
 
-Weights are widened a block of rows at a time, so that their float32 form stays in the cache, and multiplied by the
-library. That takes longer than float32 weights do: what is saved is memory. For a few rows in 8 bits torch has a kernel
-that widens on the way. The plain twin widens the whole matrix.
+Weights are dequantized one block of rows at a time, so that the float32 block stays in the cache, then multiplied by
+the library. That is slower than float32 weights: the gain is memory. For a few rows in 8 bits, torch has a kernel that
+dequantizes on the fly. The plain twin dequantizes the whole matrix.
 
-No row of a product depends on its neighbours: inputs are not rounded, and a row's sums are its own.
+No row of the result depends on its neighbours: inputs are not rounded, and sums are per row.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from torch import Tensor
 
 GROUP = 32
 """Weights of a row that share a scale and a minimum in 4 bits."""
-# Widened at a time: two megabytes in float32.
+# Dequantized at a time: two megabytes in float32.
 _BLOCK_VALUES = 1 << 19
 _LEAST = torch.finfo(torch.float32).tiny
-# Up to so many rows torch's own kernel for 8 bits is faster; all builds of it know sizes that divide by 32.
+# Up to this many rows, torch's int8 kernel is faster; all its builds support sizes divisible by 32.
 _FEW_ROWS, _MULTIPLE = 4, 32
 
 
@@ -36,27 +36,27 @@ class Int8Weight:
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
     values: Tensor
-    """[out, in / 2]: a byte holds a value of the row's first half and, in its upper bits, one of the second."""
+    """[out, in / 2]: a byte holds a value of the row's first half and, in its upper four bits, one of the second."""
     scales: Tensor
     """[out, in / GROUP], float16."""
     minima: Tensor
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
-    """Each row by a scale of its own."""
+    """With one scale per row."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for rows in _blocks(weight):
         low, high = weight[rows].aminmax(dim=1)
         scales[rows] = torch.maximum(-low, high) / 127
-        # Against the rounded ones, which are what widening knows; a row of zeros has none to divide by.
+        # Divides by the rounded scale, which is what dequantizing uses; a row of zeros has scale zero.
         quotient = weight[rows] / scales[rows, None].clamp_min(_LEAST)
         values[rows] = quotient.round_().nan_to_num_(0).clamp_(-127, 127)
     return Int8Weight(values, scales)
 
 
 def quantize_int4(weight: Tensor) -> Int4Weight:
-    """By groups of GROUP values, which the rows' length must divide by."""
+    """In groups of GROUP values, which must divide the row length."""
     out_features, in_features = weight.shape
     values = torch.empty(out_features, in_features // 2, dtype=torch.uint8)
     scales = torch.empty(out_features, in_features // GROUP, dtype=torch.float16)
@@ -92,7 +92,7 @@ def packed_linear(x: Tensor, weight: Int8Weight | Int4Weight, bias: Tensor | Non
 
 
 def packed_rows(weight: Int8Weight, ids: Tensor) -> Tensor:
-    """Some rows of the matrix in float32: an embedding's look-up."""
+    """Selected rows of the matrix in float32: an embedding lookup."""
     return weight.values[ids].float().mul_(weight.scales[ids, None])
 
 
@@ -100,12 +100,12 @@ def _int8_product(x: Tensor, weight: Int8Weight) -> Tensor:
     values, scales = weight.values, weight.scales
     if len(x) <= _FEW_ROWS and values.shape[0] % _MULTIPLE == values.shape[1] % _MULTIPLE == 0:
         return torch.ops.aten._weight_int8pack_mm(x.contiguous(), values, scales)
-    # Sums are fewer than what is summed: they are scaled.
+    # Scaling the sums is cheaper than scaling the weights.
     return torch.cat([F.linear(x, values[rows].float()) for rows in _blocks(values)], 1).mul_(scales)
 
 
 def _int4_product(x: Tensor, weight: Int4Weight) -> Tensor:
-    # What the minima add is the same for all values of a group, so it takes the group's sum only.
+    # A minimum applies to all values of its group, so it needs only the sum of the group's inputs.
     sums = x.unflatten(1, (-1, GROUP)).sum(-1)
     parts = []
     for rows in _blocks(weight.values):
@@ -124,6 +124,6 @@ def _unpacked(values: Tensor) -> Tensor:
 
 
 def _blocks(matrix: Tensor) -> list[slice]:
-    """Ranges of rows that hold about _BLOCK_VALUES values, at least one row each."""
+    """Ranges of rows with about _BLOCK_VALUES values each, and at least one row."""
     step = max(1, _BLOCK_VALUES // matrix.shape[1])
     return [slice(at, at + step) for at in range(0, len(matrix), step)]

@@ -1,8 +1,8 @@
-"""Attention over paged keys and values, in torch: a plain reference, and a path that reads the pages where they lie.
+"""Attention over the paged KV cache, in torch: a plain reference, and a path that reads the pages in place.
 
 The cache of all layers is one tensor, [layers, key or value, kv_heads, slots, head_dim]. A page is `page_size`
-neighbouring slots, so neighbouring pages form one run that needs no copy: attention reads it as a strided view. A
-sequence whose pages lie in several runs attends to each and joins the results by their log-sum-exps:
+consecutive slots, so consecutive pages form one run that attention reads as a strided view, without a copy. A sequence
+with several runs attends to each and merges the results by their log-sum-exps:
 
     pages  [ 4  5  6 | 31 32 ]      runs  slots 64…112 and 496…528
 """
@@ -19,7 +19,7 @@ from ostro.models.architecture import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One sequence's tokens of this step: `length` queries from position `start`, at `offset` in the flat batch."""
+    """One sequence's tokens in this step: `length` queries from position `start`, at `offset` in the flat batch."""
 
     offset: int
     start: int
@@ -32,7 +32,7 @@ class Piece:
 
 
 def runs(pages: Sequence[int], page_size: int, first: int, end: int) -> list[tuple[int, int]]:
-    """The slots of positions `first` to `end` as maximal ranges of neighbours."""
+    """The slots of positions `first` to `end` as maximal contiguous ranges."""
     found: list[tuple[int, int]] = []
     for index in range(first // page_size, -(-end // page_size)):
         low = pages[index] * page_size + max(first - index * page_size, 0)
@@ -45,7 +45,7 @@ def runs(pages: Sequence[int], page_size: int, first: int, end: int) -> list[tup
 
 
 def slots_of(pieces: Sequence[Piece], page_size: int) -> list[int]:
-    """Where each token of the step stores its key and value."""
+    """The slot where each token of the step stores its key and value."""
     return [
         slot
         for piece in pieces
@@ -55,9 +55,9 @@ def slots_of(pieces: Sequence[Piece], page_size: int) -> list[int]:
 
 
 class PagedAttention:
-    """The attention context of one step: stores new keys and values, attends through views of the cache.
+    """One step's attention context: stores new keys and values, attends through views of the cache.
 
-    `masks` allows faster groupings that are exact only while everything in the cache is finite.
+    `masks` allows faster groupings that are exact only if all values in the cache are finite.
     """
 
     def __init__(self, cache: Tensor, pieces: Sequence[Piece], page_size: int, *, masks: bool = True) -> None:
@@ -69,12 +69,12 @@ class PagedAttention:
         self._single = [piece for piece in pieces if piece.length == 1]
         self._several = [piece for piece in pieces if piece.length > 1]
         self._single_rows = torch.tensor([piece.offset for piece in self._single], device=cache.device)
-        # By window, since layers may differ in it.
+        # By window, because it may differ between layers.
         self._plans: dict[int | None, DecodePlan] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.store(layer, k, v)
-        # Heads that share a key head stand together.
+        # Query heads that share a KV head are adjacent.
         q = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
         if spec.softcap is not None:
             return torch.cat([reference_attention(self, layer, q, piece, spec) for piece in self.pieces]).flatten(1)
@@ -92,7 +92,7 @@ class PagedAttention:
         self.cache[layer, 1].index_copy_(1, self.slots, v.transpose(0, 1))
 
     def _decode(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """Lone tokens, that see all of their sequence, or their window: causality needs no mask."""
+        """Single tokens, which see all of their sequence or window: causality needs no mask."""
         plan = self._plans.get(spec.window)
         if plan is None:
             plan = self._plans[spec.window] = self._plan(spec.window)
@@ -109,7 +109,7 @@ class PagedAttention:
         return DecodePlan(self.cache, found, len(self._single), masks=self.masks)
 
     def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
-        """Several tokens that see everything before them, by views, and each other causally."""
+        """Several tokens, which see everything before them through views, and each other causally."""
         if spec.window is not None and piece.end > spec.window:
             return reference_attention(self, layer, q, piece, spec)
         rows = slice(piece.offset, piece.offset + piece.length)
@@ -124,9 +124,9 @@ class PagedAttention:
 
 
 def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
-    """The plain twin: gathers the sequence's keys and values, masks, and does as the formula says.
+    """The plain twin: gathers the sequence's keys and values, masks, and applies the formula.
 
-    Also serves what the fast path has no kernel for: soft-capped scores, and a window shorter than the prompt.
+    Also handles what the fast path cannot: soft-capped scores, and windows shorter than the prompt.
     q and the result are [tokens, kv_heads, group, head_dim].
     """
     first = 0 if spec.window is None else max(0, piece.start + 1 - spec.window)
@@ -144,7 +144,7 @@ def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece
 
 
 def _join(parts: list[Partial]) -> Tensor:
-    """Attention to all the parts' keys together."""
+    """Attention to all parts' keys together."""
     if len(parts) == 1:
         return parts[0][0]
     outs, lses = zip(*parts, strict=True)

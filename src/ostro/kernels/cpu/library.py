@@ -1,4 +1,4 @@
-"""The native library: its functions and structs as ctypes sees them. native/src says what they mean."""
+"""The native library: ctypes declarations of its functions and structs, documented in native/src."""
 
 import os
 import sys
@@ -21,18 +21,18 @@ from pathlib import Path
 
 from ostro.errors import Unsupported
 
-# As native/src/api.cpp has it.
+# Must match native/src/api.cpp.
 _VERSION = 6
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
-"""Tokens of a page: kernels are made for it."""
+"""Tokens per page: compiled into the kernels."""
 GROUP = 32
 """Columns that share a scale."""
 HEAD_MULTIPLE, MOST_HEAD = 16, 256
-"""What a head's width is a multiple of, and the most that it is."""
+"""A head's width must be a multiple of the first, and at most the second."""
 BITS = {"none": 0, "int8": 8, "int4": 4}
-"""Of weights, by what `quantize` is set to; 0 leaves them as they are."""
+"""Bits per weight for each value of `quantize`; 0 keeps the stored precision."""
 
 
 class Op(IntEnum):
@@ -60,7 +60,7 @@ class After(IntEnum):
 
 
 class Cells(IntEnum):
-    """How keys and values are kept."""
+    """Number format of the KV cache."""
 
     FLOAT32 = 0
     FLOAT16 = 1
@@ -72,12 +72,12 @@ class Cells(IntEnum):
 
     @property
     def slot_bytes(self) -> int:
-        """Of the scale that a token's key or value has besides."""
+        """Size of the scale stored with a token's key or value."""
         return 4 if self is Cells.INT8 else 0
 
 
 CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
-"""By what `kv_dtype` is set to."""
+"""By the value of `kv_dtype`."""
 
 
 class CMatrix(Structure):
@@ -184,7 +184,7 @@ class CBatch(Structure):
 
 
 def library() -> CDLL:
-    """The library. Raises Unsupported where it was not built."""
+    """The library. Raises Unsupported if it was not built."""
     path = _path()
     found = _open(path)
     if isinstance(found, str):
@@ -193,13 +193,13 @@ def library() -> CDLL:
 
 
 def why_missing() -> str | None:
-    """Why there is no library, and what to do; None where there is one."""
+    """Why there is no library, and what to do about it; None if there is one."""
     found = _open(_path())
     return found if isinstance(found, str) else None
 
 
 def instruction_sets() -> list[str]:
-    """Those of the library that run here, the best first."""
+    """The instruction sets supported by both the library and this CPU, best first."""
     found: list[str] = []
     while (name := library().ostro_isa(len(found))) is not None:
         found.append(name.decode())

@@ -1,12 +1,12 @@
-"""A file of packed matrices and plain vectors, written once and mapped ever after. Knows bytes; knows no models.
+"""A file of packed matrices and plain vectors, written once and then memory-mapped. Knows bytes; knows no models.
 
-    head │ matrices and vectors, each on a boundary of 64 bytes … │ header, JSON
+    head │ matrices and vectors, each aligned to 64 bytes … │ header, JSON
 
-    head    "OSTRO CPU" │ where the header is, its size, its checksum │ checksum of the head
-    header  panel width, matrices, vectors, the program, whose file it is, checksum of the data
+    head    "OSTRO CPU" │ the header's offset, size and checksum │ checksum of the head
+    header  panel width, matrices, vectors, the program, the file's key, checksum of the data
 
-Every byte is covered by a checksum, and all are compared before anything is mapped: a file is either what was written
-or an error. Checksums tell damage, not forgery, so a file that another user could have written is refused as well.
+Every byte is covered by a checksum, and all are verified before anything is mapped: a file is either exactly what was
+written, or an error. Checksums detect damage, not forgery, so a file that another user could have written is refused.
 """
 
 import mmap
@@ -27,7 +27,7 @@ from ostro.kernels.cpu.library import CMatrix, library
 from ostro.kernels.cpu.packed_layout import ALIGN, MatrixEntry, PackedLayout, VectorEntry
 
 MAGIC = b"OSTRO CPU"
-# Magic, where the header is, its size and checksum; then the checksum of all that.
+# Magic, the header's offset, size and checksum; followed by the checksum of all that.
 _HEAD = struct.Struct("<16sQQQ16x")
 _SUM = struct.Struct("<Q")
 _MOST_HEADER = 64 << 20
@@ -41,7 +41,7 @@ class BadPackedFile(BadCheckpoint):
     """A packed file that must not be used."""
 
     reason = ""
-    """What follows the file's name in a sentence."""
+    """The message's part after the file's name."""
 
 
 def _bad(path: Path, reason: str) -> BadPackedFile:
@@ -56,13 +56,13 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vectors: list[VectorEntry]
     program: dict[str, Any]
     key: str
-    """Whose weights these are and how they were packed: a file under another name is not used."""
+    """Identifies the weights and how they were packed: a file with another key is not used."""
     data: Annotated[int, msgspec.Meta(ge=0)]
-    """The checksum of all that lies between head and header."""
+    """The checksum of everything between head and header."""
 
 
 class PackedWriter:
-    """Writes the data first and the header after it; the beginning of the file, which tells where that is, last."""
+    """Writes the data, then the header, and last the head, which says where the header is."""
 
     def __init__(self, file: BinaryIO, panel: int, *, key: str = "", threads: int = 1) -> None:
         self.panel = panel
@@ -70,8 +70,8 @@ class PackedWriter:
         self._file, self._key, self._threads = file, key, threads
 
     def allocate(self, nbytes: int) -> None:
-        """Takes room on the disk for everything before anything is written: a store into a map can only fail by a
-        signal.
+        """Reserves disk space for everything before anything is written: running out of space while writing to a
+        mapping would raise a signal.
         """
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file.fileno(), 0, nbytes)
@@ -81,7 +81,7 @@ class PackedWriter:
             self._file.flush()
 
     def matrix(self, source: int, rows: npt.NDArray[np.uint64], cols: int, bits: int = 0) -> int | None:
-        """Packs rows that are given by their addresses, of which 0 is a row of zeros; see `PackedLayout.matrix`."""
+        """Packs rows given by their addresses, where 0 means a row of zeros; see `PackedLayout.matrix`."""
         number = self._layout.matrix(source, len(rows), cols, bits)
         if number is None:
             return None
@@ -119,10 +119,10 @@ class PackedWriter:
 
 
 class PackedFile:
-    """A mapped file, checked to its last byte. Its memory lives as long as this does."""
+    """A mapped and fully verified file. Its memory is valid as long as this object lives."""
 
     def __init__(self, file: BinaryIO, path: Path, *, key: str = "") -> None:
-        """BadPackedFile unless it is whole and was written for this key. `path` is for messages alone."""
+        """BadPackedFile unless it is complete and was written for this key. `path` is only used in messages."""
         header = _checked(file, path)
         if header.key != key:
             raise _bad(path, "belongs to another model, or was packed in another way")
@@ -137,13 +137,13 @@ class PackedFile:
 
     @classmethod
     def open(cls, path: Path, *, key: str = "") -> "PackedFile":
-        """As above, and BadPackedFile too where another user could have written it."""
+        """The same, and BadPackedFile also if another user could have written it."""
         with path.open("rb") as file:
             _check_owner(file, path)
             return cls(file, path, key=key)
 
     def pointed(self) -> "Array[CMatrix]":
-        """The matrices as kernels take them."""
+        """The matrices in the kernels' format."""
         lib = library()
         found = (CMatrix * len(self.matrices))(*(each.described() for each in self.matrices))
         for matrix, entry in zip(found, self.matrices, strict=True):
@@ -160,7 +160,7 @@ class PackedFile:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a packed file, whoever's it is; None if nothing is."""
+    """What is wrong with a packed file, whatever its key; None if nothing is."""
     try:
         with path.open("rb") as file:
             _check_owner(file, path)
@@ -176,7 +176,7 @@ def digest(data: bytes) -> int:
     return int(library().ostro_digest(np.frombuffer(data, np.uint8).ctypes.data, len(data), 0))
 
 
-# --- before a byte of it is used ------------------------------------------------------------------------------------
+# --- verification ---------------------------------------------------------------------------------------------------
 
 
 def _check_owner(file: BinaryIO, path: Path) -> None:
@@ -187,14 +187,14 @@ def _check_owner(file: BinaryIO, path: Path) -> None:
         raise _bad(path, "is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):
         raise _bad(path, f"is owned by user {status.st_uid}, neither this one nor root")
-    # A group of our own may share the cache: volumes in Kubernetes are given to one.
+    # Members of our own groups may share the cache: Kubernetes assigns volumes to a group.
     strangers = stat.S_IWOTH | (0 if status.st_gid in (os.getegid(), *os.getgroups()) else stat.S_IWGRP)
     if status.st_mode & strangers:
         raise _bad(path, f"can be written by other users (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def _checked(file: BinaryIO, path: Path) -> Header:
-    """The header of a file of which every byte is as it was written."""
+    """The file's header, after verifying every byte."""
     try:
         size = os.fstat(file.fileno()).st_size
         at, header = _read_header(file, path, size)
@@ -235,7 +235,7 @@ def _check_places(header: Header, end: int, path: Path) -> None:
 
 
 def _digest_of(file: BinaryIO, start: int, end: int) -> int:
-    """By reading, not by a map: what the disk cannot read is an error then, and no signal."""
+    """Reads instead of mapping: a disk error is then an exception rather than a signal."""
     buffer = bytearray(_READ_BYTES)
     address = addressof(c_char.from_buffer(buffer))
     lib, found = library(), 0
@@ -243,7 +243,7 @@ def _digest_of(file: BinaryIO, start: int, end: int) -> int:
     with memoryview(buffer) as view:
         for at in range(start, end, _READ_BYTES):
             wanted = min(_READ_BYTES, end - at)
-            # Typeshed's BinaryIO lacks it; every binary file has it.
+            # Missing from typeshed's BinaryIO, but every binary file has it.
             if file.readinto(view[:wanted]) != wanted:  # type: ignore[attr-defined]
                 raise OSError("it ends early")
             found = int(lib.ostro_digest(address, wanted, found))

@@ -1,4 +1,4 @@
-"""Where matrices and vectors lie in a packed file, and so how large it is. Writes nothing, and imports no arrays."""
+"""Offsets of matrices and vectors in a packed file, and its size. Writes nothing, and imports no numpy."""
 
 from ctypes import byref
 from typing import Annotated
@@ -42,10 +42,10 @@ class PackedLayout:
         self.vectors: list[VectorEntry] = []
 
     def matrix(self, source: int, rows: int, cols: int, bits: int = 0) -> int | None:
-        """Room for so many rows of GGUF's type `source`, filled up to whole panels.
+        """Reserves space for this many rows of GGUF's type `source`, padded to whole panels.
 
-        Floats are brought down to so many bits; 0 leaves everything at its own precision. Returns the matrix's number,
-        or None where such rows cannot be packed.
+        Floats are quantized to `bits`; 0 keeps the stored precision. Returns the matrix's number, or None if such rows
+        cannot be packed.
         """
         matrix = CMatrix(rows=-(-rows // self.panel) * self.panel, cols=cols)
         nbytes = library().ostro_format(source, bits, byref(matrix))
@@ -61,6 +61,6 @@ class PackedLayout:
 
     def _reserve(self, nbytes: int) -> int:
         at = self.nbytes
-        # Readers may look a little beyond a matrix's end.
+        # Kernels may read slightly beyond a matrix's end.
         self.nbytes += -(-nbytes // ALIGN) * ALIGN + ALIGN
         return at

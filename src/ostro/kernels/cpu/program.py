@@ -1,7 +1,7 @@
-"""A model's step, ready to run: the operations of a packed file on buffers, pages and threads of its own.
+"""A model's step, ready to run: a packed file's operations with their own buffers, pages and threads.
 
 program = Program(packed, num_pages=…, max_tokens=…, max_asked=…, cells=Cells.FLOAT16, threads=2)
-program.run(tokens, pieces, asked, draws)     one native call, in which other Python threads run
+program.run(tokens, pieces, asked, draws)     one native call, which releases the GIL
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ from ostro.kernels.cpu.library import (
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec, bad_program
 
-# A refusal is one line.
+# A refusal is a single line.
 _MOST_REASON = 512
 
 
 class Piece(NamedTuple):
-    """Tokens of one sequence: where its rows begin, the first one's position, how many, and the sequence's pages."""
+    """One sequence's tokens: its first row, the position of its first token, the number of tokens, its pages."""
 
     row: int
     start: int
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What one adapter adds to a product of x: x aᵀ b."""
+    """One adapter's contribution to a matmul with x: x aᵀ b."""
 
     a: Floats
     """[rank, columns read]"""
@@ -53,11 +53,11 @@ class Term(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """A program with steps at which adapters add to products."""
+    """A program with steps in which adapters add to matmuls."""
 
     spec: ProgramSpec
     terms: Mapping[int, Sequence[Term | None]]
-    """By those steps' numbers: what each adapter adds there."""
+    """Each adapter's term, by step number."""
 
 
 class Program:
@@ -75,15 +75,15 @@ class Program:
     ) -> None:
         """Raises BadCheckpoint for a program whose steps do not fit its buffers, pages and weights.
 
-        `adapted` runs in place of the packed file's own program.
+        `adapted` replaces the packed file's own program.
         """
         self.spec = spec = ProgramSpec.from_json(packed.program) if adapted is None else adapted.spec
         _check(spec)
         self.max_asked = max_asked
-        # What the plan points to.
+        # The plan points into these, so they must stay alive.
         self._packed = packed
         self._matrices = packed.pointed()
-        # No sequence is longer than all pages together, however long the model's context is.
+        # No sequence is longer than all pages together, whatever the model's context length.
         positions = min(spec.max_seq_len, num_pages * PAGE)
         self._tables = [
             _rotation_tables(self._vector(each.frequencies), each.factor, positions) for each in spec.rotations
@@ -146,9 +146,9 @@ class Program:
         first: int = 0,
         last: int | None = None,
     ) -> None:
-        """Runs the steps from `first` up to `last`. What is drawn stands in `draws` afterwards.
+        """Runs the steps from `first` up to `last`. `draws` then holds the drawn tokens.
 
-        `adapters` are the rows' own, by their numbers; -1 is none.
+        `adapters` has each row's adapter number; -1 is none.
         """
         native = (CPiece * len(pieces))(
             *(CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data) for p in pieces)
@@ -167,11 +167,11 @@ class Program:
         end = len(self.spec.steps) if last is None else last
         refusal = self._lib.ostro_run(self._plan, byref(batch), first, end)
         if refusal is not None:
-            # A mistake of ours, not of a file's or a caller's: without the check it would be a stray write.
+            # Our own bug, not the file's or the caller's: without the check, it would be an out-of-bounds write.
             raise AssertionError(refusal.decode())
 
     def buffer(self, number: int) -> Floats:
-        """A view of a buffer, [rows, columns]: what the last run has left there."""
+        """A view of a buffer, [rows, columns], as the last run left it."""
         rows, cols = self._rows[number]
         address = self._lib.ostro_buffer(self._plan, number)
         return np.ctypeslib.as_array((c_float * (rows * cols)).from_address(address)).reshape(rows, cols)
@@ -181,7 +181,7 @@ class Program:
             raise AssertionError(f"There are no pages {source} and {target}.")
 
     def profile(self) -> dict[str, float]:
-        """Seconds by operation since the last call."""
+        """Seconds per operation since the last call."""
         seconds = (c_double * len(Op))()
         self._lib.ostro_profile(self._plan, seconds)
         return {op.name.lower(): seconds[op] for op in Op}
@@ -214,7 +214,7 @@ def _native_terms(terms: Sequence[Term | None]) -> "Array[CTerm]":
 
 
 def _check(spec: ProgramSpec) -> None:
-    """What the native core is not told, and that no number is cut to its 32 bits in silence. It looks at the rest."""
+    """Checks what the native core cannot see, and that no number is truncated to 32 bits. The core checks the rest."""
     parts: list[ProgramSpec | BufferSpec | RotationSpec | StepSpec]
     parts = [spec, *spec.buffers, *spec.rotations, *spec.steps]
     for part in parts:

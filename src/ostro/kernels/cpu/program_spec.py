@@ -1,4 +1,4 @@
-"""A model's step as data: its operations, and the buffers that they work on. Imports no arrays."""
+"""A model's step as data: its operations and their buffers. Imports no numpy."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
-    """One operation, by the numbers of buffers, vectors and matrices; what it does not read stays as it is here."""
+    """One operation. Refers to buffers, vectors and matrices by number; fields that it does not use keep defaults."""
 
     op: Op
     input: int = 0
@@ -37,21 +37,21 @@ class StepSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotationSpec:
     frequencies: int
-    """A vector: radians a position, for each pair of dimensions."""
+    """The number of a vector: radians per position, for each pair of dimensions."""
     factor: float = 1.0
-    """On cosines and sines."""
+    """Multiplies cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSpec:
     cols: int
     asked: bool = False
-    """Whether it holds a row for each row asked for, and not for each token."""
+    """Whether it has a row per requested row rather than per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSpec:
-    """All of a program but its weights: as JSON it is part of a packed file."""
+    """A whole program except its weights; stored as JSON in a packed file."""
 
     heads: _Size
     kv_heads: _Size
@@ -64,23 +64,23 @@ class ProgramSpec:
     rotations: list[RotationSpec]
     steps: list[StepSpec]
     hidden: int
-    """The buffer of normed states of the rows asked for."""
+    """The buffer of normed states of the requested rows."""
     logits: int | None
-    """The buffer of their logits, where there is a head."""
+    """The buffer of their logits; None without a head."""
     head_step: int
-    """Where the steps begin that only rows asked for take, and after them those that make logits."""
+    """The first step that runs for requested rows only; `logits_step` is the first that computes logits."""
     logits_step: int
     tensors: list[list[str]] = field(default_factory=list)
-    """Which of the checkpoint's tensors each matrix holds, end to end."""
+    """The checkpoint tensors in each matrix, in order."""
     precision: str = ""
-    """In words: what the weights are kept in."""
+    """The weights' formats, in words."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "ProgramSpec":
-        """BadCheckpoint where a field is missing, unknown, or of another type."""
+        """BadCheckpoint if a field is missing, unknown, or has the wrong type."""
         try:
             spec = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:

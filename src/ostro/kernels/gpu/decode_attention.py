@@ -22,41 +22,41 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.models.architecture import AttentionSpec
 
-# Of the work list: row, first key, end of keys, part, parts of the row, the row's first slot for partial results.
+# Fields of the work list: row, first key, end of keys, part, parts of the row, the row's first partial-result slot.
 _FIELDS = tl.constexpr(8)
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# A finite stand-in for minus infinity: the difference of two of them is no NaN.
+# A finite stand-in for minus infinity: the difference of two infinities would be NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
-# Queries in a tile: the least that a matrix unit takes. A larger group of query heads takes several tiles.
+# Queries per tile: the minimum for tensor cores. A larger group of query heads takes several tiles.
 _TILE = 16
-# Rows of partial results that a program joins at once.
+# Rows of partial results that a program merges at once.
 _JOINED_ROWS = 32
-# Programs that fit on a multiprocessor at once, by the default tuning.
+# Programs that fit on a multiprocessor at once with the default tuning.
 _RESIDENT = 3
 _SHARED_MEMORY = 200 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTuning:
-    """What changes the speed but not the result, but for the order of sums."""
+    """Parameters that affect speed but, except for the order of sums, not the result."""
 
     block: int = 64
-    """Keys an iteration; the cuts between parts are multiples of it."""
+    """Keys per iteration; parts are split at multiples of it."""
     warps: int = 4
     buffers: int = 2
-    """Blocks of keys and values that a program has room for, so that it computes on one while others come in."""
+    """Blocks of keys and values buffered per program, so that it computes on one while others are loaded."""
     programs_per_sm: int | None = None
-    """At most, each taking parts in turn. None: as many as fit at once if the rows are few, so that no time goes on
-    programs without work; else one a part, dealt out by the hardware as room comes free."""
+    """The maximum; each program then processes several parts. None: for few rows, as many as fit at once, so that no
+    time is spent on programs without work; otherwise one per part, scheduled by the hardware."""
     parts_per_sm: int = 12
-    """How finely to cut a large batch: parts times key heads, by multiprocessor."""
+    """How finely to split a large batch: parts times KV heads, per multiprocessor."""
     joins_in_place: bool = True
-    """The last part to finish joins the row; else a second kernel does."""
+    """Whether the last part to finish merges the row; otherwise a second kernel does."""
 
 
 class DecodeScratch:
-    """Work lists, partial results and counters for up to `max_rows` rows, for all layers of a model in turn."""
+    """Work lists, partial results and counters for up to `max_rows` rows, shared by all layers of a model in turn."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DecodeScratch:
         self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
         self.processors = _processors(device)
         self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
-        # Cutting into parts of total / target or more gives each row at most one part beyond its share.
+        # With parts of at least total / target, each row has at most one part more than its share.
         capacity = max_rows + self.target
         self.items = {w: torch.zeros(capacity, _FIELDS.value, dtype=torch.int32, device=device) for w in windows}
         self.counts = {w: torch.zeros(1, dtype=torch.int32, device=device) for w in windows}
@@ -96,7 +96,7 @@ class DecodeScratch:
 
 
 def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None) -> None:
-    """Writes the work list of this window for these lengths; good until the lengths change."""
+    """Writes the work list of this window for these lengths; valid until the lengths change."""
     rows = lens.shape[0]
     assert rows <= scratch.max_rows
     _plan_kernel[(rows,)](
@@ -126,9 +126,9 @@ def decode_attention(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Attends the one query of each row to its sequence, as planned for `spec.window`; fills and returns `out`.
+    """Attends each row's single query to its sequence, as planned for `spec.window`; fills and returns `out`.
 
-    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. On `pdl` see
+    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. For `pdl` see
     `small_batch`.
     """
     rows, heads, head_dim = q.shape
@@ -175,7 +175,7 @@ def decode_attention(
         windowed=spec.window is not None,
         capped=spec.softcap is not None,
         joins=tuning.joins_in_place,
-        # Of two loads in turn, the page's number and its keys, each gets half of the stages.
+        # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * buffers + 1,
         pdl=pdl,
         num_warps=tuning.warps,
@@ -199,9 +199,9 @@ def decode_attention(
 def reference_attention(
     q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, start: int, spec: AttentionSpec
 ) -> Tensor:
-    """The plain twin, of one sequence: q is [tokens, heads, head_dim], its tokens stand at `start` and after.
+    """The plain twin for one sequence: q is [tokens, heads, head_dim], its tokens are at positions `start` onwards.
 
-    Gathers the sequence's keys and values, masks, and does as the formula says, in fp32.
+    Gathers the sequence's keys and values, masks, and applies the formula in fp32.
     """
     end = start + q.shape[0]
     used = pages[: -(-end // keys.shape[2])].long()
@@ -218,7 +218,7 @@ def reference_attention(
 
 
 def _processors(device: torch.device) -> int:
-    # In the interpreter a few programs, so that each has several parts to do.
+    # Few programs in the interpreter, so that each has several parts to process.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
@@ -253,7 +253,7 @@ def _plan_kernel(
     num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
     before = (every < row).to(tl.int32)
     slot = tl.sum(parts * before)
-    # Rows whose parts are longer, and those whose parts are as long: the long ones must not be left for the end.
+    # Rows with longer parts and with equally long parts: long parts must not be left for the end.
     sizes = tl.cdiv(blocks, tl.maximum(parts, 1))
     size = tl.cdiv(row_blocks, num_parts)
     longer = tl.where(sizes > size, parts, 0)
@@ -265,8 +265,8 @@ def _plan_kernel(
     for base in range(0, num_parts, chunk):
         part = base + tl.arange(0, chunk)
         mine = part < num_parts
-        # In the list stand first all longer parts; of those as long, all earlier parts of every row, then this part of
-        # the rows before.
+        # List order: all longer parts; then, among equally long ones, all lower-numbered parts of every row, then this
+        # part of the preceding rows.
         place = tl.sum(longer) + tl.sum(tl.minimum(alike[None, :], part[:, None] + before[None, :]), axis=1)
         item = items + place * _FIELDS
         first = (first_block + part * row_blocks // num_parts) * block
@@ -322,7 +322,7 @@ def _decode_kernel(
     tiles: tl.constexpr = kv_heads * tiles_a_head
     total = tl.load(count) * tiles
     for work in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=1):
-        # Heads are innermost: the heads of one page are read by neighbours in time.
+        # Heads are innermost, so that a page's heads are read at about the same time.
         item = items + (work // tiles) * _FIELDS
         head_tile = work % tiles
         kv_head = head_tile // tiles_a_head
@@ -353,7 +353,7 @@ def _decode_kernel(
             within = within_page(base, kv_head, head_dim, page_size, block)
             key_at = page * key_page_stride + within
             value_at = page * value_page_stride + within
-            # What lies beyond the end is neither read nor allowed to be anything but zero: it may hold a NaN.
+            # Keys beyond the end are masked to zero: the memory may contain NaNs.
             wanted = seen[:, None]
             if head_dim != padded_dim:
                 wanted = wanted & (dim < head_dim)[None, :]
@@ -378,7 +378,7 @@ def _decode_kernel(
             tl.store(partial + line[:, None] * head_dim + dim[None, :], mean, mask=held)
             tl.store(partial_lse + line, peak + tl.log2(weight), mask=member < group)
             if joins:
-                # All threads' stores come before the one thread's release.
+                # All threads' stores must precede the one thread's release.
                 tl.debug_barrier()
                 counter = arrived + row * tiles + head_tile
                 if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
@@ -398,7 +398,7 @@ def _decode_kernel(
                         join_chunk,
                         tile,
                     )
-                    # For the next layer, which starts when this one has ended.
+                    # Reset for the next layer, which starts after this one has ended.
                     tl.store(counter, 0)
 
 
@@ -457,7 +457,7 @@ def _join_parts(
     join_chunk: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Attention to all of a row's parts together, for one tile of heads."""
+    """Merges all parts of a row, for one tile of heads."""
     tiles_a_head: tl.constexpr = (group + tile - 1) // tile
     member = (head_tile % tiles_a_head) * tile + tl.arange(0, tile_rows)
     head = (head_tile // tiles_a_head) * group + member
@@ -470,7 +470,7 @@ def _join_parts(
         part = base + tl.arange(0, join_chunk)
         line = (slot + part).to(tl.int64)[:, None] * (kv_heads * group) + head[None, :]
         here = (part < num_parts)[:, None] & (member < group)[None, :]
-        # Past the L1 cache, which does not see what other multiprocessors wrote.
+        # Bypasses the L1 cache, which does not see other multiprocessors' writes.
         lse = tl.load(partial_lse + line, mask=here, other=float("-inf"), cache_modifier=".cg")
         there = partial + line[:, :, None] * head_dim + dim[None, None, :]
         means = tl.load(there, mask=here[:, :, None] & held[None, :, :], other=0.0, cache_modifier=".cg")
@@ -487,7 +487,7 @@ def _join_parts(
 
 @triton.jit
 def page_of(table, base, end, page_size: tl.constexpr, block: tl.constexpr):
-    """The page of each of the positions `base` to `base + block`, in one number if they share it; 0 past the end."""
+    """The page of each position from `base` to `base + block`, a scalar if they share one; 0 past the end."""
     if block <= page_size:
         page = tl.load(table + base // page_size, mask=base < end, other=0)
     else:
@@ -498,7 +498,7 @@ def page_of(table, base, end, page_size: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def within_page(base, kv_head, head_dim: tl.constexpr, page_size: tl.constexpr, block: tl.constexpr):
-    """Where in their pages the vectors of positions `base` to `base + block` begin; `base` is a multiple of block."""
+    """Offsets within their pages of the vectors at `base` to `base + block`; `base` is a multiple of block."""
     inner = tl.arange(0, block)
     slot = base % page_size + inner if block <= page_size else inner % page_size
     return (kv_head * page_size + slot) * head_dim
@@ -506,9 +506,9 @@ def within_page(base, kv_head, head_dim: tl.constexpr, page_size: tl.constexpr, 
 
 @triton.jit
 def scaled(score, scale, softcap, capped: tl.constexpr):
-    """Products of queries and keys as exponents of two."""
+    """Turns query-key dot products into exponents of two."""
     exponent = score * (scale * _LOG2_E)
     if capped:
-        # tanh, by the one exponential that the device has.
+        # tanh, using exp2, which the device has in hardware.
         exponent = (1.0 - 2.0 / (tl.exp2(exponent * (2.0 / softcap)) + 1.0)) * (softcap * _LOG2_E)
     return exponent

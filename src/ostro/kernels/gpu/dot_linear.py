@@ -31,26 +31,26 @@ _MOST_STAGES = 10
 
 @dataclass(frozen=True, slots=True)
 class DotTiling:
-    """How a product is cut into programs. Powers of two, but for the stages."""
+    """How a matmul is split into programs. Powers of two, except for the stages."""
 
     outs: int
-    """Outputs of a program; where it holds gate and up, of each."""
+    """Outputs per program; with gate and up, of each."""
     ins: int
     """Inputs read at a time."""
     warps: int
     stages: int
-    """Blocks of inputs and weights under way at a time."""
+    """Blocks of inputs and weights in flight at a time."""
     splits: int = 1
-    """Programs that share the inputs of one output, where nothing is gated. Their sums are joined in order."""
+    """Programs that share one output's inputs (not for gated matmuls). Their sums are added in a fixed order."""
     held: int = 0
-    """Blocks of weights that are asked for before the wait for the kernel before. They are kept in registers."""
+    """Blocks of weights loaded to registers before waiting for the previous kernel."""
 
 
 def default_tiling(
     rows: int, outs: int, in_features: int, *, gated: bool, element_size: int = 2, multiprocessors: int = 132
 ) -> DotTiling:
-    """Where nothing was measured: so many programs that every multiprocessor has one, and what is under way fills its
-    shared memory. `outs` counts results: where gate and up meet, half the weight's rows. `element_size` is in bytes.
+    """For shapes without a measured tiling: enough programs for every multiprocessor, and enough loads in flight to
+    fill its shared memory. `outs` counts results, half the weight's rows if gated. `element_size` is in bytes.
     """
     ins = min(128 if rows <= 64 else 64, triton.next_power_of_2(max(in_features, 32)))
     programs = triton.cdiv(outs, 64)
@@ -78,8 +78,8 @@ def dot_linear(
     activation: str | None = None,
     pdl: bool = False,
 ) -> None:
-    """Writes out [rows, outs], or adds to it. The first call on a device must not be inside a graph capture: it makes
-    the counters of split products.
+    """Writes out [rows, outs], or adds to it. The first call on a device must not be inside a graph capture, because
+    it allocates the counters of split matmuls.
     """
     rows, in_features = x.shape
     outs = weight.shape[0] // (2 if activation else 1)
@@ -127,7 +127,7 @@ def dot_linear(
 
 @cache
 def arrival_counters(device: torch.device) -> Tensor:
-    """How many programs of a tile have arrived: zero between kernels. Shared, as kernels of a stream run in turn."""
+    """Number of a tile's finished programs: zero between kernels. Shared, as a stream's kernels run in turn."""
     return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
 
 
@@ -182,7 +182,7 @@ def _dot_kernel(
     before = previous(target + n[:, None], keep, adds)
     main = tl.zeros([block_out, block_rows], tl.float32)
     up = main
-    # Beyond the inputs, where a last split may lie, the copy engine gives zeros.
+    # Beyond the inputs, where a last split may reach, the copy engine returns zeros.
     for block in tl.static_range(held):
         value = x_blocks.load([0, begin + block * block_in])
         main = _add_dot(main, main_held[block], value)
@@ -198,7 +198,7 @@ def _dot_kernel(
     if splits == 1:
         finish(main, up, before, scale, bias, target, column, keep, outs, has_scale, has_bias, adds, activation)
     else:
-        # The last program to arrive adds all parts up, its own too, always in the same order.
+        # The last program to finish adds all parts, including its own, always in the same order.
         part = partials + m[None, :] * outs + column
         part_size = rows.to(tl.int64) * outs
         tl.store(part + split * part_size, main, mask=keep)
@@ -214,5 +214,5 @@ def _dot_kernel(
 
 @triton.jit
 def _add_dot(total: tl.tensor, weights: tl.tensor, rows: tl.tensor) -> tl.tensor:
-    # 8 bits fit 16 exactly.
+    # 8-bit floats convert to 16 bits exactly.
     return tl.dot(weights.to(rows.dtype), rows.T, total, input_precision="ieee")

@@ -11,7 +11,7 @@ from ostro.kernels.gpu.mlp import activate
 
 @triton.jit
 def previous(at: tl.tensor, mask: tl.tensor, adds: tl.constexpr) -> tl.tensor:
-    """What the result is to be added to. Read early, it does not hold up the store."""
+    """The values that the result is added to. Loaded early so as not to delay the store."""
     if adds:
         return tl.load(at, mask=mask, other=0.0).to(tl.float32)
     return tl.zeros(at.shape, tl.float32)
@@ -33,7 +33,7 @@ def finish(
     adds: tl.constexpr,
     activation: tl.constexpr,
 ) -> None:
-    """Stores outputs n of a row or of rows. With an activation, y is the gate and `y_up` what it lets through."""
+    """Stores outputs n of one or more rows. With an activation, y is the gate and `y_up` the gated value."""
     inside = n < outs
     if has_scale:
         y *= tl.load(scale + n, mask=inside, other=0.0)

@@ -24,15 +24,15 @@ from ostro.kernels.gpu.vector_linear import VectorTiling
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-"""The largest number in 8 bits."""
+"""The largest finite e4m3 value."""
 SMALLEST_ROW = 1e-12
-"""A row whose largest number is smaller than this is scaled as if it were this: zeros must not divide by zero."""
+"""Lower bound for a row's largest magnitude, to avoid dividing by zero."""
 MULTIPLE = 16
-"""What inputs and outputs must come in multiples of, for the library."""
+"""Inputs and outputs must be multiples of this, for cuBLAS."""
 MOST_FEW = 16
-"""Up to how many rows `fp8_small_linear` takes."""
-# Added up in the matrix units' own accumulators, which keep some 14 bits, long sums would lose more than rounding the
-# inputs does; moved to float32 every 128 inputs they cost a little time, and give what the plain twin gives.
+"""The maximum number of rows for `fp8_small_linear`."""
+# The tensor cores' own accumulators keep about 14 bits, so long sums would lose more than rounding the inputs does.
+# Moving them to float32 every 128 inputs costs a little time and matches the plain twin.
 FAST_ACCUMULATION = False
 _WIDEST_BLOCK = 16384
 _ROWS_AT_A_TIME = 4096
@@ -45,7 +45,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[out, in] -> the same in 8 bits, and the scales, float32 [out]."""
     small = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
-    # A part at a time: in float32 the whole would need twice its memory again.
+    # In parts: converting the whole weight to float32 would take twice its memory.
     for part, rows, scales in zip(*(each.split(_ROWS_AT_A_TIME) for each in (weight, small, scale)), strict=True):
         rounded, by = quantize_rows_plain(part)
         rows.copy_(rounded)
@@ -54,12 +54,12 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened(small: Tensor, scale: Tensor) -> Tensor:
-    """What the 8 bits stand for, in float32. `scale` is [rows] or [rows, 1]."""
+    """Dequantized to float32. `scale` is [rows] or [rows, 1]."""
     return small.float() * scale.view(-1, 1)
 
 
 def quantize_rows(x: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
-    """x [rows, width] -> the same in 8 bits, and the scale of each row, float32 [rows, 1]."""
+    """x [rows, width] -> the same in 8 bits, and a scale per row, float32 [rows, 1]."""
     rows, width = x.shape
     small = torch.empty(rows, width, dtype=FP8, device=x.device)
     scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
@@ -83,7 +83,7 @@ def quantize_rows(x: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
 def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     most = wide.abs().amax(1, keepdim=True).clamp_min(SMALLEST_ROW)
-    # Divided by or into a plain number, torch takes a reciprocal first and rounds twice.
+    # With a Python number, torch would multiply by a reciprocal and round twice.
     largest = torch.full_like(most, LARGEST)
     return (wide * (largest / most)).clamp(-LARGEST, LARGEST).to(FP8), most / largest
 
@@ -127,7 +127,7 @@ def _quantize_rows_kernel(
 @triton.jit
 def _rounded(value: tl.tensor, most: tl.tensor, largest: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
     value *= tl.div_rn(largest, most)
-    # The clamp keeps what is no number: a row that holds one must not come out finite.
+    # The clamp propagates NaN: a row that contains one must not come out finite.
     return tl.clamp(value, -largest, largest, propagate_nan=tl.PropagateNan.ALL).to(dtype)
 
 
@@ -167,14 +167,14 @@ def _product_plain(
 
 
 def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool) -> Tiling:
-    """`out_features` counts the weight's rows, gate and up both."""
+    """`out_features` counts the weight's rows, both gate and up."""
     width = triton.next_power_of_2(in_features)
     if rows == 1:
         if in_features > 4096:
             return VectorTiling(outs=1, ins=2048, warps=4)
-        # A warp has rows of weights to itself, two of them where they are short.
+        # Each warp has its own rows of weights, two of them if they are short.
         return VectorTiling(outs=8 if in_features <= 1024 and not gated else 4, ins=min(width, 512), warps=4)
-    # The inputs, and what the weights are widened to, are of 2 bytes at most.
+    # The inputs and the converted weights take at most 2 bytes per element.
     return dot.default_tiling(rows, out_features // (2 if gated else 1), in_features, gated=gated)
 
 
@@ -192,11 +192,11 @@ def fp8_small_linear(
 ) -> Tensor:
     """x [rows, in], weight in 8 bits [out, in] with its scales [out] -> [rows, out], for 1 to 16 rows.
 
-    `norm` (weight, eps) is an RMSNorm of x before the product, of one row only. With `residual` [rows, out] the result
-    is added to it in place, and it is returned. With `activation`, a name in mlp.PLAIN, the weight is gate above up and
-    the result act(gate) * up, [rows, out / 2].
+    `norm` (weight, eps) applies an RMSNorm to x first, for one row only. With `residual` [rows, out], the result is
+    added to it in place, and it is returned. With `activation`, a name in mlp.PLAIN, the weight is gate above up and
+    the result is act(gate) * up, [rows, out / 2].
 
-    The first call on a device must not be inside a graph capture: it makes the counters of split products.
+    The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
     rows, in_features = x.shape
     gated = activation is not None
@@ -250,7 +250,7 @@ def _run_vector(
     norm_weight, eps = (x, 0.0) if norm is None else norm
     block_words = max(1, tiling.ins // 4)
     chunks = triton.cdiv(in_words, block_words)
-    # At most 64 registers of weights a thread are held over the wait; the rest, if any, is read in a loop after it.
+    # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
     bytes_a_chunk = tiling.outs * block_words * 4 * (2 if activation else 1)
     held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
@@ -279,7 +279,7 @@ def _run_vector(
 
 
 def _quads(row: Tensor) -> Tensor:
-    """Four bfloat16 in a word, as the weights are: one read instead of four."""
+    """Four bfloat16 values per word, like the weights: one load instead of four."""
     return row.view(torch.int64) if row.dtype == torch.bfloat16 else row
 
 
@@ -308,14 +308,14 @@ def _vector_kernel(
         gdc_launch_dependents()
     even_in: tl.constexpr = in_words % block_words == 0
     n = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    # Each thread reads the inputs of its weights itself, though others read the same: no exchange between them.
+    # Each thread loads its own weights' inputs, even if others load the same: no exchange between threads.
     k = tl.broadcast_to(tl.arange(0, block_words)[None, :], [block_out, block_words])
     inside = n < outs
     main_at = weight + n.to(tl.int64)[:, None] * in_words + tl.arange(0, block_words)[None, :]
     up_at = main_at + outs.to(tl.int64) * in_words
 
-    # Words stay packed until they are multiplied: unpacking would have to wait for the reads, and would stand before
-    # the wait for the kernel before.
+    # Words stay packed until they are multiplied: unpacking would have to wait for the loads, and would come before the
+    # wait for the previous kernel.
     main_held = ()  # type: tuple[tl.tensor, ...]
     up_held = ()  # type: tuple[tl.tensor, ...]
     for chunk in tl.static_range(held):
@@ -339,11 +339,11 @@ def _vector_kernel(
         main = _add_products(main, _weights(main_at, inside, start, in_words, even_out, even_in), inputs)
         if activation != "":
             up = _add_products(up, _weights(up_at, inside, start, in_words, even_out, even_in), inputs)
-    # As _quarters gives them, weights are too small by 256.
+    # _halves returns weights divided by 256.
     y = tl.sum(main, 1) * 256.0
     y_up = tl.sum(up, 1) * 256.0
     if has_norm:
-        # The norm's factor is the same for the whole row, so it may come last.
+        # The norm's factor is the same for the whole row, so it can be applied last.
         factor = tl.rsqrt(tl.sum(squares, 1) / (4 * in_words) + eps)
         y *= factor
         y_up *= factor
@@ -361,7 +361,7 @@ def _inputs(
     has_norm: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:
-    """The inputs that belong to the four numbers of each word, times the norm's weight; the sum of squares so far."""
+    """The inputs for the four weights in each word, times the norm's weight; and the sum of squares so far."""
     a, b, c, d = _four(x, k + start, in_words, even_in)
     if has_norm:
         squares += a * a + b * b + c * c + d * d
@@ -377,7 +377,7 @@ def _inputs(
 def _four(
     at: tl.tensor, k: tl.tensor, in_words: tl.constexpr, even_in: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Numbers 4 k to 4 k + 3, in float32. bfloat16, which come four in a word, are the upper halves of float32."""
+    """Elements 4 k to 4 k + 3, in float32. bfloat16 values, four per word, are the upper halves of float32."""
     if at.dtype.element_ty == tl.int64:
         word = tl.load(at + k) if even_in else tl.load(at + k, mask=k < in_words, other=0)
         low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
@@ -393,7 +393,7 @@ def _four(
 
 @triton.jit
 def _add_products(total: tl.tensor, words: tl.tensor, inputs: tl.tuple) -> tl.tensor:
-    """Adds each of the four weights of a word times its input."""
+    """Adds the products of a word's four weights with their inputs."""
     first, third = _halves(words << 8)
     second, fourth = _halves(words)
     total += first * inputs[0]
@@ -405,10 +405,10 @@ def _add_products(total: tl.tensor, words: tl.tensor, inputs: tl.tuple) -> tl.te
 
 @triton.jit
 def _halves(words: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Of the second and the fourth byte of each word, the number that they are in 8 bits, divided by 256.
+    """The second and fourth byte of each word as e4m3 values, divided by 256.
 
-    Sign, exponent and mantissa stand in float16 in the same order, with a zero before the exponent and zeros after the
-    mantissa, and with an exponent that counts from 8 lower down: s eeee mmm -> s 0eeee mmm0000000.
+    In float16, sign, exponent and mantissa are in the same order, with a zero before the exponent and zeros after the
+    mantissa, and with an exponent bias that is 8 larger: s eeee mmm -> s 0eeee mmm0000000.
     """
     pair = ((words >> 1) & 0x3F803F80) | (words & -2147450880)
     low, high = pair.to(tl.int16), (pair >> 16).to(tl.int16)
@@ -424,7 +424,7 @@ def _weights(
     even_out: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tl.tensor:
-    # Read once: leave the cache to what is read again.
+    # Read only once: leave the cache to data that is read again.
     if even_out and even_in:
         return tl.load(at + start, eviction_policy="evict_first")
     mask = inside[:, None] & (start + tl.arange(0, at.shape[1]) < width)[None, :]

@@ -27,16 +27,16 @@ _LOWEST = tl.constexpr(-1.0e30)
 
 
 def invariant_tuning(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> PrefillTuning:
-    """Of all tiles of a model. A single token fills a small part of one, a prompt would like it larger."""
+    """One tuning for all tiles of a model: a compromise between single tokens and prompts."""
     least = triton.next_power_of_2(heads // kv_heads)
     if dtype.itemsize <= 2:
         return PrefillTuning(rows=max(64, least), block=64, buffers=2 if head_dim <= 128 else 1, warps=4)
-    # Exact fp32 products do not run on the matrix units, and a tile must fit in registers.
+    # Exact fp32 matmuls do not run on tensor cores, and a tile must fit in registers.
     return PrefillTuning(rows=max(32, least), block=32, buffers=1, warps=4)
 
 
 def single_tiles(positions: Tensor, lens: Tensor) -> Tensor:
-    """A tile for each row of a step of single tokens, int32 [rows, 4]; one of no tokens where the length is 0."""
+    """A tile per row for a step of single tokens, int32 [rows, 4]; a tile has no tokens if its length is 0."""
     rows = torch.arange(len(lens), dtype=torch.int32, device=lens.device)
     return torch.stack((rows, rows, positions, (lens > 0).int()), 1)
 
@@ -82,7 +82,7 @@ def invariant_attention(
         block=tuning.block,
         windowed=spec.window is not None,
         capped=spec.softcap is not None,
-        # Of two loads in turn, the page's number and its keys, each gets half of the stages.
+        # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * tuning.buffers + 1,
         num_warps=tuning.warps,
     )
@@ -143,7 +143,7 @@ def _attention_kernel(
         key = base + tl.arange(0, block)
         page = page_of(table, base, end, page_size, block)
         within = within_page(base, kv_head, head_dim, page_size, block)
-        # What lies beyond the end is neither read nor allowed to be anything but zero: it may hold a NaN.
+        # Keys beyond the end are masked to zero: the memory may contain NaNs.
         wanted = (key < end)[:, None]
         if head_dim != padded_dim:
             wanted = wanted & (dim < head_dim)[None, :]
@@ -156,7 +156,7 @@ def _attention_kernel(
             seen = seen & (key[None, :] > position[:, None] - window)
         score = tl.dot(query, tl.trans(k), input_precision="ieee")
         score = tl.where(seen, scaled(score, scale, softcap, capped), float("-inf"))
-        # A block of which a query sees nothing leaves its peak, fades by one and adds zeros.
+        # A block that a query does not see leaves its peak unchanged, scales by one and adds zeros.
         new_peak = tl.maximum(peak, tl.max(score, axis=1))
         fade = tl.exp2(peak - new_peak)
         chance = tl.exp2(score - new_peak[:, None])

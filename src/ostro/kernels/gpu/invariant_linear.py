@@ -25,7 +25,7 @@ from ostro.kernels.gpu.dot_linear import MOST_TILES, arrival_counters
 
 @dataclass(frozen=True, slots=True)
 class InvariantTiling:
-    """`rows` and `ins` make the result: they are the same for all products of a type of numbers."""
+    """`rows` and `ins` affect the result's bits, so they are the same for all matmuls of a dtype."""
 
     rows: int
     ins: int
@@ -36,22 +36,22 @@ class InvariantTiling:
     warps_of_many: int
 
 
-# Exact float32 products do not run on the matrix units, and a tile must fit in registers.
+# Exact float32 matmuls do not run on tensor cores, and a tile must fit in registers.
 _WIDE = InvariantTiling(rows=32, ins=32, outs=32, warps=4, stages=2, outs_of_many=32, warps_of_many=4)
 _HALF = InvariantTiling(rows=128, ins=64, outs=64, warps=4, stages=4, outs_of_many=128, warps_of_many=8)
-# Up to so many tiles of rows each section has a program of its own; room for the sections' sums grows with them.
+# Up to this many row tiles, each section has its own program; the memory for the sections' sums grows with them.
 _FEW_TILES = 4
-# Programs that a product of few rows should have, if its sections do not become shorter than is worth a program.
+# Desired number of programs for a few-row matmul, unless its sections would become too short.
 _PROGRAMS = 256
 _SHORTEST_SECTION = 512
-# Tiles of rows that come in turn before the next outputs: what they read stays in the cache.
+# Row tiles processed before moving on to the next outputs: their inputs stay in the cache.
 _GROUP = 8
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, pdl: bool = False) -> Tensor:
     """x [rows, in], weight [out, in] -> [rows, out], for any number of rows.
 
-    The first call on a device must not be inside a graph capture: it makes the counters of sections.
+    The first call on a device must not be inside a graph capture: it allocates the counters of sections.
     """
     (rows, ins), outs = x.shape, weight.shape[0]
     assert weight.is_contiguous()
@@ -103,7 +103,7 @@ def tiling_for(dtype: torch.dtype) -> InvariantTiling:
 
 
 def sections(outs: int, ins: int, tiling: InvariantTiling) -> int:
-    """Into how many sections the inputs of a weight are cut: a power of two."""
+    """The number of sections that a weight's inputs are split into: a power of two."""
     programs, cut = triton.cdiv(outs, tiling.outs), 1
     while 2 * cut * programs <= _PROGRAMS and ins >= 2 * cut * _SHORTEST_SECTION:
         cut *= 2
@@ -167,13 +167,13 @@ def _product_kernel(
     at = m[:, None] * outs + n[None, :]
     if shared:
         tl.store(sums + section.to(tl.int64) * rows * outs + at, total.T, mask=keep)
-        # All threads' stores come before the one thread's release.
+        # All threads' stores must precede the one thread's release.
         tl.debug_barrier()
         if tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == sections - 1:
             joined = tl.zeros([block_rows, block_out], tl.float32)
             for other in tl.static_range(sections):
                 there = sums + other * rows.to(tl.int64) * outs + at
-                # Past the L1 cache, which does not see what other multiprocessors wrote.
+                # Bypasses the L1 cache, which does not see other multiprocessors' writes.
                 joined += tl.load(there, mask=keep, other=0.0, cache_modifier=".cg")
             tl.store(arrived + tile, 0)
             _finish(joined, bias, out + at, n, inside, keep, has_bias)
@@ -194,7 +194,7 @@ def _section(
     even_out: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tl.tensor:
-    """[outs, rows]: the sum over one section, from zero. A last one may lie partly beyond the inputs: it adds zeros."""
+    """[outs, rows]: the sum over one section, from zero. The last one may extend beyond the inputs, adding zeros."""
     total = tl.zeros([weights.shape[0], source.shape[0]], tl.float32)
     for step in range(0, section_ins, block_in):
         k = begin + step + tl.arange(0, block_in)

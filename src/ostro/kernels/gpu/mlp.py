@@ -19,7 +19,7 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
-"""The activations that kernels know, by the names they have there."""
+"""The activations implemented in kernels, by name."""
 
 
 def gated(gate_up: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
@@ -70,7 +70,7 @@ def _gated_kernel(
 
 @triton.jit
 def activate(x: tl.tensor, activation: tl.constexpr) -> tl.tensor:
-    """One of PLAIN's activations, of float32."""
+    """Applies one of PLAIN's activations to float32."""
     if activation == "silu":
         y = x * tl.sigmoid(x)
     elif activation == "gelu":

@@ -10,20 +10,20 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 WIDEST_BLOCK = 16384
-"""A wider row is read twice instead of held in registers."""
+"""Wider rows are read twice instead of being held in registers."""
 
 
 def add_rms_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, invariant: bool = False, pdl: bool = False
 ) -> Tensor:
-    """Adds `delta` to the stream `x` [rows, width] in place and returns the norm of the sum; None adds nothing.
+    """Adds `delta` to the residual stream `x` [rows, width] in place and returns the norm of the sum. None adds zero.
 
-    Of how many rows there are, a row's last bits may depend, unless `invariant`: the order of its sum does.
+    Unless `invariant`, the order of a row's sum, and so its last bits, may depend on the number of rows.
     """
     num_rows, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = min(triton.next_power_of_2(width), WIDEST_BLOCK)
-    # Several narrow rows make a program worth launching, but only where there are rows enough to fill the chip.
+    # Several narrow rows per program pay off only if there are enough rows to fill the device.
     rows = 1 if invariant else max(1, min(4096 // block, triton.next_power_of_2(num_rows) // 1024))
     _add_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
@@ -105,7 +105,7 @@ def _add_rms_norm_kernel(
 def _add(x: tl.tensor, delta: tl.tensor, mask: tl.tensor, has_delta: tl.constexpr) -> tl.tensor:
     value = tl.load(x, mask=mask, other=0.0)
     if has_delta:
-        # The norm must see the stream as it is stored, rounded to its type.
+        # The norm must read the stream as stored, rounded to its dtype.
         value = (value.to(tl.float32) + tl.load(delta, mask=mask, other=0.0).to(tl.float32)).to(value.dtype)
         tl.store(x, value, mask=mask)
     return value.to(tl.float32)

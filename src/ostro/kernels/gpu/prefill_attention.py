@@ -24,7 +24,7 @@ from ostro.kernels.gpu.decode_attention import page_of, scaled, within_page
 from ostro.models.architecture import AttentionSpec
 
 _LOWEST = tl.constexpr(-1.0e30)
-# Of one multiprocessor, less what the compiler takes for itself.
+# Shared memory per multiprocessor, minus the compiler's own share.
 _SHARED_MEMORY = 225 * 1024
 
 
@@ -40,24 +40,24 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillTuning:
-    """What changes the speed but not the result, but for the order of sums."""
+    """Parameters that affect speed but, except for the order of sums, not the result."""
 
     rows: int = 128
-    """Queries in a tile, counting each head."""
+    """Queries per tile, counting each head."""
     block: int = 64
-    """Keys that are multiplied at once."""
+    """Keys multiplied at once."""
     blocks_a_step: int = 1
-    """Blocks to each rescaling, 1 or 2, where no mask is needed."""
+    """Blocks per rescaling, 1 or 2, where no mask is needed."""
     buffers: int = 2
     warps: int = 8
     descriptors: bool = True
-    """Whole blocks come by the copy engine; needs one page to hold a block."""
+    """Whether the copy engine loads whole blocks; requires a page to hold a block."""
 
 
 def tuning_for(dtype: torch.dtype) -> PrefillTuning:
     if dtype.itemsize <= 2:
         return PrefillTuning()
-    # Exact fp32 products do not run on the matrix units, and a tile must fit in registers.
+    # Exact fp32 matmuls do not run on tensor cores, and a tile must fit in registers.
     return PrefillTuning(rows=32, block=32, buffers=1, warps=4, descriptors=False)
 
 
@@ -68,10 +68,10 @@ def tokens_in_tile(heads: int, kv_heads: int, tuning: PrefillTuning) -> int:
 
 
 def prefill_tiles(chunks: Sequence[Chunk], block: int) -> list[tuple[int, int, int, int]]:
-    """(row of the table, first token in the flat batch, its position, number of tokens) of each tile, as they start.
+    """(row of the table, first token in the flat batch, its position, number of tokens) for each tile, in launch order.
 
-    Long work first, so that little is left to wait for at the end; but sequence by sequence, so that tiles that run at
-    the same time read the same keys.
+    Long work comes first, to leave little to wait for at the end; but tiles of one sequence stay together, so that
+    concurrent tiles read the same keys.
     """
     return [
         (chunk.row, chunk.offset + first, chunk.start + first, min(block, chunk.length - first))
@@ -93,14 +93,14 @@ def prefill_attention(
     """Attends the tokens of the tiles, each to its sequence up to itself; fills those rows of `out` and returns it.
 
     q and out are [tokens, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim], tiles int32
-    [tiles, 4] from `prefill_tiles` with at most `tokens_in_tile` tokens each, by the same tuning:
-    `tuning_for` the dtype if none is given.
+    [tiles, 4] from `prefill_tiles` with at most `tokens_in_tile` tokens each, for the same tuning:
+    `tuning_for` the dtype by default.
     """
     tuning = tuning or tuning_for(q.dtype)
     _, kv_heads, page_size, head_dim = keys.shape
     padded_dim = triton.next_power_of_2(head_dim)
     block, buffers = tuning.block, tuning.buffers
-    # Wide heads need more room than there is: rather a shorter queue, then fewer keys at a time.
+    # If wide heads exceed the shared memory, use fewer buffers first, then fewer keys at a time.
     vector_bytes = padded_dim * q.element_size()
     while (tuning.rows + 2 * block * tuning.blocks_a_step * (buffers + 1)) * vector_bytes > _SHARED_MEMORY:
         if buffers > 1:
@@ -137,7 +137,7 @@ def prefill_attention(
         windowed=spec.window is not None,
         capped=spec.softcap is not None,
         described=descriptors,
-        # Of two loads in turn, the page's number and its keys, each gets half of the stages.
+        # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * buffers + 1,
         num_warps=tuning.warps,
     )
@@ -203,7 +203,7 @@ def _prefill_kernel(
     weight = tl.zeros([rows], tl.float32)
     mean = tl.zeros([rows, padded_dim], tl.float32)
 
-    # Whole blocks that the first query sees to their ends, and the last one from their beginnings.
+    # Whole blocks, whose keys are all seen by both the first and the last query.
     step: tl.constexpr = block * blocks_a_step
     whole = 0
     if windowed:
@@ -278,13 +278,13 @@ def _attend_masked(
     capped: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Adds the keys from `low` to `high` of which some queries see only a part. `low` is a multiple of block."""
+    """Adds the keys from `low` to `high` that some queries see only partly. `low` is a multiple of block."""
     dim = tl.arange(0, padded_dim)
     for base in tl.range(low, high, block, num_stages=stages):
         key = base + tl.arange(0, block)
         page = page_of(table, base, end, page_size, block)
         within = within_page(base, kv_head, head_dim, page_size, block)
-        # What lies beyond the end is neither read nor allowed to be anything but zero: it may hold a NaN.
+        # Keys beyond the end are masked to zero: the memory may contain NaNs.
         wanted = (key < end)[:, None]
         if head_dim != padded_dim:
             wanted = wanted & (dim < head_dim)[None, :]
@@ -323,7 +323,7 @@ def _whole_block(
     block: tl.constexpr,
     described: tl.constexpr,
 ):
-    """The keys and values of a block all of which is written."""
+    """The keys and values of a fully written block."""
     if described:
         page = tl.load(table + base // page_size)
         slot = kv_head * page_size + base % page_size
@@ -346,7 +346,7 @@ def _whole_block(
 
 @triton.jit
 def _products(query, k, scale, softcap, capped: tl.constexpr):
-    """Scores but for `_factor`, which one instruction can apply together with the peak."""
+    """Scores without `_factor`, which one instruction can apply together with the peak."""
     score = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision="ieee")
     if capped:
         score = scaled(score, scale, softcap, capped)
@@ -355,5 +355,5 @@ def _products(query, k, scale, softcap, capped: tl.constexpr):
 
 @triton.jit
 def _factor(scale, capped: tl.constexpr):
-    """What makes exponents of two of `_products`."""
+    """Turns `_products` into exponents of two."""
     return 1.0 if capped else scale * 1.4426950408889634

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Where the cut must not depend on how many tokens there are, it is that of so many.
+# The number of tokens assumed for tiling if it must not depend on the actual number.
 _INVARIANT_TOKENS = 256
 
 
@@ -31,8 +31,8 @@ def rotation_table(
 ) -> Tensor:
     """Cosines and sines for positions [tokens], as float32 [tokens, 2, half].
 
-    `frequencies` are float32 and not negative, in radians per position, [half]: the second half of what Rotary keeps.
-    With `invariant` the number of tokens does not choose between two compiled forms of the kernel.
+    `frequencies` are non-negative float32 radians per position, [half]: the second half of Rotary's buffer. With
+    `invariant`, the number of tokens does not choose between two compiled variants of the kernel.
     """
     tokens, half = len(positions), len(frequencies)
     table = frequencies.new_empty(tokens, 2, half)
@@ -74,10 +74,10 @@ def rope_store(
     """Rotates q in the qkv buffer, writes k and v to the cache, and returns q as a view [tokens, heads, head_dim].
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; table: from `rotation_table`; slots: int64 [tokens], page *
-    page_size + offset, or -1 for padding, of which nothing is stored; keys, values: [pages, kv_heads, page_size,
-    head_dim]. `norm` is the weight [heads + kv_heads, head_dim] of HeadNorm and its eps. With `rotate_keys_in_place`
-    the keys are written back to the qkv buffer too, for attention that reads them there. With `invariant` the order of
-    a norm's sum does not depend on the number of tokens.
+    page_size + offset, or -1 for padding, which is not stored; keys, values: [pages, kv_heads, page_size, head_dim].
+    `norm` is HeadNorm's weight [heads + kv_heads, head_dim] and its eps. With `rotate_keys_in_place`, keys are also
+    written back to the qkv buffer, for attention that reads them there. With `invariant`, the order of a norm's sum
+    does not depend on the number of tokens.
     """
     tokens, (_, kv_heads, page_size, head_dim) = qkv.shape[0], keys.shape
     all_heads = qkv.shape[1] // head_dim
@@ -114,10 +114,10 @@ def rope_store(
 
 
 def _tile(tokens: int, all_heads: int, head_dim: int) -> tuple[int, int]:
-    """Heads and warps of a program: a few tokens spread over the chip, many come in pieces worth a program."""
+    """Heads and warps per program: few tokens are spread over the device, many are processed in larger pieces."""
     heads = 2 if tokens <= 64 else 8 if tokens <= 1024 else 16
     heads = min(heads, triton.next_power_of_2(all_heads))
-    # Eight elements of either half a thread make 16-byte accesses.
+    # Eight elements of either half per thread give 16-byte accesses.
     return heads, max(1, min(8, heads * triton.next_power_of_2(head_dim) // 512))
 
 
@@ -209,7 +209,7 @@ def _rope_store_kernel(
     in_half = column < half
     inside = (head < heads + 2 * kv_heads) & in_half
     if has_norm:
-        # Ones where a head is not normed, so that values pass through.
+        # Ones for heads that are not normed, so that their values pass through.
         scale = weight + head * head_dim + column
         left_scale = tl.load(scale, mask=turns & in_half, other=1.0).to(tl.float32)
         right_scale = tl.load(scale + half, mask=turns & in_half, other=1.0).to(tl.float32)
@@ -220,12 +220,12 @@ def _rope_store_kernel(
     source = qkv + token * token_stride + head * head_dim + column
     left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
-    # A pointer for each head: every thread reads the angles it needs, in the layout that it needs.
+    # A pointer per head: every thread loads the angles it needs, in its own layout.
     angles = tl.broadcast_to(table + token * (2 * half) + column, [block, half_block])
     cos = tl.where(turns, tl.load(angles, mask=in_half, other=0.0), 1.0)
     sin = tl.where(turns, tl.load(angles + half, mask=in_half, other=0.0), 0.0)
     slot = tl.load(slots + token)
-    # Heads of one page's keys or values; those of queries and of padding lie outside and are masked.
+    # KV heads of one page; those of queries and padding are out of range and masked.
     page = slot // page_size
     cache_row = page * page_stride + (slot % page_size) * head_dim
     key_offset = cache_row + (head - heads) * kv_head_stride

@@ -41,11 +41,11 @@ from ostro.kernels.gpu.sampling_tables import SamplerTables, SlotSettings
 __all__ = ["ALL_BANNED", "INFINITE", "NOT_A_NUMBER", "SamplerTables", "SlotSettings", "sample_tokens"]
 
 ALL_BANNED, INFINITE, NOT_A_NUMBER = 1, 2, 3
-"""Why nothing could be drawn for a row: its best score is -inf, +inf or NaN. 0 is a token drawn."""
+"""Why nothing could be drawn for a row: its best score is -inf, +inf or NaN. 0 means that a token was drawn."""
 
 _BLOCK = 128
 _CANDIDATES = 4096
-# Rounding after each operation, as the plain sampler has it, keeps equal scores equal.
+# Rounding after each operation, like the plain sampler, keeps equal scores equal.
 _LAUNCH = {"enable_fp_fusion": False}
 
 
@@ -62,23 +62,23 @@ def sample_tokens(
 ) -> None:
     """Draws the next token of each row's sequence and counts it in the tables.
 
-    logits [batch, vocab] of any float dtype; slots int32 [batch], -1 where a row is padding and nothing is written;
-    out_tokens int32 or int64 [batch]; out_errors int8 [batch]. A row that fails gets an error and token 0, since the
-    next step may be on its way with it. `truncated` and `penalties` say what some slot of the batch asks for: without
-    them its settings are passed over.
+    logits [batch, vocab] of any float dtype; slots int32 [batch], -1 for padding rows, for which nothing is written;
+    out_tokens int32 or int64 [batch]; out_errors int8 [batch]. A row that fails gets an error and token 0, because the
+    next step may already be using it. `truncated` and `penalties` must be set if any slot in the batch needs them:
+    without them, those settings are ignored.
     """
     batch, vocab = logits.shape
     assert vocab == tables.vocab
     assert logits.stride(1) == 1
     num_blocks = triton.cdiv(vocab, _BLOCK)
-    # Vocabularies too small to matter share one compiled kernel.
+    # Very small vocabularies share one compiled kernel.
     blocks = max(triton.next_power_of_2(num_blocks), 16)
     settings = tables.settings
-    # A pointer that is not read must still be one.
+    # An unused pointer must still be valid.
     counts = tables.keep_counts() if penalties else settings
     maxima, sums = settings.new_empty(2, batch, num_blocks, dtype=torch.float32)
     cuts = slots.new_empty(batch, 2, dtype=torch.int32)
-    # A large batch fills the device with rows; of a few rows each must be spread over it.
+    # A large batch fills the device with rows; a few rows must each be spread over it.
     tile_blocks = min(64 if batch >= 32 else 16, blocks)
     block_stats_kernel[(triton.cdiv(num_blocks, tile_blocks), batch)](
         logits, logits.stride(0), slots, settings, counts, maxima, sums, vocab, num_blocks,
@@ -112,7 +112,7 @@ def block_stats_kernel(
     TILE_BLOCKS: tl.constexpr,
     PENALTIES: tl.constexpr,
 ):
-    """Each block's best score and its weight against that; NaN weighs in where a block has any. Greedy: no weights."""
+    """Each block's best score and its weight relative to that; NaN if the block contains any. Greedy: no weights."""
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:
@@ -203,5 +203,5 @@ def finish_kernel(
 @triton.jit
 def _count(cell, counted):
     seen = tl.load(cell)
-    # The largest count stays: one more would turn negative.
+    # Saturates: one more would turn negative.
     tl.store(cell, seen + 2, mask=counted & (seen < 32766))

@@ -33,7 +33,7 @@ from ostro.kernels.gpu.sampling_scores import (
 )
 
 RUN = tl.constexpr(8)
-"""Neighbours that one thread loads at once: 16 bytes of logits in bf16."""
+"""Consecutive elements that one thread loads at once: 16 bytes of logits in bf16."""
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -55,9 +55,9 @@ def cut_kernel(
     CAPACITY: tl.constexpr,
     PENALTIES: tl.constexpr,
 ):
-    """Writes each row's last kept (gap, id) to `cuts`, and into `sums` what the kept tokens of each block weigh.
+    """Writes each row's last kept (gap, id) to `cuts`, and the weight of each block's kept tokens to `sums`.
 
-    scratch, a row: the blocks being read, then the candidates' gaps, then their ids.
+    A row of scratch: the blocks being read, then the candidates' gaps, then their ids.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -121,7 +121,7 @@ def cut_kernel(
 
 @triton.jit
 def _gap_that_reaches(gaps, units, target):
-    """Least of the gaps up to which the units add up to the target; infinite where all together do not."""
+    """The smallest gap up to which the units add up to the target; infinite if all together do not."""
     low = tl.full((), -1, tl.int32)
     high = tl.full((), INFINITE_GAP, tl.int32)
     while high - low > 1:
@@ -134,9 +134,9 @@ def _gap_that_reaches(gaps, units, target):
 
 @triton.jit
 def _list_blocks(listed, blocks, chosen):
-    """Writes the chosen blocks to `listed` in order and returns how many they are."""
+    """Writes the chosen blocks to `listed` in order and returns their number."""
     ones = chosen.to(tl.int32)
-    # Threads read what others of the program wrote: neither before it is written nor after it is overwritten.
+    # Threads read what others wrote: neither before it is written nor after it is overwritten.
     tl.debug_barrier()
     tl.store(listed + tl.cumsum(ones, axis=0) - 1, blocks, mask=chosen)
     tl.debug_barrier()
@@ -148,9 +148,9 @@ def _gather(
     logits, counts, settings, slot, listed, num_listed, candidates, peak, limit, vocab,
     TILE_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, PENALTIES: tl.constexpr,
 ):  # fmt: skip
-    """Puts the listed blocks' tokens within `limit` into `candidates` in id order. Returns how many there are.
+    """Collects the listed blocks' tokens within `limit` into `candidates` in id order. Returns their number.
 
-    Beyond CAPACITY it stops: they are too many.
+    Stops early once there are more than CAPACITY.
     """
     held = tl.full((), 0, tl.int32)
     tile = tl.full((), 0, tl.int32)
@@ -160,7 +160,7 @@ def _gather(
         ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         mask = (at_list < num_listed)[:, None] & (ids < vocab)
         gaps = gap_bits(peak, load_scores(logits, counts, settings, slot, ids, mask, PENALTIES))
-        # The limit is finite, so what was not loaded lies beyond it.
+        # The limit is finite, so masked elements are beyond it.
         within = (gaps <= limit).to(tl.int32)
         in_block = tl.sum(within, axis=1)
         at = (held + tl.cumsum(in_block, axis=0) - in_block)[:, None] + tl.cumsum(within, axis=1) - within
@@ -169,7 +169,7 @@ def _gather(
         tl.store(candidates + CAPACITY + at, ids, mask=fits)
         held += tl.sum(in_block, axis=0)
         tile += 1
-    # Threads read what others of the program wrote.
+    # Threads read what others wrote.
     tl.debug_barrier()
     return held
 
@@ -199,7 +199,7 @@ def _find_cut(
             TILE, True, GATHERED, PENALTIES,
         )  # fmt: skip
         weight = weight_of(gap, sharpness).to(tl.float64)
-        # What weighs nothing never adds up to anything: all of it is kept.
+        # Weights of zero never add up to the share: all of them are kept.
         needed = tl.where(weight > 0, tl.ceil((share - before_gap) / tl.where(weight > 0, weight, 1.0)), 2147483647.0)
         equals = tl.where(gap == cut_gap, tl.minimum(equals, needed), needed)
         cut_gap = gap
@@ -229,9 +229,9 @@ def _search(
     logits, counts, settings, slot, candidates, length, peak, sharpness, high, target,
     TILE: tl.constexpr, MASS: tl.constexpr, GATHERED: tl.constexpr, PENALTIES: tl.constexpr,
 ):  # fmt: skip
-    """Least gap up to which there are `target` tokens, or that much weight (MASS), and how much is before it.
+    """The smallest gap up to which there are `target` tokens, or that much weight (MASS), and the amount before it.
 
-    `high` is the answer where nothing below it suffices.
+    Returns `high` if nothing below it suffices.
     """
     low = tl.full((), -1, tl.int32)
     before = tl.full((), 0.0, tl.float64)
@@ -265,7 +265,7 @@ def _search(
         before = tl.where(reached_1, before, tl.where(reached_2, sum_1, tl.where(reached_3, sum_2, sum_3)))
         above = tl.where(reached_1, low, tl.where(reached_2, pivot_1, tl.where(reached_3, pivot_2, pivot_3)))
         high = tl.where(reached_1, pivot_1, tl.where(reached_2, pivot_2, tl.where(reached_3, pivot_3, high)))
-        # Nothing lies between the bracket's ends and the outermost values met in it.
+        # There are no values between the bracket's ends and the outermost values seen in it.
         high = tl.maximum(tl.minimum(high, tl.max(most, axis=0)), above + 1)
         low = tl.maximum(above, tl.minimum(tl.min(least, axis=0), high) - 1)
     return high, before
@@ -288,7 +288,7 @@ def _mass_before(
 
 @triton.jit
 def _places(tile, TILE: tl.constexpr):
-    """The places of one tile, in runs that one thread loads at once and adds up on its own."""
+    """The indexes of one tile, in runs that one thread loads at once and sums on its own."""
     return tile * TILE + tl.arange(0, TILE // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
 
 
@@ -310,7 +310,7 @@ def _weigh_kept(
     logits, counts, settings, slot, listed, num_listed, sums, peak, sharpness, cut_gap, cut_id, min_p, vocab,
     TILE_BLOCKS: tl.constexpr, PENALTIES: tl.constexpr,
 ):  # fmt: skip
-    """Writes what the kept tokens of the listed blocks weigh."""
+    """Writes the weight of the listed blocks' kept tokens."""
     tile = tl.full((), 0, tl.int32)
     while tile * TILE_BLOCKS < num_listed:
         at_list = tile * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 BLOCK = tl.constexpr(128)
-"""Tokens that race as one; part of what a seed means."""
+"""Tokens that race as one block; part of what a seed means."""
 INFINITE_GAP = tl.constexpr(0x7F800000)
-"""The bits of an infinite gap: a banned token's, and the largest a gap can have."""
+"""The bits of an infinite gap: that of a banned token, and the largest possible."""
 NO_GAP = tl.constexpr(0x7FFFFFFF)
 """Larger than the bits of any gap."""
 
@@ -57,12 +57,12 @@ def load_scores(logits, counts, settings, slot, ids, mask, PENALTIES: tl.constex
         repetition = tl.load(settings + slot * _COLUMNS + _REPETITION).to(tl.float32)
         presence = tl.load(settings + slot * _COLUMNS + _PRESENCE)
         frequency = tl.load(settings + slot * _COLUMNS + _FREQUENCY)
-        # A row that asks for none reads no counts, and nobody has kept them.
+        # Rows without penalties read no counts: none are kept for them.
         seen = tl.load(counts + ids, mask=tl.where(penalises(settings, slot), mask, False), other=0).to(tl.int32)
         discouraged = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
         scores = tl.where(seen != 0, discouraged, scores)
         times = seen >> 1
-        # In float64, as the plain sampler has it: a last digit more or less would break ties between scores.
+        # In float64, like the plain sampler: a difference in the last digit would break ties between scores.
         amount = (presence + frequency * times.to(tl.float64)).to(tl.float32)
         scores = tl.where(times != 0, scores - amount, scores)
     return scores
@@ -70,50 +70,50 @@ def load_scores(logits, counts, settings, slot, ids, mask, PENALTIES: tl.constex
 
 @triton.jit
 def gap_bits(peak, scores):
-    # Adding 0 makes a best score of -0.0 into 0.0: else its gap to 0.0 were -0.0, whose bits are negative.
+    # Adding 0 turns a best score of -0.0 into 0.0; otherwise its gap to 0.0 would be -0.0, whose bits are negative.
     return ((peak + 0.0) - scores).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def weight_of(gaps, sharpness):
-    """exp(-gap / temperature) of gaps given as bits."""
+    """exp(-gap / temperature), for gaps given as bits."""
     return tl.exp2(-(gaps.to(tl.float32, bitcast=True) * sharpness))
 
 
 @triton.jit
 def is_kept(gaps, ids, sharpness, cut_gap, cut_id, min_p):
-    """Whether tokens are within the beginning of the ranking that ends at (cut_gap, cut_id), and likely enough."""
+    """Whether tokens rank no lower than (cut_gap, cut_id) and are likely enough for min_p."""
     ranked = (gaps < cut_gap) | ((gaps == cut_gap) & (ids <= cut_id))
     return ranked & (weight_of(gaps, sharpness) >= min_p)
 
 
 @triton.jit
 def weights_in_block(scores, best, sharpness):
-    """Weights against the best score of the tokens' own block, which so weighs 1 however far below the row's it is."""
-    # An infinite best is a block of banned tokens, which weigh 0, or a row that fails.
+    """Weights relative to the block's own best score, which thus weighs 1 however far below the row's best it is."""
+    # If the best is infinite, either all tokens are banned and weigh 0, or the row fails.
     reference = tl.where(tl.abs(best) == float("inf"), 0.0, best)
     return tl.exp2((scores - reference) * sharpness)
 
 
 @triton.jit
 def position_key(settings, slot, position):
-    """Where the random stream of one position of the slot's sequence begins."""
+    """The start of the random stream for one position of the slot's sequence."""
     base = tl.load(settings + slot * _COLUMNS + _KEY).to(tl.int64, bitcast=True)
     return _mix((base ^ position.to(tl.int64)).to(tl.uint64, bitcast=True) + _GOLDEN)
 
 
 @triton.jit
 def exponentials(key, index):
-    """Numbers `index` of a stream, exponentially distributed, in float64."""
+    """Elements `index` of a stream, exponentially distributed, in float64."""
     words = _mix(key + (index + 1).to(tl.uint64) * _GOLDEN)
-    # One minus the uniform number is exact, so its logarithm keeps all digits, as log1p would.
+    # One minus the uniform number is exact, so its logarithm is as precise as log1p.
     rest = 1.0 - ((words >> 12).to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
     return -tl.log(rest)
 
 
 @triton.jit
 def arrivals(noise, weights):
-    """When each entry of a race arrives; what weighs nothing never does."""
+    """When each entry of a race arrives; entries of weight zero never do."""
     runs = weights > 0
     return tl.where(runs, noise / tl.where(runs, weights, 1.0), float("inf"))
 

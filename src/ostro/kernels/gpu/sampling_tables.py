@@ -32,7 +32,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
-    """How the sequence in `slot` wants its tokens chosen. The ids are read only where it asks for penalties."""
+    """Sampling settings of the sequence in `slot`. The ids are only read if it uses penalties."""
 
     slot: int
     seed: int
@@ -67,14 +67,14 @@ class SamplerTables:
         self.counts: Tensor | None = None
 
     def keep_counts(self) -> Tensor:
-        """The counts of tokens, made when first asked for: before a step that penalises is captured in a graph."""
+        """Token counts, allocated on first use: call it before a step with penalties is captured in a graph."""
         if self.counts is None:
             shape = len(self.settings), self.vocab
             self.counts = torch.zeros(shape, dtype=torch.int16, device=self.settings.device)
         return self.counts
 
     def admit(self, entries: Sequence[SlotSettings]) -> None:
-        """Writes the slots of sequences that begin, or begin again after preemption. Does not wait for the device."""
+        """Writes the slots of sequences that start, or restart after preemption. Does not wait for the device."""
         if not entries:
             return
         rows = np.empty((len(entries), COLUMNS + 3))
@@ -107,13 +107,13 @@ class SamplerTables:
     def _sent(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
         host = torch.from_numpy(array)
         if self.settings.is_cuda:
-            # From pageable memory the copy would wait for all that the device was given before it.
+            # Copying from pageable memory would wait for all work queued on the device.
             host = host.pin_memory()
         return host.to(self.settings.device, non_blocking=True)
 
 
 def _columns(entry: SlotSettings, vocab: int) -> tuple[float, ...]:
-    # A positive temperature that is zero in fp32 is not greedy: equal best tokens are still drawn from.
+    # A positive temperature that underflows to zero in fp32 is not greedy: ties for the best are still drawn at random.
     temperature = max(float(np.float32(entry.temperature)), _TINY)
     return (
         math.log2(math.e) / temperature if entry.temperature > 0.0 else 0.0,
@@ -127,7 +127,7 @@ def _columns(entry: SlotSettings, vocab: int) -> tuple[float, ...]:
 
 
 def base_key(seed: int, choice: int) -> int:
-    """The random stream's state before the position is mixed in, which the device does: 64 bits, signed."""
+    """The random stream's state before the device mixes in the position: 64 bits, signed."""
     state = 0
     for word in (seed, choice):
         state = _mix(((state ^ (word & _WORD)) + _GOLDEN) & _WORD)

@@ -70,19 +70,19 @@ TILINGS: Mapping[tuple[int, int, int], Tiling] = {
     (128, 4096, 14336): DotTiling(64, 128, 4, stages=4, splits=2),
     (128, 128256, 4096): DotTiling(128, 64, 4, stages=3),
 }
-"""Where these kernels beat the library's, on an H200, and how; by (at most so many rows, out, in). See
+"""Tilings with which these kernels beat cuBLAS on an H200, keyed by (maximum rows, out, in). See
 bench/kernels/linear.py."""
 ROWS = (1, 4, 16, 64, 128)
 
 
 def measured(rows: int, out_features: int, in_features: int) -> Tiling | None:
-    """The tiling that was found best for a product; None where none was, or where the library's product is faster."""
+    """The best measured tiling for a matmul; None if there is none or if cuBLAS is faster."""
     keys = ((most, out_features, in_features) for most in ROWS if rows <= most)
     return next((TILINGS[key] for key in keys if key in TILINGS), None)
 
 
 def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, element_size: int = 2) -> Tiling:
-    """Where nothing was measured. `out_features` counts the weight's rows, gate and up both."""
+    """For shapes without a measured tiling. `out_features` counts the weight's rows, both gate and up."""
     if rows == 1:
         return vector.default_tiling(out_features, in_features, gated=gated)
     outs = out_features // (2 if gated else 1)
@@ -103,11 +103,11 @@ def small_linear(
 ) -> Tensor:
     """x [rows, in], weight [out, in] -> [rows, out], for 1 to 256 rows.
 
-    `norm` (weight, eps) is an RMSNorm of x before the product, in the vector kernel only. With `residual` [rows, out]
-    the result is added to it in place, and it is returned. With `activation`, a name in PLAIN, the weight is gate above
-    up and the result act(gate) * up, [rows, out / 2].
+    `norm` (weight, eps) applies an RMSNorm to x first, in the vector kernel only. With `residual` [rows, out], the
+    result is added to it in place, and it is returned. With `activation`, a name in PLAIN, the weight is gate above up
+    and the result is act(gate) * up, [rows, out / 2].
 
-    The first call on a device must not be inside a graph capture: it makes the counters of split products.
+    The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
     rows, in_features = x.shape
     gated, adds = activation is not None, residual is not None

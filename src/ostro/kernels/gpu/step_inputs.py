@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows of what the host sends.
+# Rows of the array that the host sends.
 TOKEN, POSITION, LENGTH, SLOT, SAMPLER = range(5)
 FIELDS = 5
 
@@ -23,16 +23,16 @@ _BLOCK = 256
 
 
 class StepInputs(NamedTuple):
-    """One entry a token."""
+    """One entry per token."""
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    """Where its key and value go, in int64; -1 is nowhere."""
+    """The token's KV cache slot, int64; -1 for none."""
 
 
 def unpack(sent: Tensor, sampled: Tensor) -> StepInputs:
-    """`sent` is int32 [FIELDS, tokens], perhaps a part of wider rows; `sampled` the results of the step before."""
+    """`sent` is int32 [FIELDS, tokens], possibly a view of wider rows; `sampled` has the previous step's results."""
     count = sent.shape[1]
     tokens, positions, slots = (torch.empty(count, dtype=torch.int64, device=sent.device) for _ in range(3))
     _unpack_kernel[(triton.cdiv(count, _BLOCK),)](

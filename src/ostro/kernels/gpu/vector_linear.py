@@ -23,22 +23,22 @@ from ostro.kernels.gpu.epilogue import finish, previous
 
 @dataclass(frozen=True, slots=True)
 class VectorTiling:
-    """How a product is cut into programs. Powers of two."""
+    """How a matmul is split into programs. Powers of two."""
 
     outs: int
-    """Outputs of a program; where it holds gate and up, of each."""
+    """Outputs per program; with gate and up, of each."""
     ins: int
     """Inputs read at a time."""
     warps: int
 
 
 def default_tiling(out_features: int, in_features: int, *, gated: bool) -> VectorTiling:
-    """For one row, where nothing was measured. `out_features` counts the weight's rows, gate and up both."""
+    """For one row, for shapes without a measured tiling. `out_features` counts the weight's rows, both gate and up."""
     width = triton.next_power_of_2(in_features)
-    if in_features <= 3072:  # A row of weights fits the registers of a warp.
+    if in_features <= 3072:  # A row of weights fits into a warp's registers.
         warps = 4 if out_features >= 4096 else 2
         return VectorTiling(outs=warps, ins=min(width, 256), warps=warps)
-    # Some 16 KB of weights a program: a few programs on each multiprocessor keep enough reads in flight.
+    # About 16 KB of weights per program: a few programs per multiprocessor keep enough loads in flight.
     outs = max(1, 8192 // width) // (2 if gated and width < 8192 else 1)
     warps = 8 if in_features > 8192 else 4
     return VectorTiling(outs=outs, ins=min(width, 256 * warps), warps=warps)
@@ -61,13 +61,13 @@ def vector_linear(
     outs = weight.shape[0] // (2 if activation else 1)
     norm_weight, eps = (x, 0.0) if norm is None else norm
     if x.dtype == weight.dtype == norm_weight.dtype == torch.bfloat16 and in_features % 2 == x.stride(0) % 2 == 0:
-        # Pairs stay packed in registers until they are multiplied. Unpacking would have to wait for the reads, and
-        # would stand before the wait for the kernel before.
+        # Pairs stay packed in registers until they are multiplied: unpacking would have to wait for the loads, and
+        # would come before the wait for the previous kernel.
         x, weight, norm_weight = x.view(torch.int32), weight.view(torch.int32), norm_weight.view(torch.int32)
     in_words = x.shape[1]
     block_words = max(1, tiling.ins * in_words // in_features)
     chunks = triton.cdiv(in_words, block_words)
-    # At most 64 registers of weights a thread are held over the wait; the rest, if any, is read in a loop after it.
+    # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
     bytes_a_chunk = tiling.outs * block_words * weight.element_size() * (2 if activation else 1)
     held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
@@ -133,7 +133,7 @@ def _vector_kernel(
     inside = n < outs
     main_at = weight + n.to(tl.int64)[:, None] * in_words + k[None, :]
     up_at = main_at + outs.to(tl.int64) * in_words
-    # Where a warp has a row of weights to itself it reads the inputs itself: no exchange between warps.
+    # A warp with its own row of weights also loads the inputs itself: no exchange between warps.
     copies: tl.constexpr = block_out if warp_a_row else 1
 
     main_held = ()  # type: tuple[tl.tensor, ...]
@@ -148,7 +148,7 @@ def _vector_kernel(
     if pdl:
         gdc_wait()
 
-    # Nothing is stored before the last read, lest a row's reads wait for the store of the row before.
+    # Nothing is stored before the last load, so that no row's loads wait for the previous row's store.
     befores = ()  # type: tuple[tl.tensor, ...]
     sums = ()  # type: tuple[tl.tensor, ...]
     up_sums = ()  # type: tuple[tl.tensor, ...]
@@ -204,7 +204,7 @@ def _vector_kernel(
 
 @triton.jit
 def _numbers(words: tl.tensor, paired: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """The float32 of each word; of a pair of bfloat16, which are the upper halves of float32, of either."""
+    """Each word as float32; for a pair of bfloat16 values, which are upper halves of float32, both."""
     if paired:
         return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
     wide = words.to(tl.float32)
@@ -231,7 +231,7 @@ def _weights(
     even_out: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tl.tensor:
-    # Read once: leave the cache to what is read again.
+    # Read only once: leave the cache to data that is read again.
     if even_out and even_in:
         return tl.load(at + start, eviction_policy="evict_first")
     mask = inside[:, None] & (start + k < in_features)[None, :]
