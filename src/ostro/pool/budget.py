@@ -6,30 +6,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What one model's engine takes."""
+    """One model's memory use, by its engine."""
 
     bytes: int = 0
-    """Of host memory."""
+    """Host memory."""
     device_bytes: int = 0
-    """Of GPU memory."""
+    """GPU memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
     memory: int | None = None
-    """Bytes of host memory that all engines together may take; None is no limit, here and below."""
+    """Bytes of host memory for all engines together; None means no limit, here and below."""
     device_memory: int | None = None
-    """Bytes of GPU memory that all engines together may take."""
+    """Bytes of GPU memory for all engines together."""
     models: int | None = None
-    """How many may be loaded at a time."""
+    """How many models may be loaded at a time."""
     wait_seconds: float = 60.0
     """How long a request waits for its model."""
     idle_seconds: float | None = None
-    """What was not used for so long is unloaded, unless it is pinned."""
+    """Models unused for this long are unloaded, unless they are pinned."""
     fetches: int = 4
-    """How many models' files may be on their way here at a time. They take no room."""
+    """How many models may be downloading at a time. Downloads take no memory budget."""
     retry_seconds: float = 30.0
-    """A model that could not be loaded is not tried again sooner. Doubles with each failure, up to ten minutes."""
+    """Minimum time before a failed load is retried. Doubles with each failure, up to ten minutes."""
 
     @property
     def by_memory(self) -> bool:
@@ -38,7 +38,7 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What some models take together."""
+    """The total memory use of some models."""
 
     models: int = 0
     bytes: int = 0
@@ -54,7 +54,7 @@ class Room:
         return self.beyond(limits) is None
 
     def beyond(self, limits: PoolLimits) -> str | None:
-        """The first limit that it breaks, in words: `20.00 GiB of host memory, where 16.00 GiB are allowed`."""
+        """The first limit that it exceeds, in words: `20.00 GiB of host memory, where 16.00 GiB are allowed`."""
         if limits.memory is not None and self.bytes > limits.memory:
             return _excess(_size(self.bytes), "host memory", _size(limits.memory))
         if limits.device_memory is not None and self.device_bytes > limits.device_memory:

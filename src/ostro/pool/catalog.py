@@ -22,7 +22,7 @@ from ostro.pool.names import is_name, resolve, resolve_base
 
 _MOST_NAMED = 5
 _MOST_SHOWN = 200
-# On either side of where a name would stand among all: the names that it is compared with.
+# A name is compared with this many neighbours on either side in alphabetical order.
 _NEIGHBOURS = 10
 
 _log = logging.getLogger(__name__)
@@ -32,17 +32,17 @@ _log = logging.getLogger(__name__)
 class ModelSpec:
     name: str
     config: EngineConfig
-    """How its engine is set up; `config.model` is the reference."""
+    """Its engine's settings; `config.model` is the reference."""
     pinned: bool = False
-    """Whether it is loaded at the start and never evicted."""
+    """Whether it is loaded at startup and never evicted."""
     adapter: str | None = None
-    """For a LoRA adapter: what the engine of its base calls it."""
+    """For a LoRA adapter: its name in the base model's engine."""
     base: str | None = None
-    """For a LoRA adapter: the name of the model that it sits on."""
+    """For a LoRA adapter: the name of its base model."""
 
 
 class Found(Protocol):
-    """What lies under a root."""
+    """A model or adapter found under a root."""
 
     @property
     def name(self) -> str: ...
@@ -52,9 +52,9 @@ F = TypeVar("F", bound=Found)
 
 
 class Catalog:
-    """Use within one event loop. `list_models(root)` gives what lies under a root, and `make` the spec of each: of an
-    adapter one whose `base` is what the adapter calls that, and whose `config.model` is where the adapter is. Both may
-    block: they run in a thread. A look ends after `list_seconds`; what a root tells later counts all the same.
+    """Use within one event loop. `list_models(root)` lists a root, and `make` builds the spec of each entry; an
+    adapter's has the base as the adapter names it in `base`, and the adapter's location in `config.model`. Both may
+    block: they run in a thread. A refresh ends after `list_seconds`; a root that answers later still counts.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Catalog:
         self._listings: dict[str, asyncio.Future[None]] = {}
 
     async def find(self, name: str) -> ModelSpec:
-        """Raises UnknownModel, or why a root that may hold the model could not be listed."""
+        """Raises UnknownModel, or the error that kept a root that may hold the model from being listed."""
         found = resolve(name, self._specs)
         if found is None and is_name(name):
             await self.refresh_if_old()
@@ -99,13 +99,13 @@ class Catalog:
         if found is not None:
             return self._specs[found]
         if self._errors and is_name(name):
-            # One error is raised many times: it must not collect the traceback of each.
+            # The same error is raised repeatedly: it must not accumulate tracebacks.
             raise next(iter(self._errors.values())).with_traceback(None)
         raise UnknownModel(f"There is no model {name[:_MOST_SHOWN]!r}. {self._choice(name)}")
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no other models can turn up."""
+        """Whether no other models can appear."""
         return not self._roots
 
     @property
@@ -114,29 +114,29 @@ class Catalog:
         return all(root in self._found for root in self._roots)
 
     async def refresh_if_old(self, *, wait_seconds: float | None = None) -> None:
-        """Looks at the roots unless that was done of late. The look goes on if it takes longer than the wait."""
+        """Lists the roots unless that was done recently. The refresh continues if it takes longer than the wait."""
         if self._stale():
             await asyncio.wait([self._begin_look()], timeout=wait_seconds)
 
     async def refresh(self) -> None:
-        """Looks at all roots. One that cannot be listed keeps what it had; `find` tells why, should that matter."""
+        """Lists all roots. One that cannot be listed keeps its known models; `find` raises the reason if it matters."""
         if self._roots:
             await asyncio.wait([self._begin_look()])
 
     def close(self) -> None:
-        """Gives up on a look under way. Who waits for it goes on with what is known."""
+        """Abandons a refresh in progress. Those waiting for it continue with what is known."""
         if self._looking is not None:
             self._looking.cancel()
 
     def specs(self) -> list[ModelSpec]:
-        """All that are known: first the fixed ones as they were given, then those found, by name."""
+        """All known models: first the fixed ones in their given order, then those found, by name."""
         return list(self._specs.values())
 
     def _stale(self) -> bool:
         return bool(self._roots) and time.monotonic() - self._looked_at >= self._refresh_seconds
 
     def _begin_look(self) -> asyncio.Task[None]:
-        """Others wait for the same look: it goes on when one of them leaves."""
+        """Waiters share one refresh, which continues when any of them leaves."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="catalog")
         return self._looking
@@ -153,7 +153,7 @@ class Catalog:
             self._looking = None
 
     def _listing(self, root: str) -> asyncio.Future[None]:
-        """Done once the root's models are known, or why they are not. One that takes long is not begun twice."""
+        """Done once the root's models are known, or why they are not. A slow listing is never started twice."""
         if (under_way := self._listings.get(root)) is not None:
             return under_way
         loop = asyncio.get_running_loop()
@@ -170,11 +170,11 @@ class Catalog:
                 outcome = self._list_specs(root)
             except Exception as error:  # noqa: BLE001
                 outcome = error
-            # The loop may have ended in the meantime.
+            # The loop may have ended meanwhile.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(take, outcome)
 
-        # No thread of a pool: a process waits for those before it ends, and a place may not answer for minutes.
+        # Not from a thread pool: a process waits for its threads on exit, and a root may not answer for minutes.
         threading.Thread(target=run, name=f"list {root}", daemon=True).start()
         return listing
 
@@ -218,7 +218,7 @@ class Catalog:
     def _seated(
         self, specs: Mapping[str, ModelSpec], adapters: Sequence[tuple[str, ModelSpec]]
     ) -> dict[str, ModelSpec]:
-        """With the adapters found, each under a root, on their bases; without those that have none."""
+        """Assigns the adapters found under each root to their bases; drops those without one."""
         seated = dict(specs)
         near = {root: self._near(root, specs) for root in {root for root, _ in adapters}}
         by_base: dict[str, list[ModelSpec]] = defaultdict(list)
@@ -238,12 +238,12 @@ class Catalog:
         return seated
 
     def _near(self, root: str, specs: Mapping[str, ModelSpec]) -> set[str]:
-        """What adapters under a root may sit on: models of the same root, and those named at the start."""
+        """Possible bases for adapters under a root: models of the same root, and those named at startup."""
         near = self._found[root] | self._fixed
         return {name for name, spec in near.items() if spec.base is None and specs[name] is spec}
 
     def _tell(self, root: str, name: str, why: str) -> None:
-        """Once."""
+        """Warns once."""
         if (root, name, why) not in self._told:
             self._told.add((root, name, why))
             _log.warning("%s under %s is not served: %s", name, root, why)
@@ -251,7 +251,7 @@ class Catalog:
     def _choice(self, name: str) -> str:
         if not self._specs:
             return "No models are known here. Check --model and --models."
-        # Comparing takes long, and there may be thousands.
+        # Comparing is slow, and there may be thousands.
         place = bisect(self._names, name)
         names = self._names[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS]
         near = difflib.get_close_matches(name[:_MOST_SHOWN], names, n=_MOST_NAMED, cutoff=0.0)

@@ -3,14 +3,14 @@ time.
 
 Models that requests wait for are ordered by their oldest waiting request. For each in turn:
 
-    its files are not here ───────────> fetch them: that takes no room, and nobody has to go for it
-    there is room ────────────────────> load
-    idle models make room ────────────> evict them, least recently used first
-    only with busy ones is it enough ─> after some patience drain them, least recently loaded first; then evict
+    its files are not here ───────────> download them: takes no memory, so nothing needs to be evicted
+    it fits ──────────────────────────> load
+    evicting idle models suffices ────> evict them, least recently used first
+    only busy ones would suffice ─────> after some patience, drain them, least recently loaded first; then evict
     pinned ones leave no room ────────> refuse
 
-What the first model needs is set aside for it: those behind it get only what is left. A draining model that is no
-longer in the way, because the requests it should make room for are gone or found room elsewhere, may stay.
+Memory for the first model is reserved: those behind it get only what is left. A draining model is kept after all if it
+is no longer in the way, because the requests it should make room for are gone or found room elsewhere.
 
 Two rules prevent thrashing. A busy model is not drained before it has been ready for as long as its load took, so at
 least half of the time goes into work. And until then a model also counts as busy for a moment after its last request,
@@ -26,7 +26,7 @@ from ostro.errors import ModelError, OstroError, Unavailable
 from ostro.pool.budget import PoolLimits, Room, together
 from ostro.pool.entry import Entry, PoolState, S
 
-# A gap between requests, as a share of the time that a swap would take.
+# A gap between requests, as a share of the time that a swap takes.
 _GAP = 0.1
 _RETRY_PINNED = 30
 
@@ -34,25 +34,25 @@ _RETRY_PINNED = 30
 @dataclass(slots=True)
 class Decisions(Generic[S]):
     find: list[Entry[S]] = field(default_factory=list)
-    """Their files should be looked for."""
+    """Models whose files should be looked for locally."""
     fetch: list[Entry[S]] = field(default_factory=list)
     abandon: list[Entry[S]] = field(default_factory=list)
-    """Their files are fetched though nobody waits for them any more, and others wait to be fetched."""
+    """Downloads that nobody waits for any more, while other downloads are waiting."""
     expect: list[Entry[S]] = field(default_factory=list)
-    """What they take should be foreseen first."""
+    """Models whose memory use should be estimated first."""
     load: list[Entry[S]] = field(default_factory=list)
     evict: list[Entry[S]] = field(default_factory=list)
     drain: list[Entry[S]] = field(default_factory=list)
-    """All that should be draining for others now: those that drain already, too."""
+    """All models that should be draining now, including those that already are."""
     refuse: list[tuple[Entry[S], OstroError]] = field(default_factory=list)
     again_at: float = math.inf
-    """When to ask again, if nothing happens before."""
+    """When to decide again if nothing happens before."""
 
 
 def decide(
     entries: Collection[Entry[S]], limits: PoolLimits, *, needs_files: bool = False, patience: float, now: float
 ) -> Decisions[S]:
-    """With `needs_files`, models are loaded from files, which are found or fetched first."""
+    """With `needs_files`, models are loaded from files, which must be found or downloaded first."""
     decisions: Decisions[S] = Decisions()
     line = _line(entries, now)
     if needs_files:
@@ -74,14 +74,14 @@ def decide(
             continue
         chosen = _choose(movable, promised + entry.room, limits, now)
         if chosen is None:
-            # Models that load now must settle first.
+            # Models that are loading must settle first.
             break
         promised = promised + entry.room - together(other.room for other in chosen)
         movable = [other for other in movable if other not in chosen]
         if chosen:
             _clear(chosen, decisions, since=since, patience=patience, now=now)
         elif (taken + entry.room).within(limits) and not (limits.by_memory and guessing and entry.footprint is None):
-            # Of models whose size nobody knows, one is loaded at a time: the limit may be passed by one only.
+            # Models of unknown size are loaded one at a time, so that only one can exceed the limit.
             decisions.load.append(entry)
             taken = taken + entry.room
             guessing = guessing or entry.footprint is None
@@ -89,7 +89,7 @@ def decide(
 
 
 def too_large(entry: Entry[S], limits: PoolLimits) -> ModelError | None:
-    """Why it cannot be loaded even if it were the only one."""
+    """Why it could not be loaded even on its own."""
     beyond = entry.room.beyond(limits)
     if beyond is None:
         return None
@@ -100,8 +100,8 @@ def too_large(entry: Entry[S], limits: PoolLimits) -> ModelError | None:
 
 
 def idle_for(entry: Entry[S], entries: Sequence[Entry[S]], limits: PoolLimits) -> list[Entry[S]] | None:
-    """Idle models that must go now that `entry`, which is loaded, turned out larger than thought; None if they are too
-    few.
+    """Idle models to evict because the loaded `entry` turned out larger than expected; None if that would not
+    suffice.
     """
     staying = [other for other in entries if other.resident and not other.leaving]
     idle = [other for other in staying if other is not entry and _movable(other) and other.idle]
@@ -124,7 +124,7 @@ def _bring(
     decisions: Decisions[S],
     now: float,
 ) -> None:
-    """Plans how the files of those in line get here. A fetch goes on when nobody waits for it, until others need its
+    """Plans how the queued models' files get here. A download that nobody waits for continues until others need its
     place.
     """
     under_way = [entry for entry in entries if entry.fetching]
@@ -161,7 +161,7 @@ def _movable(entry: Entry[S]) -> bool:
 
 
 def _choose(movable: Sequence[Entry[S]], total: Room, limits: PoolLimits, now: float) -> list[Entry[S]] | None:
-    """Who must go so that `total` is within the limits; None if all of them are not enough."""
+    """Models to evict so that `total` is within the limits; None if evicting all would not suffice."""
     idle = _by_use(entry for entry in movable if entry.idle)
     busy = sorted(
         (entry for entry in movable if not entry.idle),
@@ -171,7 +171,7 @@ def _choose(movable: Sequence[Entry[S]], total: Room, limits: PoolLimits, now: f
 
 
 def _by_use(idle: Iterable[Entry[S]]) -> list[Entry[S]]:
-    """Least recently used first; before them those that were drained for this."""
+    """Least recently used first; drained ones before all others."""
     return sorted(idle, key=lambda entry: (entry.state is not PoolState.DRAINING, entry.last_use()))
 
 
@@ -186,7 +186,7 @@ def _fewest(order: Iterable[Entry[S]], total: Room, limits: PoolLimits) -> list[
 
 
 def _clear(chosen: Sequence[Entry[S]], decisions: Decisions[S], *, since: float, patience: float, now: float) -> None:
-    """Plans the way out of those chosen to make room for a model that is waited for."""
+    """Plans the eviction of the chosen models for a model that requests wait for."""
     times = [_quiet_at(entry, patience) if entry.idle else max(since + patience, _ripe_at(entry)) for entry in chosen]
     if all(entry.idle for entry in chosen) and max(times) <= now:
         decisions.evict.extend(chosen)
@@ -205,7 +205,7 @@ def _ripe_at(entry: Entry[S]) -> float:
 
 
 def _quiet_at(entry: Entry[S], patience: float) -> float:
-    """When an idle model is no longer held to be between two requests."""
+    """When an idle model no longer counts as being between two requests."""
     if entry.state is PoolState.DRAINING:
         return -math.inf
     gap = min(patience, _GAP * (entry.load_seconds or 0.0))

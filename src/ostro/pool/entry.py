@@ -17,7 +17,7 @@ from ostro.pool.files import Files
 
 
 class Service(Protocol):
-    """What the pool must know of a loaded model. `ModelService` is one."""
+    """The pool's view of a loaded model; implemented by `ModelService`."""
 
     @property
     def state(self) -> State: ...
@@ -55,10 +55,10 @@ class PoolState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[S]):
-    """A request that waits for its model: it gets the service, lease included, or an error."""
+    """A request waiting for its model: it gets the service, including a lease, or an error."""
 
     name: str | None
-    """What the model was asked for as; None for the pool itself, which loads some at the start."""
+    """The model's name in the request; None for the pool itself, which loads some at startup."""
     since: float
     told: "asyncio.Future[S | OstroError]"
 
@@ -66,9 +66,9 @@ class Waiter(Generic[S]):
 class Entry(Generic[S]):
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        """What it is loaded with, or will be."""
+        """The settings it is or will be loaded with."""
         self.latest = spec
-        """As the catalog has it now."""
+        """The catalog's current settings."""
         self.pinned = spec.pinned
         self.state = PoolState.AVAILABLE
         self.service: S | None = None
@@ -76,31 +76,31 @@ class Entry(Generic[S]):
         # Oldest first.
         self.waiters: dict[Waiter[S], None] = {}
         self.promise: tuple[float, float] | None = None
-        """Since when somebody had waited who was told to come back, and until when that place in line is kept, or the
-        model, if it is ready by then.
+        """For a client told to retry: since when it had waited, and until when its place in the queue, or the loaded
+        model, is kept for it.
         """
         self.asked_to_go = False
-        """It is unloaded when nobody uses it any more, whether others wait for room or not."""
+        """Whether to unload it as soon as it is unused, even if nobody needs the memory."""
 
         self.files: Files | None = None
-        """Kept from when somebody waits for the model until its service has ended."""
+        """Held from the first waiting request until the service has ended."""
         self.absent = False
-        """Whether they were looked for, and must be fetched."""
-        # At most one task looks for them or fetches them.
+        """Whether they were not found locally and must be downloaded."""
+        # At most one task finds or downloads them.
         self.bringing: asyncio.Task[Files | None] | None = None
         self.bringing_since = 0.0
 
-        # At most one task brings its service up, and one ends it.
+        # At most one task starts its service, and one stops it.
         self.coming: asyncio.Task[None] | None = None
         self.going: asyncio.Task[None] | None = None
         self.gone = asyncio.Event()
         self.gone.set()
 
         self.footprint: Footprint | None = None
-        """As measured when it was loaded last; before that as expected; None if nobody knows."""
+        """As measured on the last load, or estimated before the first; None if unknown."""
         self.expecting: asyncio.Task[None] | None = None
         self.expected = False
-        """Whether it was tried to foresee the footprint."""
+        """Whether an estimate was attempted."""
 
         self.failure: OstroError | None = None
         self.num_failures = 0
@@ -108,13 +108,13 @@ class Entry(Generic[S]):
 
         self.began_at = 0.0
         self.ready_at: float | None = None
-        """None until the service was ready once."""
+        """None until the service was first ready."""
         self.used_at: float | None = None
         self.load_seconds: float | None = None
         self.num_loads = 0
         self.num_evictions = 0
         self.evicted_at = 0.0
-        """Those for whom it made room come first: who waits for it stands in line from then."""
+        """When it was evicted for others: requests for it queue from then, behind those it made room for."""
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ class Entry(Generic[S]):
 
     @property
     def resident(self) -> bool:
-        """Whether it takes room: from before its service starts until after that has ended."""
+        """Whether it takes up memory: from before its service starts until after it has ended."""
         return self.service is not None
 
     @property
@@ -135,7 +135,7 @@ class Entry(Generic[S]):
 
     @property
     def leaving(self) -> bool:
-        """Whether its room will be free once its last request has ended, whatever else happens."""
+        """Whether its memory will be free once its last request has ended, whatever else happens."""
         return self.resident and (self.going is not None or self.asked_to_go)
 
     @property
@@ -145,42 +145,42 @@ class Entry(Generic[S]):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody would miss it now. While its engine starts again, those who wait for it would."""
+        """Whether nobody would miss it now. While its engine restarts, waiting requests would."""
         return not self.in_use and (self.state is not PoolState.LOADING or not self.waiters)
 
     def waiting_since(self, now: float) -> float | None:
-        """When the oldest of those who wait for it came; None if nobody waits. Its place in line."""
+        """Arrival time of its oldest waiting request, its place in the queue; None if there is none."""
         times = [waiter.since for waiter in self.waiters][:1]
         if self.promise is not None and self.promise[1] > now:
             times.append(self.promise[0])
         return max(min(times), self.evicted_at) if times else None
 
     def last_use(self) -> float:
-        """When it was in use last, for an order by that. One that was never used counts from when it was ready."""
+        """When it was last used, for LRU order. If never used, when it became ready."""
         return max(self.used_at or 0.0, self.ready_at or 0.0)
 
     # --- transitions ------------------------------------------------------------------------------------------------
 
     def begin_load(self, now: float) -> None:
-        """Before its service is made, which may fail."""
+        """Called before its service is created, which may fail."""
         self.failure = None
         self.began_at = now
 
     def load(self, service: S) -> None:
-        """available -> loading: the service takes room from now on."""
+        """available -> loading: from now on the service takes up memory."""
         assert self.service is None, "a model has one service"
         self.service = service
         self.state = PoolState.LOADING
         self.gone.clear()
 
     def reload(self, now: float) -> None:
-        """ready -> loading: the service starts its engine again by itself."""
+        """ready -> loading: the service restarts its engine by itself."""
         self.state = PoolState.LOADING
         if self.coming is None:
             self.began_at = now
 
     def loaded(self, now: float) -> bool:
-        """The service is up. Whether for the first time since it was made."""
+        """The service is up. Returns whether this is the first time since it was created."""
         first = self.ready_at is None
         if first:
             self.num_loads += 1
@@ -190,20 +190,20 @@ class Entry(Generic[S]):
         return first
 
     def open(self) -> None:
-        """loading or draining -> ready: it takes requests."""
+        """loading or draining -> ready: accepts requests."""
         self.state = PoolState.READY
 
     def drain(self) -> None:
-        """ready -> draining: it takes no new requests."""
+        """ready -> draining: accepts no new requests."""
         self.state = PoolState.DRAINING
 
     def ask_to_go(self) -> None:
-        """any -> draining: it goes once nobody uses it, whether its room is needed or not."""
+        """any -> draining: unloads once unused, whether or not its memory is needed."""
         self.asked_to_go = True
         self.state = PoolState.DRAINING
 
     def fail(self, error: OstroError, now: float, pause: float) -> None:
-        """any -> failed: tells all waiting requests, and any that arrive before the pause is over."""
+        """any -> failed: rejects all waiting requests, and new ones until the pause is over."""
         self.state = PoolState.FAILED
         self.asked_to_go = self.resident
         self.failure = error
@@ -212,25 +212,25 @@ class Entry(Generic[S]):
         self.refuse(error)
 
     def revive(self, *, forgive: bool = False) -> None:
-        """failed -> draining or available: it may be tried again. With `forgive`, as if it had never failed."""
+        """failed -> draining or available: may be tried again. With `forgive`, as if it had never failed."""
         self.state = PoolState.DRAINING if self.resident else PoolState.AVAILABLE
         self.failure = None
         if forgive:
             self.num_failures = 0
 
     def make_room(self, now: float) -> None:
-        """It is unloaded because others need its room."""
+        """Records that it is evicted for others."""
         self.num_evictions += 1
         self.evicted_at = now
 
     def retire(self, ending: asyncio.Task[None]) -> None:
-        """Its service is being ended; one that has failed stays so."""
+        """Its service is being stopped; a failed entry stays failed."""
         self.going = ending
         if self.state is not PoolState.FAILED:
             self.state = PoolState.DRAINING
 
     def end(self) -> None:
-        """draining -> available: its service has ended, and takes no room any more."""
+        """draining -> available: its service has ended and takes no more memory."""
         self.service = self.going = self.ready_at = None
         self.asked_to_go = self.expected = False
         self.renew()
@@ -239,24 +239,24 @@ class Entry(Generic[S]):
         self.gone.set()
 
     def begin_bringing(self, task: "asyncio.Task[Files | None]", now: float) -> None:
-        """Its files are looked for, or fetched."""
+        """Its files are being found or downloaded."""
         self.bringing_since = now
         self.bringing = task
 
     def end_bringing(self, files: Files | None) -> None:
-        """None if they were looked for in vain: then they must be fetched."""
+        """None if they were not found locally: then they must be downloaded."""
         fetched, self.bringing = self.absent, None
         self.files = files
         self.absent = files is None and not fetched
 
     def abandon_bringing(self) -> None:
-        """It was cancelled or has failed; the next try begins with a look."""
+        """Cancelled or failed; the next attempt starts by looking locally."""
         self.bringing, self.absent = None, False
 
-    # --- what it holds ----------------------------------------------------------------------------------------------
+    # --- resources --------------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Takes up what the catalog says now, unless it is in the middle of something with what it said before."""
+        """Adopts the catalog's current settings, unless it is in use with the previous ones."""
         if self.service is None and self.bringing is None and self.spec != self.latest:
             self.let_files_go()
             self.spec = self.latest
@@ -282,12 +282,12 @@ class Entry(Generic[S]):
         self.used_at = now
 
     def admit(self, now: float) -> None:
-        """Lets in all who wait."""
+        """Admits all waiting requests."""
         for waiter in self._dismissed():
             waiter.told.set_result(self.lease(waiter.name, now))
 
     def refuse(self, error: OstroError) -> None:
-        """Sends away all who wait."""
+        """Rejects all waiting requests."""
         self.promise = None
         for waiter in self._dismissed():
             waiter.told.set_result(error)

@@ -11,25 +11,23 @@ from ostro.pool.catalog import ModelSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Files:
-    """A model's files on this machine. Nobody deletes them before `close` is called."""
+    """A model's files on this machine, protected from deletion until `close` is called."""
 
     path: str
     name: str | None
-    """What their source calls the model; None where only the files tell."""
+    """The source's name for the model; None if it follows from the files."""
     close: Callable[[], None]
     adapters: tuple[tuple[str, str], ...] = ()
-    """Of its adapters, too: their names and directories."""
+    """Names and directories of its adapters."""
     tokenizer: str | None = None
-    """Of the tokenizer, where that was named apart from the model."""
+    """The tokenizer's path, if it was configured separately."""
 
 
 class ModelFiles(Protocol):
-    """Gets the files of models, and of their adapters, onto this machine. Both raise OstroError, and give up when they
-    are cancelled.
-    """
+    """Brings files of models and adapters to this machine. Both methods raise OstroError, and stop when cancelled."""
 
     async def find(self, spec: ModelSpec) -> Files | None:
-        """What is here already, in a moment; None if it must be fetched."""
+        """Files that are already here, quickly; None if they must be downloaded."""
 
     async def fetch(self, spec: ModelSpec) -> Files:
-        """However long that takes. What has arrived when it is cancelled need not be fetched again."""
+        """May take any amount of time. If cancelled, downloaded bytes are kept."""

@@ -1,4 +1,4 @@
-"""What a model may be called, and which model a name means. Knows text only."""
+"""Valid model names, and which model a name refers to. Knows only text."""
 
 import re
 from collections.abc import Collection
@@ -10,14 +10,14 @@ _NAME = re.compile(rf"{_PART}(?:/{_PART})?")
 
 
 def is_name(name: str) -> bool:
-    """Whether it is fit to be a model's name, and so to be part of a path: `model` or `org/model`."""
+    """Whether it is a valid model name, and so safe in a path: `model` or `org/model`."""
     return ".." not in name and _NAME.fullmatch(name) is not None
 
 
 def resolve(name: str, known: Collection[str]) -> str | None:
-    """The known name that is meant: itself, else the one that differs only in "/" for "-"; None if there is none.
+    """The known name that is meant: itself, or the one that differs only by "/" for "-"; None if there is none.
 
-    Raises UnknownModel if it could be either of two.
+    Raises UnknownModel if it is ambiguous.
     """
     if name in known:
         return name
@@ -30,7 +30,7 @@ def resolve(name: str, known: Collection[str]) -> str | None:
 
 
 def resolve_base(asked: str, known: Collection[str]) -> str | None:
-    """The known model that an adapter means by what it says of its base: a name, or an address that ends in one."""
+    """The known model that an adapter's base refers to: a name, or an address that ends in one."""
     parts = asked.strip("/").split("/")
     return resolve(asked, known) or resolve("/".join(parts[-2:]), known) or resolve(parts[-1], known)
 

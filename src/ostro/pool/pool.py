@@ -1,4 +1,4 @@
-"""The loaded models: loads each once however many requests want it, makes room first, and interrupts no request.
+"""The loaded models: loads each once for any number of requests, makes room first, and never interrupts a request.
 Carries out the `decisions`; knows services by their protocol; knows no HTTP, no tokens, no files.
 
     async with pool.use("org/model") as (spec, service): ...     # waits until it is ready; in use until left
@@ -6,8 +6,8 @@ Carries out the `decisions`; knows services by their protocol; knows no HTTP, no
     available ──> loading ──> ready ──> draining ──> available       a draining model takes no new requests; when the
      │  ▲  ▲       │   ▲        │           │                        last one has ended, its service is stopped, and
      ▼  │  │       │   └────────┘           └──> ready               only then the next one starts
-    fetching       ▼   its engine died       nobody needs its room any more
-           └──── failed   told to all who ask, until it is time for another try
+    fetching       ▼   its engine died       its memory is no longer needed
+           └──── failed   reported to all requests until it is time to retry
 
 A model is downloaded before it gets memory: nothing is evicted for one that is still downloading, and its memory use is
 estimated from the files.
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 _LOOK_SECONDS = 0.5
-# An estimate that takes longer is worth less than the time.
+# A slower estimate is not worth the wait.
 _EXPECT_SECONDS = 10.0
 _SOONEST = 0.001
 _LONGEST_RETRY_PAUSE = 600.0
 _LONGEST_RETRY_AFTER = 60
-# Before any load was measured.
+# Used until a load has been measured.
 _LOAD_GUESS = 5.0
 _EVICTED_KEPT = 1000
 
@@ -58,20 +58,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView(Generic[S]):
-    """One model as it stands. An adapter shows the state of its base, and its own requests."""
+    """A snapshot of one model. An adapter shows its base's state, and its own requests."""
 
     name: str
     state: PoolState
-    """FETCHING or LOADING also while it waits in line for that."""
+    """FETCHING or LOADING also while it is queued for that."""
     pinned: bool
     in_use: int
-    """Requests under this name that have the model now."""
+    """Requests under this name that are using the model now."""
     waiting: int
     bytes: int
-    """Host memory that it takes now; 0 for an adapter, which is counted with its base."""
+    """Host memory in use; 0 for an adapter, which is counted with its base."""
     device_bytes: int
     load_seconds: float | None
-    """How long the last load took."""
+    """Duration of the last load."""
     loads: int
     evictions: int
     last_used: float | None
@@ -84,17 +84,17 @@ class ModelView(Generic[S]):
 @dataclass(slots=True)
 class PoolCounters:
     loads: int = 0
-    """Loads that succeeded."""
+    """Successful loads."""
     evictions: int = 0
-    """Models that went because another needed their room."""
+    """Models unloaded because another needed their memory."""
     failures: Counter[str] = field(default_factory=Counter)
-    """By the class of the error."""
+    """By error class."""
     evicted: deque[str] = field(default_factory=lambda: deque(maxlen=_EVICTED_KEPT))
     """The latest evictions, oldest first."""
 
 
 class ModelPool(Generic[S]):
-    """Use within one event loop. A name of an adapter stands for its base wherever a model is loaded or unloaded."""
+    """Use within one event loop. For loading and unloading, an adapter's name stands for its base."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class ModelPool(Generic[S]):
         patience: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` gives a service that is not started; `expected` what a model will take, before its first load, or why
-        it can never be loaded here. Both get what `model_files` found, None without it. `patience` is how long a
-        request waits before models in use are drained for it.
+        """`make` returns a service that is not started; `expected` estimates a model's memory before its first load, or
+        returns why it can never be loaded here. Both get the files from `model_files`, or None without it. `patience`
+        is how long a request waits before models in use are drained for it.
         """
         self.catalog = catalog
         self.limits = limits
@@ -120,21 +120,21 @@ class ModelPool(Generic[S]):
         self._patience = patience
         self._clock = clock
         self._entries: dict[str, Entry[S]] = {}
-        # Whose entry a name stands for: its own, or its base's.
+        # Maps a name to that of its entry: its own, or its base's.
         self._bases: dict[str, str] = {}
         self._stopped = False
         self._chores: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Begins to load the pinned models and the default one; returns at once."""
+        """Starts loading the pinned models and the default one; returns at once."""
         self._chores = [
             asyncio.create_task(self._load_first_models(), name="first models"),
             asyncio.create_task(self._look_after_models(), name="pool"),
         ]
 
     async def stop(self) -> None:
-        """Ends all services, also those that load. Who waits gets Unavailable."""
+        """Stops all services, including those still loading. Waiting requests get Unavailable."""
         self._stopped = True
         self.catalog.close()
         if self._timer is not None:
@@ -152,21 +152,21 @@ class ModelPool(Generic[S]):
             entry.let_files_go()
 
     def use(self, name: str) -> AbstractAsyncContextManager[tuple[ModelSpec, S]]:
-        """The model, once it is ready; it stays loaded until the block is left, which another task may do.
+        """The model, once it is ready; it stays loaded until the block is left, possibly by another task.
 
-        Raises ModelNotFound, what keeps the model from being loaded, or Unavailable when that takes too long.
+        Raises ModelNotFound, the error that keeps the model from loading, or Unavailable if that takes too long.
         """
         return self._use(name)
 
     async def load(self, name: str) -> None:
-        """Waits until it is loaded, as `use` does. The load goes on if nobody waits any more."""
+        """Waits until it is loaded, like `use`. The load continues even if nobody waits any more."""
         async with self._use(name):
             pass
 
     async def unload(self, name: str, *, wait: bool = True) -> bool:
-        """Unloads it once its running requests have ended; with `wait`, returns then. New ones wait, and load it again.
+        """Unloads it once its running requests have ended; with `wait`, returns then. New requests wait and reload it.
 
-        Whether it was loaded, or about to be. A pinned one goes too; a failed one may be tried again at once.
+        Returns whether it was loaded or about to be. Applies to pinned models too; a failed one may be retried at once.
         """
         _, entry = await self._find(name)
         failed = entry.state is PoolState.FAILED
@@ -187,13 +187,13 @@ class ModelPool(Generic[S]):
         return not failed
 
     async def pin(self, name: str, pinned: bool) -> None:
-        """Whether it may be evicted from now on. Loads nothing."""
+        """Sets whether it is exempt from eviction. Loads nothing."""
         _, entry = await self._find(name)
         entry.pinned = pinned
         self._decide()
 
     def views(self) -> list[ModelView[S]]:
-        """All models of the catalog in its order, then those that are loaded but no longer in it."""
+        """All models in catalog order, then those that are loaded but no longer in the catalog."""
         specs = self.catalog.specs()
         known = {spec.name for spec in specs}
         return [
@@ -202,7 +202,7 @@ class ModelPool(Generic[S]):
         ]
 
     def touched(self) -> list[ModelView[S]]:
-        """Of the models that were asked for at some time, adapters aside: far fewer than there are, perhaps."""
+        """Models requested at least once, without adapters: possibly far fewer than there are."""
         return [self.view_of(entry.spec) for entry in self._entries.values()]
 
     def view_of(self, spec: ModelSpec) -> ModelView[S]:
@@ -210,11 +210,11 @@ class ModelPool(Generic[S]):
         return _untouched(spec) if entry is None else self._view(spec, entry)
 
     async def spec(self, name: str) -> ModelSpec:
-        """What a name stands for, in the catalog or loaded and gone from there. Loads nothing. Raises ModelNotFound."""
+        """What a name stands for, in the catalog or still loaded. Loads nothing. Raises ModelNotFound."""
         try:
             return await self.catalog.find(name)
         except ModelNotFound:
-            # Gone from where it was found; what is loaded is served on.
+            # No longer in the catalog, but a loaded model is still served.
             loaded = resolve(name, [entry.name for entry in self._entries.values() if entry.resident])
             if loaded is None:
                 raise
@@ -245,7 +245,7 @@ class ModelPool(Generic[S]):
         return spec, entry
 
     async def _enter_with_adapter(self, entry: Entry[S], spec: ModelSpec) -> S:
-        """As `_enter`. A base that was loaded before the adapter was found is reloaded once it is idle."""
+        """Like `_enter`. A base that was loaded before the adapter was found is reloaded once it is idle."""
         until = self._clock() + self.limits.wait_seconds
         while True:
             service = await self._enter(entry, spec.name, max(0.0, until - self._clock()))
@@ -259,7 +259,7 @@ class ModelPool(Generic[S]):
                 self._ask_to_go(entry)
 
     async def _enter(self, entry: Entry[S], name: str | None, seconds: float | None) -> S:
-        """Waits for a lease; `_leave` gives it back."""
+        """Waits for a lease; `_leave` returns it."""
         if self._stopped:
             raise _shutting_down()
         now = self._clock()
@@ -285,7 +285,7 @@ class ModelPool(Generic[S]):
             raise error
         outcome = waiter.told.result()
         if isinstance(outcome, OstroError):
-            # One error is raised many times: it must not collect the traceback of each.
+            # The same error is raised repeatedly: it must not accumulate tracebacks.
             raise outcome.with_traceback(None)
         return outcome
 
@@ -299,12 +299,12 @@ class ModelPool(Generic[S]):
             del entry.waiters[waiter]
             self._decide()
         elif not isinstance(waiter.told.result(), OstroError):
-            # The lease came in the same moment as the end.
+            # The lease was granted at the very moment of the timeout.
             self._leave(entry, waiter.name)
 
     def _keep_place(self, entry: Entry[S], waiter: Waiter[S]) -> Unavailable:
-        """Tells a request when to come back, and keeps its place until then: else one that others never make room for
-        within its time would begin at the end of the line again and again.
+        """Tells a client when to retry, and keeps its place in the queue until then. Otherwise a model that does not
+        get room within one request's time would start at the end of the queue every time.
         """
         now = self._clock()
         retry_after = self._retry_after(entry, now)
@@ -320,11 +320,11 @@ class ModelPool(Generic[S]):
         return Unavailable(message, retry_after=retry_after)
 
     def _retry_after(self, entry: Entry[S], now: float) -> int:
-        """Seconds until it is probably ready, by what loads took."""
+        """Estimated seconds until it is ready, from past load times."""
         measured = [other.load_seconds for other in self._entries.values() if other.load_seconds is not None]
         usual = sum(measured) / len(measured) if measured else _LOAD_GUESS
         left = usual if entry.load_seconds is None else entry.load_seconds
-        # What takes longer than ever may well take as long again.
+        # What takes longer than ever before may well take as long again.
         if entry.fetching:
             left += now - entry.bringing_since
         elif entry.state is PoolState.LOADING:
@@ -333,7 +333,7 @@ class ModelPool(Generic[S]):
         return min(max(1, math.ceil(left)), _LONGEST_RETRY_AFTER)
 
     def _decide(self) -> None:
-        """Does what can be done now, and sees to it that the rest is looked at in time. Never waits."""
+        """Does everything possible now, and schedules a look at the rest. Never waits."""
         if self._stopped:
             return
         if self._timer is not None:
@@ -373,7 +373,7 @@ class ModelPool(Generic[S]):
         self._decide_in(decisions.again_at - now)
 
     def _decide_in(self, seconds: float) -> None:
-        """Or sooner, if that is due already."""
+        """Or sooner, if already scheduled."""
         loop = asyncio.get_running_loop()
         when = loop.time() + max(_SOONEST, seconds)
         if when < (math.inf if self._timer is None else self._timer.when()):
@@ -399,7 +399,7 @@ class ModelPool(Generic[S]):
             entry.admit(self._clock())
 
     def _bring(self, entry: Entry[S]) -> None:
-        """Looks for its files; if that was in vain, fetches them."""
+        """Looks for its files; if they were not found, downloads them."""
         bringing = asyncio.create_task(self._files_of(entry), name=f"bring {entry.name}")
         bringing.add_done_callback(lambda task: self._take_files(entry, task))
         entry.begin_bringing(bringing, self._clock())
@@ -439,7 +439,7 @@ class ModelPool(Generic[S]):
             async with asyncio.timeout(_EXPECT_SECONDS):
                 return await self._expected(entry.spec, entry.files)
         except Exception as error:  # noqa: BLE001
-            # What is wrong with the model, if anything, the load tells better.
+            # If something is wrong with the model, loading it gives a better error.
             _log.info("The memory that %s will need is unknown: %r", entry.name, error)
             return None
 
@@ -454,7 +454,7 @@ class ModelPool(Generic[S]):
         entry.coming = asyncio.create_task(self._bring_up(entry, service), name=f"load {entry.name}")
 
     async def _bring_up(self, entry: Entry[S], service: S) -> None:
-        """To a service that is ready: one that is new, or one that starts its engine again by itself."""
+        """Waits for a service to become ready: a new one, or one that is restarting its engine."""
         error = await _settled(service, start=entry.ready_at is None)
         if error is None:
             entry.footprint = _measured(service)
@@ -469,7 +469,7 @@ class ModelPool(Generic[S]):
         entry.coming = None
         self.counters.loads += entry.loaded(self._clock())
         if idle is None:
-            # Larger than thought, and the others are in use. What it takes is known now: it waits in line for that.
+            # Larger than expected, and all others are in use. Its size is known now, so it queues for that much.
             _log.warning("%s does not fit next to the models in use and was unloaded again.", entry.name)
             self._retire(entry)
         elif entry.state is PoolState.LOADING:
@@ -479,7 +479,7 @@ class ModelPool(Generic[S]):
         self._decide()
 
     def _look(self, entry: Entry[S]) -> None:
-        """Notices a service that was ready and is not any more."""
+        """Notices if a service that was ready no longer is."""
         if entry.state is not PoolState.READY or entry.service is None:
             return
         match entry.service.state:
@@ -500,7 +500,7 @@ class ModelPool(Generic[S]):
         pause = min(self.limits.retry_seconds * 2.0 ** min(entry.num_failures, 32), longest)
         self.counters.failures[type(error).__name__] += 1
         entry.fail(error, self._clock(), pause)
-        # Not at once: this may be part of decisions that are being carried out.
+        # Not immediately: this may run while decisions are being carried out.
         self._decide_in(0)
 
     def _ask_to_go(self, entry: Entry[S]) -> None:
@@ -515,7 +515,7 @@ class ModelPool(Generic[S]):
         return self._retire(entry)
 
     def _retire(self, entry: Entry[S]) -> asyncio.Task[None]:
-        """Ends its service."""
+        """Stops its service."""
         if entry.going is None:
             entry.retire(asyncio.create_task(self._end(entry), name=f"unload {entry.name}"))
         assert entry.going is not None
@@ -534,8 +534,8 @@ class ModelPool(Generic[S]):
         self._decide()
 
     async def _load_first_models(self) -> None:
-        """The pinned ones first: they must have their room. Those under roots are known only after a look; roots that
-        cannot be listed are looked at again, ever later.
+        """Pinned models first: their memory must be reserved. Those under roots are known only after listing; roots
+        that cannot be listed are retried with growing pauses.
         """
         first = [spec.name for spec in self.catalog.specs() if spec.pinned]
         if self.catalog.default is not None and self.catalog.default.name not in first:
@@ -577,7 +577,7 @@ class ModelPool(Generic[S]):
                     if self._unused(entry):
                         _log.info("%s was idle and has been unloaded.", entry.name)
                         self._ask_to_go(entry)
-                # A place in line may have lapsed.
+                # A reserved place in the queue may have expired.
                 self._decide()
 
     def _unused(self, entry: Entry[S]) -> bool:
@@ -632,7 +632,7 @@ def _shutting_down() -> Unavailable:
 
 
 async def _settled(service: Service, *, start: bool) -> OstroError | None:
-    """Waits until it is ready; what kept it from that."""
+    """Waits until it is ready; returns the error if it never will be."""
 
     async def settle() -> None:
         if start:
