@@ -1,15 +1,15 @@
-"""Requests as OpenTelemetry spans, sent to a collector by a thread of its own.
+"""Requests as OpenTelemetry spans, sent to a collector by a background thread.
 
     POST /v1/chat/completions   ├────────────────────────────────────────┤
-      queue                         ├───────┤                                 in line, before the engine and in it
+      queue                         ├───────┤                                 waiting for admission, then in the engine
       prefill                               ├─────────┤                       from its first step to its first token
       decode                                          ├────────────────┤      to its last token
 
-Spans are made when a request is over, from the times in its record, as metrics are: nothing is done for a token. Of
+Spans are created when a request is over, from the times in its record, like metrics: there is no work per token. With
 several prompts or choices, queue ends when the first of them runs, prefill with the first token of any, decode with the
-last of all.
+last token of all.
 
-spans     what a record tells, by OpenTelemetry's conventions; knows no library
-tracer    the spans themselves, and the thread that sends them; the one module that imports opentelemetry
+spans     a record's spans under OpenTelemetry's conventions; imports no library
+tracer    creates and sends spans; the only module that imports opentelemetry
 start     whether requests are traced, and where their spans go; imports `tracer` only if they are
 """

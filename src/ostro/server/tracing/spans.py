@@ -1,5 +1,5 @@
-"""What a request's record tells in a trace: names, times, attributes. Knows OpenTelemetry's conventions and no library;
-knows no text of a prompt or an answer.
+"""A request's record as trace data: names, times, attributes. Follows OpenTelemetry's conventions but imports no
+library; contains no text of prompts or answers.
 """
 
 import time
@@ -12,7 +12,7 @@ Value = str | bool | int | float | list[str]
 Attributes = dict[str, Value]
 _Maybe = dict[str, Value | None]
 
-# By the end of the route's template, which may name the model before it.
+# By the end of the route template, which may contain the model's name before it.
 _OPERATIONS = {
     "/chat/completions": "chat",
     "/completions": "text_completion",
@@ -25,13 +25,13 @@ _OPERATIONS = {
 }
 _WRITING = ("chat", "text_completion")
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
-# A client can call a model, a path and a method what it likes.
+# Clients choose the names of models, paths and methods.
 _LONGEST_TEXT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a request's time, by `time.monotonic`."""
+    """A phase of a request, in `time.monotonic` times."""
 
     name: str
     start: float
@@ -40,7 +40,7 @@ class Phase:
 
 
 def phases_of(record: RequestRecord) -> Iterator[Phase]:
-    """Those that it has entered, without gaps between them. One that it did not leave ends with the request."""
+    """The phases it has entered, without gaps. One that it did not leave ends with the request."""
     if record.lined_up is None:
         return
     ended = record.ended or time.monotonic()
@@ -48,7 +48,7 @@ def phases_of(record: RequestRecord) -> Iterator[Phase]:
         yield Phase("queue", record.lined_up, ended, {})
         return
     first = record.first_token or ended
-    # All processes of a machine share the clock; on a system where they do not, no phase becomes negative.
+    # All processes of a machine share this clock; on a system where they do not, avoid negative durations.
     began = min(max(record.began, record.let_in), first)
     yield Phase("queue", record.lined_up, began, {"ostro.gate.seconds": record.let_in - record.lined_up})
     yield Phase("prefill", began, first, _known(_tokens_in(record)))
@@ -58,13 +58,13 @@ def phases_of(record: RequestRecord) -> Iterator[Phase]:
 
 
 def name_of(record: RequestRecord) -> str:
-    """Of few different ones, as paths are not."""
+    """Low-cardinality, unlike paths."""
     method = record.method if record.method in _METHODS else "HTTP"
     return method if record.route is None else f"{method} {record.route}"
 
 
 def attributes_of(record: RequestRecord) -> Attributes:
-    """What the conventions for HTTP servers and for generative models ask for, as far as it is known."""
+    """Attributes of the conventions for HTTP servers and for generative models, as far as known."""
     is_known = record.method in _METHODS
     given: _Maybe = {
         "http.request.method": record.method if is_known else "_OTHER",
@@ -89,7 +89,7 @@ def error_type(record: RequestRecord) -> str | None:
 
 
 def is_failure(record: RequestRecord) -> bool:
-    """Whether its status in a trace is an error: not if the client asked for what it may not have."""
+    """Whether its span status is an error; client errors do not count."""
     is_refused = record.status is not None and 400 <= record.status < 499
     return error_type(record) is not None and not is_refused
 
@@ -141,7 +141,7 @@ def _tokens_in(record: RequestRecord) -> _Maybe:
 
 
 def _tokens_out(record: RequestRecord) -> _Maybe:
-    # Nobody counted those of a whole answer that nobody waited for.
+    # The tokens of a non-streamed answer whose client left were not counted.
     is_known = record.prompt_tokens is not None and (record.completion_tokens or record.first_token is None)
     return {"gen_ai.usage.output_tokens": record.completion_tokens if is_known else None}
 

@@ -1,5 +1,5 @@
-"""Whether requests are traced, and where their spans go. Knows OpenTelemetry's variables; imports nothing of its
-libraries unless they are.
+"""Whether requests are traced, and where their spans go. Knows OpenTelemetry's environment variables; imports its
+libraries only if they are.
 """
 
 import os
@@ -17,24 +17,24 @@ from ostro.server.record import RequestRecord
 
 _TRACES_PATH = "/v1/traces"
 _PROTOCOL = "http/protobuf"
-# The first that is set holds.
+# The first that is set applies.
 _PROTOCOL_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
 class Tracer(Protocol):
-    """What the server needs of one."""
+    """The server's view of a tracer."""
 
     def record(self, record: RequestRecord) -> None:
-        """Takes in a request that is over; its record learns of which trace it is part."""
+        """Records a finished request; stores its trace id in the record."""
 
     def stop(self) -> None:
-        """Sends what is left, for a while."""
+        """Sends the remaining spans, for a limited time."""
 
 
 def start_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ) -> Tracer | None:
-    """None if requests are not traced. Raises BadRequest if they are, by our own setting, and cannot be.
+    """None if requests are not traced. Raises BadRequest if our own setting asks for tracing but it is not possible.
 
-    OpenTelemetry variables may be meant for other programs: one that we do not support is only logged.
+    OpenTelemetry variables may be meant for other programs: unsupported values are only logged.
     """
     url = traces_url(endpoint, environ)
     if url is None:
@@ -47,13 +47,13 @@ def start_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ)
             raise
         log.warning("requests are not traced", reason=error.message)
         return None
-    # Less a name and password that the address may hold.
+    # Without credentials that the URL may contain.
     log.info("requests are traced", collector=urlsplit(url).netloc.rpartition("@")[2])
     return tracer
 
 
 def traces_url(endpoint: str | None, environ: Mapping[str, str]) -> str | None:
-    """What spans are posted to, by our own setting, else by OpenTelemetry's variables; None if by neither."""
+    """The URL that spans are posted to, from our own setting or OpenTelemetry's variables; None if neither is set."""
     if endpoint is not None:
         base = endpoint.rstrip("/")
         return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
@@ -85,7 +85,7 @@ def _tracer(url: str, environ: Mapping[str, str]) -> Tracer:
 
 
 class TraceParent:
-    """ASGI middleware, within the request log: notes in the record whose trace the request belongs to."""
+    """ASGI middleware, inside the request log: stores the request's parent trace in its record."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

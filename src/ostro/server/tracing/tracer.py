@@ -1,5 +1,5 @@
-"""Spans of requests that are over, and the thread that sends them. Knows opentelemetry; import it only where requests
-are traced.
+"""Creates spans of finished requests, and sends them from a background thread. Imports opentelemetry, so import this
+module only if requests are traced.
 """
 
 import logging
@@ -20,25 +20,25 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ostro.server.record import RequestRecord
 from ostro.server.tracing.spans import attributes_of, error_type, is_failure, name_of, phases_of
 
-# How long the end of the server waits for the last spans to be taken, and how often it is told that none are.
+# How long shutdown waits for the last spans to be sent, and how often a failing collector is logged.
 _FLUSH_SECONDS = 1.0
 _COMPLAINT_SECONDS = 60.0
 
 
 class OtlpTracer:
-    """Use within one thread; only `stop` waits."""
+    """Use within one thread; only `stop` blocks."""
 
     def __init__(self, url: str) -> None:
         """Spans are posted to `url`."""
         self._exporter = _SeldomHeard(OTLPSpanExporter(url))
-        # Not stopped at exit: that would wait for a dead collector as long as the library does.
+        # No shutdown at exit: the library's own would wait too long for a dead collector.
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._spans = self._provider.get_tracer("ostro", metadata.version("ostro"))
         self._propagator = TraceContextTextMapPropagator()
 
     def record(self, record: RequestRecord) -> None:
-        """Takes in a request that is over; its record learns of which trace it is part."""
+        """Records a finished request; stores its trace id in the record."""
         epoch = time.time_ns() - time.monotonic_ns()
         span = self._spans.start_span(
             name_of(record),
@@ -63,7 +63,7 @@ class OtlpTracer:
         span.end(epoch + _nanoseconds(record.ended or time.monotonic()))
 
     def stop(self) -> None:
-        """Sends what is left, for a while."""
+        """Sends the remaining spans, for a limited time."""
         flushing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
@@ -81,14 +81,14 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _resource() -> Resource:
-    """OpenTelemetry's variables have the last word."""
+    """OpenTelemetry's environment variables take precedence."""
     ours = {"service.name": "ostro", "service.version": metadata.version("ostro")}
     given = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in ours.items() if name not in given})
 
 
 class _SeldomHeard(SpanExporter):
-    """Says once a minute that spans are lost, and why: the library would, several times for each batch."""
+    """Logs at most once a minute that spans are lost, and why; the library would log several lines per batch."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -114,14 +114,14 @@ class _SeldomHeard(SpanExporter):
 
 
 class _LastComplaint(logging.Handler):
-    """Takes the place of the library's own lines on what it sends."""
+    """Replaces the library's own log lines about exporting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.text: str | None = None
         logger = logging.getLogger("opentelemetry.exporter")
         logger.handlers, logger.propagate = [self], False
-        # That its queue is full, which is the same trouble.
+        # Silences warnings that its queue is full, which is the same problem.
         logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.ERROR)
 
     def emit(self, record: logging.LogRecord) -> None:
