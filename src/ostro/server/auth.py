@@ -28,11 +28,11 @@ from ostro.server.record import RequestRecord
 from ostro.server.throttle import Throttle, network_of
 
 ANONYMOUS = "anonymous"
-# Probes and balancers ask these, and people the last; they tell nothing of the model.
+# For probes, load balancers and, the last one, people; they reveal nothing about the model.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/"})
-# What only an operator asks.
+# For operators only.
 ADMIN_PREFIX = "/admin"
-# Any key opens it, since scrapers are no administrators; but one must be given as soon as there are keys of any kind.
+# Accepts any key, because scrapers are no administrators; but requires one as soon as any key is set.
 METRICS_PATH = "/metrics"
 
 _LONGEST_KEY = 4096
@@ -41,7 +41,7 @@ _LONGEST_KEY = 4096
 @dataclass(frozen=True, slots=True)
 class Key:
     label: str
-    """What logs and fair turns call it: the start of its digest says nothing of the key."""
+    """Its name in logs and for fair queueing: the start of its digest, which does not reveal the key."""
     digest: bytes
     may_hurry: bool = False
     """Whether its requests may have a negative priority."""
@@ -54,14 +54,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """The keys that open something. Without any all is open; with an admin key alone, all but the admin's part."""
+    """The accepted keys. Without any, everything is open; with only an admin key, everything but /admin."""
 
     keys: tuple[Key, ...] = ()
     admin: tuple[Key, ...] = ()
 
     @classmethod
     def of(cls, keys: Iterable[str] = (), admin: Iterable[str] = (), urgent: Iterable[str] = ()) -> Self:
-        """`urgent` are API keys too, whose requests may have a negative priority, as those of admin keys may."""
+        """`urgent` keys are API keys whose requests may have a negative priority, like those of admin keys."""
         urgent = dict.fromkeys(urgent)
         every = {**dict.fromkeys(keys), **urgent}
         return cls(
@@ -71,12 +71,12 @@ class Keyring:
 
     @property
     def num_callers(self) -> int:
-        """How many different callers share the server. An operator's admin keys are none of them."""
+        """How many different callers share the server, not counting the operator's admin keys."""
         return max(1, len(self.keys))
 
     def identify(self, paths: Sequence[str], key: str | None) -> Key | None:
-        """Who is asking for the path, given in all its spellings: None is nobody in particular. Raises NotAuthorized if
-        they may not.
+        """The caller of the path, given in all its spellings; None is anonymous. Raises NotAuthorized if the key does
+        not fit.
         """
         known = None if key is None else _find(self.keys + self.admin, key)
         for path in paths:
@@ -89,7 +89,7 @@ class Keyring:
         return _find(self.keys + self.admin, key) is not None
 
     def _needed(self, path: str) -> tuple[Key, ...]:
-        """The keys of which one is needed; none if the path is open."""
+        """The keys of which one is required; empty if the path is open."""
         if path in OPEN_PATHS:
             return ()
         if _is_admins(path):
@@ -119,7 +119,7 @@ def _find(keys: Sequence[Key], given: str) -> Key | None:
 
 
 def read_key_file(path: Path) -> list[str]:
-    """One key a line; empty lines and lines that begin with # are left out."""
+    """One key per line; empty lines and lines starting with # are skipped."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -135,13 +135,13 @@ def read_key_file(path: Path) -> list[str]:
 
 
 class Authentication:
-    """ASGI middleware: nobody gets further without the key that the path needs."""
+    """ASGI middleware: rejects requests without the key that the path requires."""
 
     def __init__(
         self, app: ASGIApp, keyring: Keyring, origins: Iterable[str] = (), hosts: HostRule | None = None
     ) -> None:
-        """`origins` are those whose pages may call the admin's part without a key, by name. `hosts` are the names that
-        requests without a key may be sent to; None is any.
+        """Pages from `origins` may call /admin without a key, if none is set. `hosts` are the host names that requests
+        without a key may use; None allows any.
         """
         self.app = app
         self.keyring = keyring
@@ -168,7 +168,7 @@ class Authentication:
         await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope, paths: Sequence[str], headers: Headers) -> Key | None:
-        """Who is asking. Raises TooManyAttempts to an address that goes on guessing keys."""
+        """The caller. Raises TooManyAttempts for an address that keeps guessing keys."""
         client = scope.get("client")
         address = network_of(client[0] if client else None)
         try:
@@ -183,7 +183,7 @@ class Authentication:
         origin = headers.get("origin")
         if origin is None or origin in self.origins:
             return
-        # The scheme is left out: a proxy before us may have taken TLS off.
+        # Without the scheme: a proxy in front may terminate TLS.
         if origin.partition("://")[2].lower() != headers.get("host", "").lower():
             raise NotAuthorized(
                 "A page of another server may not call /admin without a key. Start the server with --admin-key, and "
@@ -192,8 +192,8 @@ class Authentication:
 
 
 def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str], headers: Headers) -> Key | None:
-    """Who is asking; None is nobody in particular. Raises NotAuthorized for a key that does not open the path, and
-    NotAllowed for a request without a key to a name that is not the server's.
+    """The caller; None is anonymous. Raises NotAuthorized for a key that does not fit the path, and NotAllowed for a
+    request without a key to a host name that is not the server's.
     """
     key = keyring.identify(paths, bearer(headers))
     if key is None and hosts is not None and not OPEN_PATHS.issuperset(paths):
@@ -202,13 +202,13 @@ def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str],
 
 
 def _paths(scope: Scope) -> list[str]:
-    """The path as it came and as it reads decoded."""
+    """The path in raw and in decoded form."""
     raw = scope.get("raw_path")
     return [scope["path"]] if raw is None else [scope["path"], bytes(raw).decode("latin-1")]
 
 
 def bearer(headers: Headers) -> str | None:
-    """The key that a request came with."""
+    """The request's key."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     key = key.strip()
     if scheme.lower() == "bearer" and key and len(key) <= _LONGEST_KEY:

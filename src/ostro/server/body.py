@@ -23,24 +23,24 @@ from ostro.schemas import RequestModel, parse
 from ostro.schemas.prompts import MAX_TOKENS
 from ostro.server.disconnect import ClientGone
 
-# Most shorter bodies are decoded sooner than a thread is woken, and none takes more than 20 ms: it holds 2,500 objects
-# with two fields at most.
+# Most shorter bodies are decoded faster than a thread wakes up, and none takes more than 20 ms: it contains at most
+# 2,500 objects with two fields.
 _LONG_BODY = 64 << 10
-# What a body may cost to decode: MAX_TOKENS token ids, nine thousand objects with two fields, or thirty thousand fields
-# take 40 to 70 ms. When a body could take 300 ms, /healthz waited for nearly all of that.
+# Limits the cost of decoding a body: MAX_TOKENS token ids, nine thousand objects with two fields, or thirty thousand
+# fields take 40 to 70 ms. When a body could take 300 ms, /healthz was delayed by nearly as much.
 _MOST_COST = 1 << 19
-# By the byte that goes with each value, outside strings: an entry of a list, a container, a key. Objects are dear: each
-# is checked by a function in Python.
+# Costs by the byte that accompanies each value, outside strings: a list entry, a container, a key. Objects are
+# expensive, because each is validated by a Python function.
 _COSTS = {b",": 1, b"[": 4, b"{": 24, b":": 16}
-# Characters that are written as escapes, within strings, for the cost of one value.
+# Escaped characters in strings that cost as much as one value.
 _ESCAPES = 8
-# What is scanned at a stroke: other threads wait a millisecond for it.
+# Scanned at a time: other threads wait a millisecond for it.
 _BLOCK = 256 << 10
 _RETRY_SECONDS = 1
-# The default budget is no smaller: a server that takes only small bodies still has room for a thousand of them.
+# Minimum default budget: a server with a small body limit still has room for a thousand of them.
 _LEAST_BUDGET = 64 << 20
 
-# Decoding holds the interpreter's lock: more threads would only queue for that.
+# Decoding holds the GIL: more threads would only queue for it.
 _DECODERS = ThreadPoolExecutor(2, thread_name_prefix="body")
 
 
@@ -48,10 +48,10 @@ _DECODERS = ThreadPoolExecutor(2, thread_name_prefix="body")
 class BodyLimits:
     max_bytes: int = 64 << 20
     seconds: float = 60.0
-    """How long a body may take to arrive: one byte a second keeps no connection open."""
+    """How long a body may take to arrive: sending one byte a second must not keep a connection open."""
     max_bytes_together: int | None = None
-    """Of the long bodies of all requests under way, and again of the short ones. None is room for two of the longest,
-    or for a thousand short ones.
+    """Byte budget for all long bodies in memory, and the same again for short ones. None has room for two of the
+    longest, or for a thousand short ones.
     """
 
     @property
@@ -68,7 +68,7 @@ class ByteCount:
 
 
 class BodyBudget:
-    """The bytes of all bodies in memory: `most` for long ones, as many for short ones. For use in one event loop."""
+    """Counts the bytes of all bodies in memory: `most` for long ones, as many for short ones. Use in one event loop."""
 
     def __init__(self, most: int) -> None:
         self.long = ByteCount(most)
@@ -76,7 +76,7 @@ class BodyBudget:
 
 
 class BodyLease:
-    """One request's part of the budget."""
+    """One request's share of the budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -84,16 +84,16 @@ class BodyLease:
         self._size = 0
 
     def expect(self, size: int) -> None:
-        """Raises TryLater if there is no room for a body of this size. Takes none yet."""
+        """Raises TryLater if there is no room for a body of this size. Reserves nothing yet."""
         if size > _LONG_BODY:
             self._count = self._budget.long
         self._check(size)
 
     def grow(self, size: int) -> None:
-        """Takes in bytes that have come; raises TryLater if there is no room for them."""
+        """Counts received bytes; raises TryLater if there is no room for them."""
         total = self._size + size
         if total > _LONG_BODY and self._count is self._budget.short:
-            # It moves with all its bytes.
+            # Moves to the long budget with all its bytes.
             self.release()
             self._count, size = self._budget.long, total
         self._check(size)
@@ -101,7 +101,7 @@ class BodyLease:
         self._size = total
 
     def release(self) -> None:
-        """Gives all of it back. May be called again."""
+        """Returns all of it. Idempotent."""
         self._count.used -= self._size
         self._size = 0
 
@@ -116,7 +116,7 @@ class BodyLease:
 
 
 class BodyLeases:
-    """ASGI middleware: gives every request its lease, which ends with the request."""
+    """ASGI middleware: gives every request a lease, which ends with the request."""
 
     def __init__(self, app: ASGIApp, *, budget: BodyBudget) -> None:
         self.app = app
@@ -134,7 +134,7 @@ class BodyLeases:
 
 
 def lease_of(http: Request) -> BodyLease:
-    """The request's lease, which `BodyLeases` has put there."""
+    """The request's lease, set by `BodyLeases`."""
     lease = http.scope["state"]["body"]
     assert isinstance(lease, BodyLease)
     return lease
@@ -144,7 +144,7 @@ Schema = TypeVar("Schema", bound=RequestModel)
 
 
 async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) -> Schema:
-    """The request in the body; raises what is wrong with it. Reads no more than it may."""
+    """Parses the body; raises what is wrong with it. Reads no more than allowed."""
     _check_type(http)
     _check_length(http, limits)
     try:
@@ -178,15 +178,15 @@ def _decode(schema: type[Schema], data: bytes) -> Schema:
 
 
 def costs_too_much(data: bytes) -> bool:
-    """Whether decoding the JSON text would hold the interpreter's lock for too long.
+    """Whether decoding the JSON text would hold the GIL for too long.
 
-    Linear in the text's length, and block by block, so that other threads have their turns. Only what stands outside
-    strings is counted; text that is no JSON may be counted wrongly after the place where the decoder gives up.
+    Takes linear time, in blocks, so that other threads get their turns. Only counts what is outside strings; invalid
+    JSON may be miscounted after the point where the decoder fails.
     """
     cost = num_quotes = begin = 0
     while begin < len(data):
         block = data[begin : begin + _BLOCK]
-        # A block ends before a backslash whose partner is in the next.
+        # A block must not end between a backslash and the character it escapes.
         odd = (len(block) - len(block.rstrip(b"\\"))) % 2
         end = begin + len(block) - odd if len(block) > 1 else begin + 1
         parts = data[begin:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
@@ -194,7 +194,7 @@ def costs_too_much(data: bytes) -> bool:
         cost += sum(each * outside.count(byte) for byte, each in _COSTS.items())
         cost += block.count(b"\\") // _ESCAPES
         num_quotes += len(parts) - 1
-        # Two strings have a separator between them.
+        # There is a separator between any two strings.
         if cost > _MOST_COST or num_quotes // 2 > _MOST_COST:
             return True
         begin = end
@@ -202,7 +202,7 @@ def costs_too_much(data: bytes) -> bool:
 
 
 def _check_type(request: Request) -> None:
-    # A web page of anyone's can make a browser send any other type here without asking us first.
+    # Any web page can make a browser send other content types here without a CORS preflight.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise WrongContentType("The body must be JSON. Send it with the header Content-Type: application/json.")
@@ -215,7 +215,7 @@ def _check_length(request: Request, limits: BodyLimits) -> None:
     if announced.isdecimal() and len(announced) < 20:
         if int(announced) > limits.max_bytes:
             raise _too_large(limits)
-        # Better now than when most of it has come. It is counted as it comes: announcing costs a client nothing.
+        # Fail early rather than after most of it has arrived. Bytes count on arrival: announcing them costs nothing.
         lease_of(request).expect(int(announced))
 
 
@@ -225,7 +225,7 @@ async def _read(request: Request, limits: BodyLimits) -> bytes:
     size = 0
     async for part in request.stream():
         size += len(part)
-        # Counted as it comes: the announced length may be missing.
+        # Counted on arrival: there may be no announced length.
         if size > limits.max_bytes:
             raise _too_large(limits)
         lease.grow(len(part))

@@ -1,9 +1,9 @@
-"""How many connections may be open, and what happens to the next one. Knows sockets and files; knows no HTTP but one
-answer.
+"""Limits how many connections may be open, and decides what happens to the next one. Knows sockets and files; of HTTP,
+knows only one response.
 
     accept ──┬── fewer than `most` are open ──────────────> served
-             ├── all are, and some carry no request ──────> the one that has done so for longest is closed: served
-             ├── all do, but some have sent only part ────> the one that began first gets 503 and is closed: served
+             ├── all in use, but some carry no request ───> the one idle for longest is closed: served
+             ├── or some have sent only part of one ──────> the one that began first gets 503 and is closed: served
              └── all are busy ────────────────────────────> 503, closed
 
 Connections are limited well below the process's open-file limit: a restarted engine, a model's files and a download
@@ -24,12 +24,12 @@ from typing import Final, Protocol
 from ostro.errors import BadRequest, Unavailable
 from ostro.schemas import ErrorBody
 
-# Files kept for all else: an eighth of what there is, in any case enough to start engines and to load models.
+# Files reserved for everything else: an eighth, but at least enough to start engines and load models.
 _LEAST_RESERVE: Final = 64
 _RESERVE_SHARE: Final = 8
-# What we ask of the system at most; and assume where it sets no limit.
+# The most we request from the system, and assume if it has no limit.
 _MOST_FILES: Final = 65536
-# Accepted before anything else gets its turn.
+# Connections accepted before anything else gets a turn.
 _AT_A_TIME: Final = 32
 _PAUSE_SECONDS: Final = 0.5
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Takes what the system grants: the usual 1024 open files are fewer than the requests that may wait. The limit that
-    then holds.
+    """Raises the limit as far as the system allows: the usual 1024 files are fewer than the requests that may wait.
+    Returns the new limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -51,7 +51,7 @@ def raise_file_limit() -> int:
 
 
 def most_connections(asked: int | None, files: int) -> int:
-    """As many as were asked for, or as the files allow. Raises BadRequest if that is less."""
+    """The requested number, or as many as the file limit allows. Raises BadRequest if that is less."""
     reserve = min(max(_LEAST_RESERVE, files // _RESERVE_SHARE), files // 2)
     most = files - reserve
     if asked is not None and asked > most:
@@ -64,21 +64,21 @@ def most_connections(asked: int | None, files: int) -> int:
 
 
 class Peer(Protocol):
-    """A connection, as it is seen from here."""
+    """A connection, as seen from here."""
 
     def has_unsent(self) -> bool:
-        """Whether its client has yet to read the end of an answer."""
+        """Whether its client has yet to read the end of a response."""
 
     def drop(self) -> None: ...
 
 
 class Connections:
-    """Those that are open. Use within one event loop."""
+    """The open connections. Use within one event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.num_open = 0
-        # In the order in which they fell idle, and in which their requests began.
+        # In the order in which they became idle, and in which their requests began.
         self._idle: dict[Peer, None] = {}
         self._receiving: dict[Peer, None] = {}
 
@@ -91,12 +91,12 @@ class Connections:
         self._idle[connection] = None
 
     def begin_request(self, connection: Peer) -> None:
-        """Its head is here, and its body is yet to come."""
+        """Its head has arrived, its body is still to come."""
         self._forget(connection)
         self._receiving[connection] = None
 
     def begin_answer(self, connection: Peer) -> None:
-        """All of the request is here: its connection makes room for no other."""
+        """The whole request has arrived: the connection may no longer be dropped for another."""
         self._forget(connection)
 
     def close(self, connection: Peer) -> None:
@@ -104,7 +104,7 @@ class Connections:
         self.num_open -= 1
 
     def make_room(self) -> bool:
-        """Whether there is room for one more, if need be in place of one that carries no complete request."""
+        """Whether there is room for one more, if necessary by dropping one without a complete request."""
         if self.num_open < self.most:
             return True
         dropped = next((each for each in chain(self._idle, self._receiving) if not each.has_unsent()), None)
@@ -120,8 +120,8 @@ class Connections:
 
 
 class Acceptor:
-    """Takes connections from a listening socket. In place of asyncio's own, which accepts all that there are before it
-    tells anybody, until there are no files left.
+    """Accepts connections from a listening socket. Replaces asyncio's own, which accepts all pending connections at
+    once until there are no file descriptors left.
     """
 
     def __init__(self, sock: socket.socket, make: Callable[[], asyncio.Protocol], connections: Connections) -> None:
@@ -163,7 +163,7 @@ class Acceptor:
                 _refuse(client)
 
     def _rest(self, error: OSError) -> None:
-        """Something else has used up the files. The connection waits in the kernel, which would tell of it at once."""
+        """File descriptors have run out. Pauses, or the kernel would report the waiting connection again at once."""
         _log.warning("No connection can be accepted (%s). Allow more open files with ulimit -n.", error.strerror)
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(_PAUSE_SECONDS, self._listen)
@@ -172,7 +172,7 @@ class Acceptor:
         self._connections.num_open += 1
         client.setblocking(False)
         with suppress(OSError):
-            # Tokens go out one by one: none may wait for the next.
+            # Tokens are sent one by one: none may wait for the next.
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._connect(client))
         self._opening.add(task)
@@ -182,13 +182,13 @@ class Acceptor:
         try:
             await self._loop.connect_accepted_socket(self._make, client)
         except OSError:
-            # It was gone already.
+            # The client had already disconnected.
             self._connections.num_open -= 1
             client.close()
 
 
 def _refuse(client: socket.socket) -> None:
-    """Tells it to come back. What it sent is not read, so the answer may get lost; the connection's end does not."""
+    """Sends 503. The request is not read, so the response may get lost; the disconnect does not."""
     client.setblocking(False)
     with suppress(OSError):
         client.send(BUSY)

@@ -1,5 +1,5 @@
-"""From a bound port to the last byte: starts the model and the HTTP server, drains on a signal. Knows processes and
-signals; knows no endpoint.
+"""From binding the port to the last byte: starts the models and the HTTP server, drains on a signal. Knows processes
+and signals; knows no endpoint.
 
     bind ──> listen, load ──> ready ──> signal: unready, new requests 503 ──> the last one has ended ──> exit 0
                   │                         │                                 or the window is over ──> exit 1
@@ -49,16 +49,16 @@ from ostro.version import __version__
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
-# Longer than the pools of common clients keep a connection: they must be the ones to close it.
+# Longer than common clients keep idle connections, so that they are the ones to close them.
 _KEEP_ALIVE_SECONDS = 75
-# Programs that start a server wait for its first lines.
+# Programs that start a server wait for its first log lines.
 _FIRST_STATE_SECONDS, _STATE_SECONDS = 0.02, 0.25
-# What answers get to reach their clients once nothing is under way in the engine.
+# Time for responses to reach their clients once the engine is idle.
 _LAST_BYTES_SECONDS = 1
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: connections wait in it until the server takes them."""
+    """A listening socket: connections wait in its backlog until the server accepts them."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -79,7 +79,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(merged: Merged) -> int:
-    """Serves until a signal; returns the exit status. Raises OstroError if it cannot begin."""
+    """Serves until a signal; returns the exit status. Raises OstroError if it cannot start."""
     settings = merged.settings
     keyring = settings.keyring()
     connections = Connections(most_connections(settings.max_connections, raise_file_limit()))
@@ -96,8 +96,8 @@ def serve(merged: Merged) -> int:
 
 @contextlib.contextmanager
 def _logging(settings: ServeSettings) -> Iterator[PatientHandler]:
-    """When it is left, all lines are written. JSON lines have standard error to themselves, unless a logging.yaml says
-    who else writes there.
+    """On exit, all log lines are written. JSON logs have standard error to themselves, unless a logging.yaml decides
+    who writes there.
     """
     alone = _log_format(settings) == "json" and settings.logging_config is None
     log: PatientHandler | None = None
@@ -111,7 +111,7 @@ def _logging(settings: ServeSettings) -> Iterator[PatientHandler]:
 
 
 def start_logging(merged: Merged) -> None:
-    """For a server within another program: standard error stays that program's."""
+    """For a server inside another program, which keeps its standard error."""
     _configured(merged.settings, sys.stderr)
     _tell_start(merged)
 
@@ -133,7 +133,7 @@ def _log_format(settings: ServeSettings) -> LogFormat:
 
 
 def _tell_start(merged: Merged) -> None:
-    """The log's first lines: the settings that are easily overlooked, and what of them was left out."""
+    """The first log lines: settings that are easily overlooked, and notes on ignored ones."""
     log = structlog.stdlib.get_logger("ostro.server")
     outside = merged.from_outside()
     log.info("starting", version=__version__, **({"settings": outside} if outside else {}))
@@ -143,7 +143,7 @@ def _tell_start(merged: Merged) -> None:
 
 @contextlib.contextmanager
 def _tracing(settings: ServeSettings) -> Iterator[Tracer | None]:
-    """Around all that may be traced: at its end the last spans are sent."""
+    """Wraps everything that may be traced; on exit, sends the last spans."""
     tracer = start_tracing(settings.otlp_endpoint)
     try:
         yield tracer
@@ -163,7 +163,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def middlewares(
     settings: ServeSettings, keyring: Keyring, metrics: Metrics, tracer: Tracer | None = None
 ) -> list[Middleware]:
-    """What each request passes, outermost first."""
+    """The middleware stack, outermost first."""
     assets = read_assets() if settings.ui else {}
     quiet = {*OPEN_PATHS, METRICS_PATH, *assets}
 
@@ -175,7 +175,7 @@ def middlewares(
     return [
         Middleware(RequestLog, on_end=on_end, access_log=settings.access_log, quiet=quiet),
         *([Middleware(TraceParent)] if tracer is not None else []),
-        # Before the keys: a browser asks without one what it may send.
+        # Outside authentication: a browser's preflight request carries no key.
         *([_cors(settings)] if settings.enable_cors else []),
         *([Middleware(PlaygroundEndpoint, assets=assets)] if assets else []),
         Middleware(
@@ -217,7 +217,7 @@ def assemble(
     *,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """The app as the settings want it."""
+    """The app, configured by the settings."""
     return build_app(
         models,
         gate=gate,
@@ -228,7 +228,7 @@ def assemble(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, less its signal handlers, since what a signal means is decided here; and with a limit on connections."""
+    """uvicorn without its signal handlers, because signals are handled here; and with a limit on connections."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -251,7 +251,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Server:
-    """One run of the server, on a socket that listens already."""
+    """One run of the server, on a socket that is already listening."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class Server:
         *,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """`say` shows text to a person at a terminal; None if there is none."""
+        """`say` prints to a user's terminal; None if there is none."""
         self._merged = merged
         self._settings = merged.settings
         self._say = say
@@ -275,7 +275,7 @@ class Server:
         self._signalled = asyncio.Event()
 
     async def run(self) -> int:
-        """Until a signal or a model that cannot be served; the exit status."""
+        """Runs until a signal or until its model fails for good; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -326,7 +326,7 @@ class Server:
             news.tell(self._log)
             opening.tell()
             reap_orphans()
-            # A server of many models goes on without one of them.
+            # A server with several models continues without one of them.
             if (only := models.only) is not None and only.failure is not None:
                 raise ModelError(only.failure)
             if serving.done():
@@ -346,22 +346,22 @@ class Server:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT and self._say is not None:
-            # The terminal shows ^C where the cursor is: what follows begins a line.
+            # The terminal shows ^C at the cursor: start a new line.
             self._say("")
         if not self._signalled.is_set():
             self._signalled.set()
             return
-        # Not an orderly shutdown: a second signal means now. The engine ends when its socket closes.
+        # A second signal means now, without an orderly shutdown. The engine exits when its socket closes.
         self._log.warning("aborted by a second signal")
         logging.shutdown()
         os._exit(128 + number)
 
 
 class News:
-    """Logs each model that became ready, failed or restarted since the last look."""
+    """Logs every model that became ready, failed or restarted since the last call."""
 
     def __init__(self, models: Models, *, ends_with_only: bool = True) -> None:
-        """`ends_with_only`: the failure of a server's only model ends the server, with words of its own."""
+        """`ends_with_only`: the failure of the only model ends the server, which logs its own message."""
         self._models = models
         self._ends_with_only = ends_with_only
         self._seen: dict[str, tuple[PoolState, int]] = {}
@@ -385,7 +385,7 @@ class News:
 
 
 async def keep_telling(models: Models) -> None:
-    """What `Server` does for its models beside serving HTTP, for an app that another server runs. Until cancelled."""
+    """`Server`'s chores besides HTTP, for an app run by another server. Runs until cancelled."""
     news, log = News(models, ends_with_only=False), structlog.stdlib.get_logger("ostro.server")
     while True:
         news.tell(log)
@@ -407,7 +407,7 @@ def _facts(name: str, info: ModelInfo) -> dict[str, object]:
 
 
 async def rehearse(settings: ServeSettings) -> str:
-    """Loads and warms up the first model, and says what serving it would look like."""
+    """Loads and warms up the first model, and describes what serving it would look like."""
     from ostro.planning.torch_needed import check_without_torch
 
     specs = fixed_specs(settings)

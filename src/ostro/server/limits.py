@@ -46,7 +46,7 @@ from ostro.server.shares import Shares
 
 _T = TypeVar("_T")
 
-# Waits that Retry-After is the mean of, and its bound.
+# Number of recent waits averaged for Retry-After, and its upper bound.
 _MEASURED = 64
 _LONGEST_RETRY = 60
 
@@ -54,31 +54,31 @@ _LONGEST_RETRY = 60
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits:
     concurrent: int = 128
-    """Sequences handed to the engine at a time: each prompt of a request counts, and each choice of it."""
+    """Sequences in the engine at a time: each prompt of a request counts, and each of its choices."""
     waiting: int = 1024
-    """Requests that may wait for that."""
+    """Requests that may wait for a slot."""
     waiting_tokens: int = 1_000_000
-    """Prompt tokens that may wait for that. One request may always wait, whatever its length."""
+    """Prompt tokens that may wait for a slot. One request may always wait, whatever its length."""
     seconds: float = 300.0
-    """How long a request may take, waiting included."""
+    """Maximum duration of a request, including its wait."""
     new_tokens: int | None = None
-    """Most tokens that a request may ask for."""
+    """The most tokens that a request may ask for."""
     retry_after_drain: int = 5
-    """What a client is told while the server shuts down: another one has taken over by then."""
+    """Retry-After while the server shuts down: another one should have taken over by then."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What requests for one model have asked of its engines."""
+    """Accumulated usage of one model."""
 
     requests: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens that were in the cache."""
+    """Prompt tokens found in the prefix cache."""
 
     def add(self, record: RequestRecord) -> None:
-        """Takes in a request that is over."""
+        """Adds a finished request."""
         self.requests += 1
         self.prompt_tokens += record.prompt_tokens or 0
         self.generated_tokens += record.completion_tokens
@@ -103,21 +103,21 @@ class FairClock:
         self._given: dict[str, int] = {}
 
     def turn(self, key: str, tokens: int) -> int:
-        """The turn of a request of `key` that costs so much."""
+        """The turn of a request by `key` that costs this much."""
         start = max(self._now, self._given.get(key, 0))
         self._given[key] = start + tokens
         return start
 
     def charge(self, key: str, tokens: int) -> None:
-        """What a request turned out to cost beyond what was known at its turn."""
+        """Adds costs that were not known at the request's turn."""
         self._given[key] = self._given.get(key, self._now) + tokens
 
     def serve(self, turn: int) -> None:
-        """The request of this turn is being served: nobody starts earlier from now on."""
+        """The request with this turn is being served: from now on nobody starts earlier."""
         self._now = max(self._now, turn)
 
     def rest(self) -> None:
-        """Nothing is under way: all are equal again."""
+        """Nothing is in progress: all keys are equal again."""
         self._now = max([self._now, *self._given.values()])
         self._given.clear()
 
@@ -140,18 +140,18 @@ class Ticket:
         """Slots that it takes, all at once."""
 
     async def take(self, model: AbstractAsyncContextManager[_T], name: str) -> _T:
-        """Waits for a model, and keeps it until it is let go or the request leaves. Raises QueueFull if too many wait
-        for the one of this name already, unless this request has been in line before.
+        """Waits for a model, and holds it until `let_go` or until the request leaves. Raises QueueFull if too many
+        requests already wait for it, unless this one has been in the queue before.
         """
         with self._gate.loading(name, is_new=not self._turns):
             return await self.within(self._held.enter_async_context(model))
 
     async def let_go(self) -> None:
-        """Of the model, if it has one."""
+        """Releases the model, if it holds one."""
         await self._held.aclose()
 
     def enlist(self, requests: Sequence[Request]) -> list[Request]:
-        """The requests as the engine may have them. Requests that were prepared again keep their turns."""
+        """The requests, ready for the engine. Requests that are prepared again keep their turns."""
         requests = self._gate.capped(requests)
         key = self.record.key
         if not self._turns:
@@ -176,7 +176,7 @@ class Ticket:
             )
 
     async def turn(self) -> None:
-        """Waits for a slot. Raises QueueFull at once if too many tokens wait already and it was not in line before."""
+        """Waits for a slot. A new request raises QueueFull at once if too many tokens are already waiting."""
         is_new = self.record.lined_up is None
         self.record.lined_up = self.record.lined_up or time.monotonic()
         rank = self._priority, self._turns[0]
@@ -184,7 +184,7 @@ class Ticket:
         self.record.let_in = time.monotonic()
 
     def enter(self) -> bool:
-        """Whether it has a slot: it takes one if that needs no waiting."""
+        """Takes a slot if one is free; returns whether it has one."""
         if not self.holds_slot and self._gate.take_slot(self):
             self.record.let_in = time.monotonic()
             self.record.lined_up = self.record.lined_up or self.record.let_in
@@ -192,7 +192,7 @@ class Ticket:
 
     @contextmanager
     def step_back_unless_at_once(self) -> Iterator[None]:
-        """Unless the block is over before anything else can run, the slot goes to the next in line."""
+        """Gives the slot to the next in line, unless the block finishes before anything else can run."""
         stepping_back = asyncio.get_running_loop().call_soon(self._step_back)
         try:
             yield
@@ -204,10 +204,10 @@ class Ticket:
         self._gate.give_back_slot(self)
 
     async def within(self, work: Awaitable[_T]) -> _T:
-        """Its result, or RequestTimeout."""
-        # One timer serves all of a stream's items: asyncio.timeout would set up one for each, ten microseconds a token.
+        """The result of `work`, or RequestTimeout."""
+        # One timer for the whole request: asyncio.timeout would create one per stream item, costing 10 µs per token.
         if self.expired():
-            # It was at something else when the time ran out.
+            # The time ran out while it was doing something else.
             if isinstance(work, Coroutine):
                 work.close()
             raise self._timeout()
@@ -225,8 +225,8 @@ class Ticket:
             self._at_work.discard(task)
 
     async def prepare(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """What takes long on texts, within the request's time. Where there are several keys, one request of each is at
-        it at a time: a key whose texts take forever keeps none of the others waiting.
+        """Slow text processing, within the request's time. If there are several keys, each has only one request in
+        preparation at a time, so that a key with very slow texts does not block the others.
         """
         return await self.within(self._gate.in_turn(self.record.key, work))
 
@@ -234,7 +234,7 @@ class Ticket:
         return self._expired
 
     def expire(self) -> None:
-        """Its time is over: whatever it waits for ends."""
+        """Its time is up: cancels whatever it is waiting for."""
         self._expired = True
         for task in self._at_work:
             task.cancel()
@@ -244,7 +244,7 @@ class Ticket:
         return RequestTimeout(f"The request took longer than the {seconds:g} seconds it may. Ask for less.")
 
     async def watch(self, stream: Deltas) -> AsyncGenerator[list[Delta], None]:
-        """The stream itself, within the request's time. Close it: that closes the stream."""
+        """The stream, limited to the request's time. Closing it closes the stream."""
         try:
             while True:
                 deltas = await self.within(anext(stream))
@@ -255,7 +255,7 @@ class Ticket:
         except StopAsyncIteration:
             return
         finally:
-            # This is what aborts the request in the engine: it must not wait for the garbage collector.
+            # This aborts the request in the engine, so it must not wait for the garbage collector.
             await stream.aclose()
 
     async def complete(self, work: Awaitable[Completion]) -> Completion:
@@ -271,7 +271,7 @@ class Ticket:
             self._gate.clock.serve(self._turns[0])
 
     def settle(self) -> None:
-        """Charges its key what it cost: what it generated too, or nothing if it never got its turn."""
+        """Charges its key the actual cost: also for generated tokens, or nothing if it never had its turn."""
         if self.holds_slot:
             self._gate.clock.serve(self._turns[-1])
             self._gate.clock.charge(self.record.key, self.record.completion_tokens)
@@ -291,16 +291,15 @@ class Gate:
         share_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With many models, requests that wait for one of them to be loaded leave room for those of others. `num_keys`
-        is how many different keys requests may come with, and `share_prefixes` whether one may profit from prompts that
-        another has sent.
+        """With many models, requests waiting for one to be loaded leave places for others. `num_keys` is the number of
+        different API keys, and `share_prefixes` whether one may reuse cached prefixes of prompts that another has sent.
         """
         self.limits = limits
         self.clock = FairClock()
         self.draining = False
         self.num_inside = 0
         self.used: defaultdict[str, Usage] = defaultdict(Usage)
-        """By the model's name in answers."""
+        """By the model's name in responses."""
         self.num_waiting = 0
         self._time = clock
         self._num_places = limits.concurrent + limits.waiting
@@ -320,7 +319,7 @@ class Gate:
 
     @asynccontextmanager
     async def admit(self, record: RequestRecord) -> AsyncIterator[Ticket]:
-        """Raises QueueFull or Unavailable if there is no room for one more."""
+        """Raises QueueFull or Unavailable if there is no room for another request."""
         self._check(record.key)
         ticket = Ticket(self, record)
         timer = asyncio.get_running_loop().call_later(self.limits.seconds, ticket.expire)
@@ -338,23 +337,23 @@ class Gate:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of requests in line."""
+        """Prompt tokens of queued requests."""
         return self._tokens.used
 
     def slots_for(self, sequences: int) -> int:
-        """How many a request takes. Never more than half of them: no single request holds up all others."""
+        """How many slots a request takes. At most half of them, so that no single request blocks all others."""
         return min(sequences, max(1, self.limits.concurrent // 2))
 
     def salt(self, key: str, given: str) -> str:
-        """What keeps a request's cached prefixes apart from others': of several keys each has its own."""
+        """Separates a request's cached prefixes from others': with several keys, each has its own."""
         return given if self._share_prefixes else f"{key} {given}"
 
     def check(self, record: RequestRecord) -> None:
-        """Raises what `admit` would raise now: before a body is read, which may be long."""
+        """Raises what `admit` would raise now; called before reading a body, which may be long."""
         self._check(record.key)
 
     def drain(self) -> None:
-        """Lets nobody in any more; who is inside may finish."""
+        """Admits nobody any more; requests inside may finish."""
         self.draining = True
 
     async def emptied(self) -> None:
@@ -362,7 +361,7 @@ class Gate:
         await self._empty.wait()
 
     def retry_after(self) -> int:
-        """Seconds until it is worth another try: how long requests have been waiting of late."""
+        """Seconds until a retry is worthwhile: the recent average wait."""
         mean = sum(self._waits) / len(self._waits) if self._waits else 0.0
         return min(max(1, math.ceil(mean)), _LONGEST_RETRY)
 
@@ -373,11 +372,11 @@ class Gate:
             return await work()
 
     def capped(self, requests: Sequence[Request]) -> list[Request]:
-        """Raises BadRequest if one asks for more tokens than it may."""
+        """Raises BadRequest if a request asks for more tokens than allowed."""
         capped: list[Request] = []
         for number, request in enumerate(requests):
             if number and request.params is requests[number - 1].params and request.task is requests[number - 1].task:
-                # All prompts of a request share their params; a changed copy would be validated again.
+                # All prompts of a request share their params; copying them again would repeat their validation.
                 params = capped[-1].params
                 capped.append(request if request.params is params else replace(request, params=params))
             else:
@@ -400,10 +399,10 @@ class Gate:
 
     @contextmanager
     def loading(self, model: str, *, is_new: bool) -> Iterator[None]:
-        """Around a wait for the model. Raises QueueFull if a new request is one too many.
+        """Wraps a wait for the model. Raises QueueFull if a new request is one too many.
 
-        As many may wait for one model as there are places left, for itself and others: so one that everybody asks for
-        gets half of them, two such get a third each, and no number of them gets all.
+        As many may wait for one model as there are places left, for itself and others: a single popular model gets half
+        of them, two get a third each, and no number of them gets all.
         """
         waiting = self._loading[model]
         if is_new and self._many_models and waiting >= max(1, self._num_places - self.num_inside):
@@ -420,8 +419,8 @@ class Gate:
                 del self._loading[model]
 
     def take_slot(self, ticket: Ticket) -> bool:
-        """Whether there is one now; the ticket gives it back when it leaves."""
-        # Room for a key means that none of its requests waits: what is given back goes to the line first.
+        """Takes a slot if one is free; the ticket returns it when it leaves."""
+        # If its key has room, none of its requests is waiting: returned slots go to the queue first.
         if not self._slots.has_room(ticket.record.key):
             return False
         self._slots.take(ticket.record.key, ticket.num_slots)
@@ -448,7 +447,7 @@ class Gate:
             if place.cancelled():
                 self._leave_line(entry)
             else:
-                # The slot came in the same moment as the end.
+                # The slot was granted at the very moment of cancellation.
                 self.give_back_slot(ticket)
             raise
         finally:
@@ -468,7 +467,7 @@ class Gate:
             raise self._full(self._places, key, "requests", "under way or waiting")
 
     def _full(self, shares: Shares, key: str, what: str, how: str) -> QueueFull:
-        """Tells a key about its own requests alone, if there are others."""
+        """With several keys, mentions only the key's own requests."""
         amount = f"{shares.used_by(key)} {what} of this key" if self._many_keys else f"{shares.used} {what}"
         return QueueFull(f"{amount} are {how} already. Try again later.", retry_after=self.retry_after())
 
@@ -490,7 +489,7 @@ class Gate:
             entry = min(line[0] for line in lines)
             *_, place, ticket = entry
             self._leave_line(entry)
-            # One that is about to be told of its end has cancelled its place already.
+            # A request that is being cancelled has already cancelled its place.
             if not place.done():
                 self._slots.take(ticket.record.key, ticket.num_slots)
                 ticket.holds_slot = True
@@ -509,4 +508,4 @@ class Gate:
 
 
 _Waiting = tuple[int, int, int, asyncio.Future[None], Ticket]
-"""Priority, turn, order of arrival; then what is told when the slot comes, and whose it is."""
+"""Priority, turn, order of arrival; then the future that is set when the slot comes, and its ticket."""

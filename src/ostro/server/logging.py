@@ -1,5 +1,5 @@
-"""The server's log: one line per request, and libraries' lines in the same format. Knows no bodies and no keys: a
-record has no field for them, so they cannot be logged.
+"""The server's log: one line per request, and libraries' lines in the same format. Bodies and keys cannot be logged: a
+record has no field for them.
 """
 
 import logging
@@ -29,26 +29,26 @@ from ostro.server.record import RequestRecord
 
 LogFormat = Literal["json", "text"]
 
-# A client's own id is only a label, and it ends up in logs and headers.
+# A client's own id is only a label, but it ends up in logs and headers.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 # Not our fault, but worth a look.
 _LEVELS = {503: logging.WARNING, 504: logging.WARNING}
-# Lines that wait to be written, and how long the end of the program waits for them.
+# Queued lines, and how long shutdown waits for them.
 _MOST_LINES = 10_000
 _FLUSH_SECONDS = 1.0
-# Characters of one field, and of a traceback.
+# Maximum characters of a field, and of a traceback.
 _LONGEST_FIELD = 4_000
 _LONGEST_TRACEBACK = 32_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-# --- one request ----------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------------------------
 
 
 class RequestLog:
-    """ASGI middleware, outermost: gives every request its record and its id, and logs it once it is over.
+    """ASGI middleware, outermost: gives every request a record and an id, and logs it when it is over.
 
-    The record is scope["state"]["record"]; `x-request-id` of every answer is its id.
+    The record is scope["state"]["record"]; every response has its id as `x-request-id`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RequestLog:
         access_log: bool = True,
         quiet: Iterable[str] = (),
     ) -> None:
-        """`quiet`: paths of probes, which are worth a line only when they meet a fault."""
+        """`quiet`: paths of probes, which are logged only if something goes wrong."""
         self.app = app
         self.on_end = on_end
         self.access_log = access_log
@@ -92,10 +92,10 @@ class RequestLog:
             self._write(record)
 
     def _write(self, record: RequestRecord) -> None:
-        # No status: the client was gone before there was an answer.
+        # No status means that the client was gone before there was a response.
         level = _LEVELS.get(record.status or 0, logging.ERROR if (record.status or 0) >= 500 else logging.INFO)
         is_wanted = self.access_log and record.path not in self.quiet
-        # A probe that finds the server unready is told so; that is no news for the log.
+        # A probe that gets 503 from an unready server is no news for the log.
         if is_wanted or (level > logging.INFO and not (record.path in self.quiet and record.status == 503)):
             self._log.log(level, "request", **record.fields())
 
@@ -105,7 +105,7 @@ def _request_id(scope: Scope) -> str:
     return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
-# --- all lines ------------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------------------------
 
 
 def configure_logging(
@@ -116,8 +116,8 @@ def configure_logging(
     config: Path | None = None,
     stream: TextIO | None = None,
 ) -> "PatientHandler":
-    """One format for our lines, those of libraries and Python's warnings, on a stream (default: stderr); or what a
-    logging.yaml says (logging's dictConfig). Without `color`, text has none on a terminal either.
+    """One format for our lines, those of libraries and Python's warnings, on a stream (default: stderr); or the config
+    in a logging.yaml (for logging's dictConfig). Without `color`, text is plain even on a terminal.
     """
     stream = stream or sys.stderr
     shared: list[Processor] = [
@@ -140,7 +140,7 @@ def configure_logging(
         foreign_pre_chain=[
             structlog.stdlib.PositionalArgumentsFormatter(),
             *shared,
-            # A child process's traceback: after the escaping, as tracebacks of this process are.
+            # A child process's traceback: added after escaping, like this process's own.
             structlog.stdlib.ExtraAdder(allow=["exception"]),
         ],
         processors=[
@@ -159,9 +159,9 @@ def configure_logging(
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         library = logging.getLogger(name)
         library.handlers, library.propagate = [], True
-    # Its lines tell less than ours, once more.
+    # Its lines repeat ours with less detail.
     logging.getLogger("uvicorn.access").disabled = True
-    # The one tells every start and stop, as we do; the others every download, with addresses that may hold a secret.
+    # The first logs every start and stop, like we do; the others every download, with URLs that may contain secrets.
     for name in ("uvicorn.error", "httpx", "httpx2"):
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     if config is not None:
@@ -175,9 +175,9 @@ def shows_color(stream: TextIO) -> bool:
 
 
 class PatientHandler(logging.Handler):
-    """Writes lines in a thread of its own: a pipe that nobody reads holds up that thread, and not the event loop.
+    """Writes lines in its own thread: a pipe that nobody reads blocks that thread and not the event loop.
 
-    A line that finds too many before it is dropped; their number is told once there is room.
+    If too many lines are queued, new ones are dropped; their number is logged once there is room.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -190,11 +190,11 @@ class PatientHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.say(self.format(record))
-        except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be made stops nobody
+        except Exception:  # noqa: BLE001  like logging's own handlers: a line that cannot be formatted stops nobody
             self.handleError(record)
 
     def say(self, text: str) -> None:
-        """Writes a text that is no log line after those that came before it."""
+        """Writes plain text, in order with the log lines."""
         with self.lock or nullcontext():
             try:
                 self._lines.put_nowait(text)
@@ -202,7 +202,7 @@ class PatientHandler(logging.Handler):
                 self._num_dropped += 1
 
     def flush(self) -> None:
-        """Waits for the lines under way, for a while."""
+        """Waits a limited time for queued lines."""
         deadline = time.monotonic() + _FLUSH_SECONDS
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and (left := deadline - time.monotonic()) > 0:
@@ -216,7 +216,7 @@ class PatientHandler(logging.Handler):
             self._lines.task_done()
 
     def _loss(self) -> str:
-        """A line on those that were dropped, if any were."""
+        """A line that counts dropped lines; empty if there are none."""
         with self.lock or nullcontext():
             dropped, self._num_dropped = self._num_dropped, 0
         if not dropped:
@@ -227,7 +227,7 @@ class PatientHandler(logging.Handler):
 
 
 def _unlocked(stream: TextIO) -> Callable[[str], object]:
-    """Writes to the stream's file itself: its buffer has a lock, for which the program's end would wait in vain."""
+    """Writes directly to the stream's file descriptor: its buffer has a lock that could block the program's exit."""
     try:
         file = open(stream.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115  lives as long as the program
     except OSError:
@@ -259,7 +259,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _escaped(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """A client can put what it likes into a path: nothing of it may start a line, move the cursor or fill the disk."""
+    """Clients control paths and the like: no text may start a line, move the cursor or fill the disk."""
     return {key: escape(bounded(value)) if isinstance(value, str) else value for key, value in event.items()}
 
 
@@ -270,7 +270,7 @@ def _bounded_traceback(logger: WrappedLogger, name: str, event: EventDict) -> Ev
 
 
 def bounded(text: str, most: int = _LONGEST_FIELD) -> str:
-    """The text itself, or its beginning, its end and how much is missing between them."""
+    """The text itself, or its start and end with the number of characters left out between them."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -45,13 +45,13 @@ _SECONDS = (
 _LONG_SECONDS = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
-# What stands for a path without a route: 404, 405 and those that were turned away before any was looked for.
+# Labels for paths without a route: 404, 405 and requests rejected before routing.
 _NO_ROUTE = {404: "not_found", 405: "method_not_allowed"}
 _OTHER = "other"
 
 
 class Served(Protocol):
-    """What metrics read of a model service."""
+    """The metrics' view of a model service."""
 
     @property
     def info(self) -> ModelInfo | None: ...
@@ -60,11 +60,11 @@ class Served(Protocol):
 
 
 class ServedModels(Protocol):
-    """What metrics read of the models."""
+    """The metrics' view of the models."""
 
     @property
     def first_name(self) -> str:
-        """For requests that name no model."""
+        """The label for requests that name no model."""
 
     @property
     def num_loads(self) -> int: ...
@@ -73,14 +73,14 @@ class ServedModels(Protocol):
     @property
     def num_load_failures(self) -> int: ...
     def loaded(self) -> Sequence[tuple[str, Served]]:
-        """Each with its name in answers."""
+        """Each with its name in responses."""
 
     def totals(self) -> Sequence[tuple[str, Counters]]:
-        """What engines have counted, also those that are gone, by the same names."""
+        """Engine counters, including those of stopped engines, by the same names."""
 
 
 class Line(Protocol):
-    """What metrics read of the gate."""
+    """The metrics' view of the gate."""
 
     num_waiting: int
     num_inside: int
@@ -101,11 +101,11 @@ class Metrics:
         self._http = self._counter("ostro_http_requests", "Answers by status.", "path", "status")
 
     def render(self) -> bytes:
-        """The text that Prometheus reads; CONTENT_TYPE goes with it."""
+        """The Prometheus exposition; its content type is CONTENT_TYPE."""
         return generate_latest(self.registry)
 
     def record(self, record: RequestRecord) -> None:
-        """Takes in a request that is over."""
+        """Records a finished request."""
         name = record.model or self._models.first_name
         self._http.labels(name, _path_label(record), str(record.status or "gone")).inc()
         if record.prompt_tokens is None or record.let_in is None:
@@ -129,7 +129,7 @@ class Metrics:
 
 
 def _path_label(record: RequestRecord) -> str:
-    """Never the path itself: anyone can make those up, and a label is kept for good."""
+    """Never the path itself: anyone can make those up, and labels are kept forever."""
     if record.route is None or record.status == 405:
         return _NO_ROUTE.get(record.status or 0, _OTHER)
     return record.route
@@ -170,7 +170,7 @@ def _used(beat: Heartbeat) -> float:
 
 
 class _Live(Collector):
-    """Reads the models when asked."""
+    """Reads the models on each scrape."""
 
     def __init__(self, models: ServedModels, line: Line) -> None:
         self._models = models
@@ -180,7 +180,7 @@ class _Live(Collector):
         loaded, totals = dict(self._models.loaded()), dict(self._models.totals())
         beats = {name: service.heartbeat for name, service in loaded.items()}
         waiting = "vllm:num_requests_waiting", "Requests that wait to run."
-        # Who waits at the gate waits for no engine in particular.
+        # Requests waiting at the gate are not assigned to an engine yet.
         at_gate = {self._models.first_name: self._line.num_waiting}
         in_engine = {name: beat.waiting for name, beat in beats.items()}
         both = {name: at_gate.get(name, 0) + in_engine.get(name, 0) for name in at_gate | in_engine}
@@ -211,7 +211,7 @@ def _family(
 
 
 class MetricsEndpoint:
-    """ASGI middleware, within the one that asks for keys: answers GET /metrics."""
+    """ASGI middleware, inside authentication: answers GET /metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app

@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 def reap_orphans() -> int:
-    """Takes inherited processes that have ended out of the system's table; how many there were."""
+    """Reaps inherited processes that have exited; returns how many."""
     if os.getpid() != 1 or not _has_ended(os.P_ALL, 0):
         return 0
     return sum(_reap(pid) for pid in _children())
 
 
 def _reap(pid: int) -> bool:
-    # A thread that waits for a child of its own may be quicker.
+    # A thread waiting for its own child may be faster.
     with suppress(ChildProcessError, ProcessLookupError):
         if _has_ended(os.P_PID, pid) and os.getpgid(pid) != pid:
             return os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -27,7 +27,7 @@ def _reap(pid: int) -> bool:
 
 
 def _has_ended(kind: int, number: int) -> bool:
-    """Whether one of them waits to be waited for; it goes on waiting."""
+    """Whether one of them has exited and not been reaped; does not reap it."""
     try:
         return os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -35,8 +35,8 @@ def _has_ended(kind: int, number: int) -> bool:
 
 
 def _children() -> Iterator[int]:
-    """One by one, since asked for any child the system tells the same one again and again."""
+    """Lists children individually, because waiting for any child would return the same one again and again."""
     for path in Path("/proc/self/task").glob("*/children"):
-        # A thread may have ended since.
+        # The thread may have ended meanwhile.
         with suppress(OSError):
             yield from map(int, path.read_text(encoding="ascii").split())

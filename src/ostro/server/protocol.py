@@ -22,7 +22,7 @@ from ostro.schemas import ErrorBody
 from ostro.server.connections import BUSY, Connections
 
 _LONGEST_HEAD: Final = 64 << 10
-# What a client must read of an answer in `read_seconds`, where so much is waiting: no link that works is slower.
+# The minimum that a client must read in `read_seconds` if that much is pending: no working link is slower.
 _LEAST_READ: Final = 32 << 10
 _INT: Final = struct.Struct("i")
 
@@ -53,10 +53,10 @@ class Alarm:
 
 class BoundedHttp(HttpToolsProtocol):
     head_seconds: float = 30.0
-    """How long a request's head may take; and the rest of a body that was answered before it had come."""
+    """Time limit for a request's head, and for the rest of a body that was answered early."""
     read_seconds: float = 60.0
     peers: Connections | None = None
-    """The connections that this one is counted among, if they are counted."""
+    """The set of connections that this one is counted in, if any."""
 
     _head_bytes = 0
     _unread = 0
@@ -65,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Without a word: it may never have been HTTP, and pools open connections ahead of need.
+        # Closed without a response: it may never have been HTTP, and pools open connections ahead of need.
         self._head_late = Alarm(self.loop, transport.abort)
         self._body_late = Alarm(self.loop, transport.abort)
         self._reader_late = Alarm(self.loop, self._check_reader)
@@ -78,12 +78,12 @@ class BoundedHttp(HttpToolsProtocol):
         for alarm in (self._head_late, self._body_late, self._reader_late):
             alarm.clear()
         if self._running is not None and self._running is not self.cycle:
-            # uvicorn tells only the last of several requests that the client had sent ahead.
+            # uvicorn notifies only the last of several pipelined requests.
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
-    # --- what the client sends ----------------------------------------------------------------------------------
+    # --- receiving ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -120,16 +120,16 @@ class BoundedHttp(HttpToolsProtocol):
             self._tell_peers()
         if self._body_late.is_set:
             self._body_late.clear()
-            # uvicorn has taken the body's last bytes for a new request's first.
+            # uvicorn mistook the body's last bytes for the start of a new request.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A client offers to speak another protocol, as Java's does with every request: we stay with this one.
+        """A client offers to upgrade to another protocol, as Java's does with every request; we decline.
 
-        The parser has stopped after the head, for what follows might be anything; so another one begins anew, with the
-        head less the offer.
+        The parser has stopped after the head, because anything might follow; so a new parser starts over with the head
+        minus the offer.
         """
         stopped, method = sys.exception(), self.parser.get_method()
         assert isinstance(stopped, httptools.HttpParserUpgrade)
@@ -159,7 +159,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
-    # --- what the client reads ----------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -174,7 +174,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         self._tell_peers()
         if self.transport.is_closing():
-            # It closes once all is read.
+            # It closes once everything has been read.
             self._await_reader()
         elif self.cycle.response_complete and self.cycle.more_body:
             self._body_late.set(self.head_seconds)
@@ -201,7 +201,7 @@ class BoundedHttp(HttpToolsProtocol):
         elif self.cycle is self._running and self.cycle.more_body:
             self.peers.begin_request(self)
         else:
-            # Or an earlier request is being answered, and the client has sent the next one ahead.
+            # Or an earlier request is being answered, and the client has pipelined the next one.
             self.peers.begin_answer(self)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -224,9 +224,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._await_reader()
 
     def _num_unread(self) -> int:
-        """Bytes that are on their way to the client: here, and in the kernel, which takes megabytes at a time."""
+        """Bytes not yet read by the client: in our buffer, and in the kernel's, which can hold megabytes."""
         waiting = self.transport.get_write_buffer_size()
-        # A socket that is closed already has no descriptor.
+        # A closed socket has no descriptor.
         with suppress(OSError, ValueError):
             answer = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_INT.size))
             waiting += _INT.unpack(answer)[0]

@@ -1,11 +1,11 @@
-"""The server's settings and where each came from. Starts nothing. A name that this build does not know is an error with
-a suggestion; a value that it cannot honour is an error with the reason.
+"""The server's settings and where each came from. Starts nothing. An unknown name is an error with a suggestion; an
+unsupported value is an error with the reason.
 
-names     what settings are called, here and in other servers: one table, ALIASES
+names     names of settings, here and in other servers: one table, ALIASES
 fields    the settings themselves
-sources   the environment, `.env` and YAML files; found_config and levanter_training, those of other programs
-merging   all of them merged, and what they imply
-wording   how they are told
+sources   the environment, `.env` and YAML files; found_config and levanter_training: other programs' files
+merging   merges all sources and applies implied settings
+wording   formats settings for messages
 """
 
 from ostro.server.settings.fields import Bytes, Hosts, References, Secrets, ServeSettings, Texts

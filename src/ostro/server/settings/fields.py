@@ -280,7 +280,7 @@ class ServeSettings(BaseSettings):
 
     date_header: bool = Field(True, description="send a Date header with every response")
 
-    # who
+    # authentication
     api_key: Secrets = Field((), description="API keys; clients must send one of them")
     api_key_file: Path | None = Field(None, description="a file of API keys, one per line; # starts a comment")
     priority_key: Secrets = Field((), description="API keys that may also send a negative priority; admin keys may too")
@@ -293,7 +293,7 @@ class ServeSettings(BaseSettings):
         ),
     )
 
-    # how much
+    # limits
     max_concurrent_requests: Positive | None = Field(
         None,
         description=(
@@ -354,7 +354,7 @@ class ServeSettings(BaseSettings):
         8.0, description="seconds that requests in flight get to finish at shutdown"
     )
 
-    # what it says
+    # logging and tracing
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = Field(
         "info", description="minimum level to log: debug, info, warning or error, in upper or lower case"
     )
@@ -380,17 +380,17 @@ class ServeSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `read_settings` has merged all sources: it must know where each value came from.
+        # `read_settings` merges all sources itself, to keep track of where each value came from.
         return (init_settings,)
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The models that are named one by one."""
+        """The individually named models."""
         return self.model if self.checkpoint_path is None else (self.checkpoint_path,)
 
     @property
     def has_several(self) -> bool:
-        """Whether models share the machine."""
+        """Whether several models share the machine."""
         return bool(self.models or self.gcs_bucket) or len(self.references) > 1
 
     @property
@@ -430,7 +430,7 @@ class ServeSettings(BaseSettings):
         return pinned
 
     def engine(self) -> EngineConfig:
-        """What all models share; the model itself is left out."""
+        """Engine settings common to all models, without the model itself."""
         return EngineConfig(
             kv_memory_limit=self._kv_limit(),
             model_config=self.levanter_config,
@@ -516,7 +516,7 @@ OWN = frozenset(ServeSettings.model_fields) & {each.name for each in fields(Engi
     "disable_cuda_graph",
     "levanter_config",
 }
-"""Settings that can be set per model: the others belong to the machine, or say which model it is."""
+"""Settings that can be set per model: the others belong to the machine, or identify the model."""
 
 
 def wrong_own(name: str, words: str) -> BadRequest:

@@ -1,7 +1,7 @@
-"""AI-OS's config files, picked up where its users keep them: config/default.yaml and config/logging.yaml.
+"""AI-OS's config files in their usual places: config/default.yaml and config/logging.yaml.
 
-Other programs have files of these names too, so only what is clearly meant for a server is used, and a file that cannot
-be used is mentioned in the log and left alone.
+Other programs use these file names too, so only what is clearly meant for a server is used, and a file that cannot be
+used is mentioned in the log and otherwise ignored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from pathlib import Path
 import yaml
 
 SETTINGS, LOGGING = Path("config", "default.yaml"), Path("config", "logging.yaml")
-# What names the code of a handler or a formatter.
+# Keys that name the code of a handler or formatter.
 _CODE_KEYS = ("class", "()")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundConfig:
-    """What a file holds for a server, and a line that says what was taken and what was not."""
+    """A file's server settings, and a note about what was used and what was not."""
 
     path: Path
     sections: Mapping[str, object]
@@ -26,7 +26,7 @@ class FoundConfig:
 
 
 def find_settings(directory: Path) -> FoundConfig | None:
-    """The sections `serve: hrm:` and `ostro:` of the settings in a directory; None where there is no such file."""
+    """The sections `serve: hrm:` and `ostro:` of the settings file in a directory; None if there is no such file."""
     path = directory / SETTINGS
     if not path.is_file():
         return None
@@ -47,7 +47,7 @@ def find_settings(directory: Path) -> FoundConfig | None:
 
 
 def find_logging(directory: Path) -> tuple[Path | None, str | None]:
-    """The logging config in a directory if its code is installed, and what to say of it."""
+    """The logging config in a directory if the code it names is installed, and a note about it."""
     path = directory / LOGGING
     if not path.is_file():
         return None, None
@@ -60,7 +60,7 @@ def find_logging(directory: Path) -> tuple[Path | None, str | None]:
 
 
 def _read(path: Path) -> tuple[Mapping[str, object], str | None]:
-    """A table, or what is wrong with the file."""
+    """The file's table, or what is wrong with it."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

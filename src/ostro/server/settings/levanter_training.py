@@ -1,11 +1,11 @@
-"""The YAML that Levanter was trained with, as settings of the server. Knows Levanter's keys; knows no other settings.
+"""A Levanter training YAML as server settings. Knows Levanter's keys; knows no other settings.
 
-    model: {type: llama, …}         levanter_config: this very file, which is where the model's structure is read
-    trainer: {mp: "p=f32,c=bf16"}   dtype: what it computed in
+    model: {type: llama, …}         levanter_config: this file itself, which describes the model's structure
+    trainer: {mp: "p=f32,c=bf16"}   dtype: the compute precision
     data: {tokenizer: org/name}     tokenizer; also at the top level
-    hf_checkpoint, checkpoint_path  what is served
+    hf_checkpoint, checkpoint_path  the model to serve
 
-All else is about training.
+Everything else only concerns training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,27 +22,27 @@ from ostro.weights.levanter_yaml import LevanterLoader
 @dataclass(frozen=True, slots=True)
 class Training:
     settings: Mapping[str, tuple[str, object]]
-    """By setting, the key it was found at and its value."""
+    """For each setting, the key it was found at and its value."""
     rest: Mapping[str, object]
-    """Keys of the top level that are not Levanter's to serve by; some may be settings of the server."""
+    """Top-level keys that are not Levanter's serving settings; some may be settings of the server."""
     unused: tuple[str, ...] = field(default=())
-    """Keys within sections that were read, as `trainer.seed`."""
+    """Unused keys in sections that were read, such as `trainer.seed`."""
 
 
 def load_training(text: str) -> object:
-    """The content of a file with Levanter's own tags, such as !include, which stand for nothing here."""
+    """Parses a file that may contain Levanter's tags, such as !include, which are ignored here."""
     return yaml.load(text, LevanterLoader)
 
 
 def read_training(content: object, path: Path) -> Training | None:
-    """None if it is no training config. Raises BadRequest for a value that cannot be served by."""
+    """None if it is not a training config. Raises BadRequest for a value that cannot be used for serving."""
     if not isinstance(content, dict) or not _is_training(content):
         return None
     rest = dict(content)
     found = {name: (key, value) for name, key, value in _take(rest, path) if value is not None}
     taken, unused = {key for key, _ in found.values()}, []
     for section in ("trainer", "data"):
-        # What is no table, as an !include, stays among the rest.
+        # Anything but a table, such as an !include, stays in `rest`.
         if isinstance(rest.get(section), dict):
             unused += [f"{section}.{key}" for key in _section(rest, section) if f"{section}.{key}" not in taken]
             del rest[section]
@@ -55,7 +55,7 @@ def _is_training(content: Mapping[str, object]) -> bool:
 
 
 def _take(rest: dict[str, object], path: Path) -> Iterator[tuple[str, str, object]]:
-    """Setting, key, value of what serving needs, which is taken out of the top level."""
+    """Setting, key and value of everything needed for serving; removes top-level keys from `rest`."""
     if isinstance(rest.get("model"), dict):
         rest.pop("model")
         yield "levanter_config", "model", str(path)
@@ -85,7 +85,7 @@ def _compute_dtype(policy: object, path: Path) -> str | None:
 
 
 def _hub_reference(value: object) -> object:
-    """Levanter writes ORG/NAME@REVISION out as a table, too."""
+    """Levanter also writes ORG/NAME@REVISION as a table."""
     if isinstance(value, dict) and "model_name_or_path" in value:
         revision = value.get("revision")
         return value["model_name_or_path"] if revision is None else f"{value['model_name_or_path']}@{revision}"

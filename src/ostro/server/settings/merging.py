@@ -1,5 +1,5 @@
-"""All sources merged into one: command line > environment > .env > YAML > installation > defaults. Says what settings
-imply for others, and refuses those that do not go together.
+"""Merges all sources: command line > environment > .env > YAML > installation > defaults. Applies implied settings, and
+refuses contradictory ones.
 """
 
 import os
@@ -32,9 +32,9 @@ from ostro.server.settings.sources import (
 from ostro.server.settings.wording import complaint, short, shown
 
 INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
-"""A YAML file of settings that comes with an installation, as our images have one. Whatever anybody says wins."""
+"""A YAML file of defaults that comes with an installation, as in our images. Any other source takes precedence."""
 
-# What a setting implies for others that nobody set. Of two that imply the same one, the first wins.
+# Values that a setting implies for unset ones. If two imply the same one, the first wins.
 IMPLIED: Mapping[str, Mapping[str, object]] = {
     "local_dev": {"device": "cpu", "quantize": "int8", "max_models": 1, "max_batch_seqs": 8},
     "gcs_bucket": {
@@ -44,13 +44,13 @@ IMPLIED: Mapping[str, Mapping[str, object]] = {
         "default_max_tokens": 512,
         "default_temperature": 0.7,
     },
-    # Naming origins, or letting them send credentials, is asking for CORS.
+    # Naming origins, or allowing credentials, implies CORS.
     "cors_origins": {"enable_cors": True},
     "cors_credentials": {"enable_cors": True},
 }
-# What switches a setting off, as text or as YAML has it.
+# Values that switch a setting off, as text or in YAML.
 _OFF = ("", "0", "false", "no", "off", "[]", "()")
-# Of the memory that is free at the start, for the engines of several models.
+# Share of the memory free at startup that several models' engines may use.
 _BUDGET_SHARE = 0.8
 
 
@@ -59,12 +59,12 @@ class Merged:
     settings: ServeSettings
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    """What of the sources was left out on purpose, a line each, for the log."""
+    """Things in the sources that were deliberately ignored, one line each, for the log."""
     dotenv_cache: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a .env that move the cache of models, which is not a setting."""
+    """Variables in .env that move the model cache, which is not a setting."""
 
     def from_outside(self) -> dict[str, dict[str, str]]:
-        """What was set by neither a flag nor a config file, by place: easily overlooked. Secrets are masked."""
+        """Settings from the environment or .env, by place: easily overlooked. Secrets are masked."""
         found: dict[str, dict[str, str]] = {".env": dict(self.dotenv_cache), "environment": {}}
         for name, origin in self.origins.items():
             for ending, place in ((IN_DOTENV, ".env"), (IN_ENVIRONMENT, "environment")):
@@ -73,13 +73,13 @@ class Merged:
         return {place: settings for place, settings in found.items() if settings}
 
     def chosen(self, name: str) -> str | None:
-        """Where somebody has set it; None if it is implied or a default."""
+        """Where it was set explicitly; None if it is implied or a default."""
         origin = self.origins.get(name)
         is_default = origin is None or origin.startswith("implied by") or origin.endswith(f" in {INSTALLED_DEFAULTS}")
         return None if is_default else origin
 
     def describe(self) -> str:
-        """A YAML file of all settings, each with its origin; secrets are masked."""
+        """All settings as YAML, each with its origin; secrets are masked."""
         lines = [f"{name}: {shown(getattr(self.settings, name))}" for name in ServeSettings.model_fields]
         width = min(max(len(line) for line in lines), 50)
         origins = (self.origins.get(name, "default") for name in ServeSettings.model_fields)
@@ -93,7 +93,7 @@ def read_settings(
     directory: Path = Path(),
     environ: Iterable[str] = os.environ,
 ) -> Merged:
-    """Merges `given`, which is the command line's, with the environment, `.env` in the directory, and a YAML file."""
+    """Merges `given`, from the command line, with the environment, `.env` in the directory, and a YAML file."""
     check_environment(environ)
     named = config or named_config(directory)
     file = from_yaml(named) if named is not None else found_files(directory)
@@ -129,7 +129,7 @@ def read_settings(
         settings = settings.model_copy(update={name: each.value for name, each in implied.items()})
         merged |= implied
     for name in SECRETS:
-        # An unset variable in a script must not open the server to everybody.
+        # An unset variable in a script must not open the server to everyone.
         if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
     cache = {name: value for name in CACHE_ENV if (value := dotenv.env_vars.get(name)) and _in_force(name, value)}
@@ -137,13 +137,13 @@ def read_settings(
 
 
 def _fitting(cause: str, implied: Mapping[str, object], merged: Mapping[str, Given]) -> dict[str, object]:
-    """What a setting implies here: some of it depends on the place and on what else was said."""
+    """What a setting implies here, which can depend on the environment and on other settings."""
     fitting = dict(implied)
     if cause == "gcs_bucket" and in_container():
-        # A container is reached from outside or not at all.
+        # A container is only reachable from outside.
         fitting["host"] = "0.0.0.0"
     if cause == "local_dev" and "device" in merged and merged["device"].value != "cpu":
-        # 8 bits are for CPUs.
+        # int8 is for CPUs only.
         del fitting["quantize"]
     return fitting
 
@@ -151,7 +151,7 @@ def _fitting(cause: str, implied: Mapping[str, object], merged: Mapping[str, Giv
 def _implied_by_several(
     settings: ServeSettings, said: Collection[str], merged: Mapping[str, Given]
 ) -> dict[str, Given]:
-    """Limits for models that share a machine, where nobody has set any."""
+    """Limits for models that share a machine, if none were set."""
     cause = next(merged[name].origin for name in ("gcs_bucket", "models", "model") if name in merged)
     implied = {}
     if "max_models" not in said and settings.fills_gpu:
@@ -166,14 +166,14 @@ def _implied_by_several(
 
 
 def _in_force(variable: str, value: str) -> bool:
-    """Whether a variable of .env is what holds: the environment beats it."""
+    """Whether the value from .env applies: the environment takes precedence."""
     return os.environ.get(variable) == value
 
 
 def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
-    """Takes out the precision of a training run where this machine cannot compute in it, with a note that says so.
+    """Drops a training run's precision if this machine does not support it, and returns a note about that.
 
-    Raises BadRequest if nobody says which weights to serve.
+    Raises BadRequest if nothing says which weights to serve.
     """
     if not merged.keys() & {"model", "checkpoint_path", "models", "gcs_bucket"}:
         raise BadRequest(

@@ -1,4 +1,4 @@
-"""What settings are called: by flags, environment variables and YAML files, here and in other servers."""
+"""Names of settings: as flags, environment variables and YAML keys, here and in other servers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ PREFIX = "OSTRO_"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What else a setting is called: by flags, by environment variables, by keys of a YAML file."""
+    """Other names of a setting: as flags, environment variables and YAML keys."""
 
     flags: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
@@ -63,11 +63,11 @@ ALIASES: Mapping[str, Names] = {
     "otlp_endpoint": Names(("--otlp-traces-endpoint",), (), ("otlp_traces_endpoint",)),
 }
 
-# What other servers have and this build does not: refused by name, with the reason.
+# Settings of other servers that this build refuses by name, with the reason.
 REFUSED: Mapping[str, str] = {
     "trust_remote_code": "code that comes with a model is never run. Leave it out.",
 }
-# The first setting of each group, in the order of the class: for the help and the docs.
+# The first setting of each group, in class order: for the help and the docs.
 GROUPS: Mapping[str, str] = {
     "model": "Models",
     "tokenizer": "Engine",

@@ -1,4 +1,4 @@
-"""Where settings come from: the environment, `.env` files and YAML files, each value with its origin in words."""
+"""Sources of settings: the environment, `.env` files and YAML files, with each value's origin in words."""
 
 import difflib
 import os
@@ -14,16 +14,16 @@ from ostro.errors import BadRequest
 from ostro.server.settings.fields import ServeSettings
 from ostro.server.settings.names import ALIASES, PREFIX, REFUSED
 
-# Other variables of ours, read elsewhere.
+# Our other variables, read elsewhere.
 _CONFIG = PREFIX + "CONFIG"
 CACHE_ENV = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE", "OSTRO_CACHE_LIMIT")
-# Those of compose.yaml, which may stand in an .env that the container gets whole.
+# Variables of compose.yaml, which may be in an .env that is passed to the container as a whole.
 _COMPOSE_ENV = ("OSTRO_MODELS_DIR", "OSTRO_PUBLISHED_PORT")
 _OTHER_ENV = frozenset({_CONFIG, *CACHE_ENV, *_COMPOSE_ENV, "OSTRO_FAULTS"})
 IN_DOTENV, IN_ENVIRONMENT = " in .env", " in the environment"
 
 
-# Sections of a YAML file that may hold settings, as in `serve: {hrm: {port: 9000}}`; other programs' are not ours.
+# Sections of a YAML file that may contain settings, as in `serve: {hrm: {port: 9000}}`; others are other programs'.
 _SECTIONS = frozenset({"serve", "hrm", "ostro"})
 
 
@@ -31,7 +31,7 @@ _SECTIONS = frozenset({"serve", "hrm", "ostro"})
 class Given:
     value: object
     origin: str
-    """Where it came from, in words that name the place: `--port`, `PORT in the environment`, `ostro.yaml`."""
+    """A description that names the place: `--port`, `PORT in the environment`, `ostro.yaml`."""
 
 
 def from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
@@ -39,24 +39,24 @@ def from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
     for name, info in ServeSettings.model_fields.items():
         value, variable, _ = source.get_field_value(info, name)
         if value is not None:
-            # A .env file was read as one; what the environment holds may have come from one that was not.
+            # A .env file was parsed as one; the environment's values may come from one that was not.
             is_raw = isinstance(value, str) and not isinstance(source, DotEnvSettingsSource)
             found[name] = Given(as_in_dotenv(variable, value) if is_raw else value, f"{variable}{place}")
     return found
 
 
 def check_environment(names: Iterable[str]) -> None:
-    """A misspelt variable is refused. One that resembles none of ours is somebody else's."""
+    """Refuses misspelt variables. Those that resemble none of ours are ignored as somebody else's."""
     ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
     unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
     for name in unknown:
-        # Close ones only: Kubernetes makes up variables from the names of services.
+        # Only close matches: Kubernetes generates variables from service names.
         if close := difflib.get_close_matches(name, ours, 1, 0.85):
             raise BadRequest(f"{name} in the environment is not a setting. Did you mean {close[0]}?")
 
 
 def named_config(directory: Path) -> Path | None:
-    """The YAML file that OSTRO_CONFIG names, in the environment or in `.env`: for servers without a command line."""
+    """The YAML file named by OSTRO_CONFIG, in the environment or in `.env`: for servers without a command line."""
     dotenv = DotEnvSettingsSource(BaseSettings, env_file=directory / ".env", case_sensitive=True)
     named = as_in_dotenv(_CONFIG, os.environ.get(_CONFIG, "")) or dotenv.env_vars.get(_CONFIG)
     return Path(named) if named else None
@@ -64,7 +64,7 @@ def named_config(directory: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a YAML file says."""
+    """The contents of a YAML file."""
 
     path: Path | None = None
     settings: Mapping[str, Given] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class File:
 
 
 def found_files(directory: Path) -> File:
-    """What AI-OS's files in the directory say, where no other file is named."""
+    """Settings from AI-OS's files in the directory, used if no other file is named."""
     from ostro.server.settings.found_config import find_logging, find_settings
 
     settings: dict[str, Given] = {}
@@ -90,7 +90,7 @@ def found_files(directory: Path) -> File:
 
 
 def _gathered(content: object, path: Path, found: dict[str, Given]) -> dict[str, Given]:
-    """With the settings of a file, none of which may be said twice, added to those found in it before."""
+    """Adds a file's settings to those already found in it; duplicates are an error."""
     for key, name, value in _settings_in(content, path):
         if name in found:
             raise BadRequest(f"{path}: {key} sets what {found[name].origin} has already set. Keep one of the two.")
@@ -121,7 +121,7 @@ def from_yaml(path: Path | None) -> File:
 
 
 def _without_foreign(content: object) -> tuple[object, list[str]]:
-    """Of a file with a section `serve`, which it shares with other programs: ours, and the names of theirs."""
+    """For a file with a `serve` section, shared with other programs: our part, and the names of their sections."""
     if not isinstance(content, dict) or not isinstance(content.get("serve"), dict):
         return content, []
     foreign = [key for key, value in content.items() if isinstance(value, dict) and not _resembles_ours(key)]
@@ -129,7 +129,7 @@ def _without_foreign(content: object) -> tuple[object, list[str]]:
 
 
 def _resembles_ours(key: object) -> bool:
-    """Whether it is a setting, a section, or perhaps a misspelt one of them."""
+    """Whether it is a setting or a section, possibly misspelt."""
     return _is_ours(key) or bool(difflib.get_close_matches(str(key).replace("-", "_"), _known_keys(), 1))
 
 
@@ -144,7 +144,7 @@ def _read_yaml(path: Path) -> object:
     except yaml.constructor.ConstructorError as error:
         from ostro.server.settings.levanter_training import load_training, read_training
 
-        # Levanter's files may have tags of its own; in ours a tag is a mistake.
+        # Levanter's files may contain its own tags; in ours, a tag is a mistake.
         if read_training(content := load_training(text), path) is None:
             raise _not_yaml(path, error) from error
     except OSError as error:
@@ -159,19 +159,19 @@ def _not_yaml(path: Path, error: Exception) -> BadRequest:
 
 
 def _is_ours(key: object) -> bool:
-    """Whether a key of a YAML file's top level is a setting, or a section of settings."""
+    """Whether a top-level YAML key is a setting or a section of settings."""
     name = str(key).replace("-", "_")
     return name in _SECTIONS or name in _known_keys()
 
 
 def _known_keys() -> dict[str, str]:
-    """Settings by the keys that a YAML file may call them."""
+    """Settings by their YAML keys."""
     known = {name: name for name in ServeSettings.model_fields}
     return known | {alias: name for name, names in ALIASES.items() for alias in names.yaml}
 
 
 def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object]]:
-    """Of a file or a section of it: key, setting, value."""
+    """Key, setting and value of each entry in a file or section."""
     if content is None:
         return
     if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""How settings and complaints about them are put into words."""
+"""Formats settings and complaints about them."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def short(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """In YAML."""
+    """As YAML."""
     match value:
         case Path():
             return json.dumps(str(value))
