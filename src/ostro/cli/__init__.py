@@ -26,13 +26,13 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; the exit status is 0, 1 for a failure that was reported, 2 for wrong usage.
+    """Runs the command line. The exit status is 0, 1 for a reported failure, or 2 for wrong usage.
 
-    Without a command it prints the help, which is no failure: so do pip, docker and gh.
+    Without a command it prints the help and succeeds, like pip, docker and gh.
     """
     try:
         given = sys.argv[1:] if argv is None else argv
-        # Before a command is imported: the import itself could fail, with a bare Python error.
+        # Before the command is imported: the import itself could fail with a bare Python error.
         check_platform(_command(given))
         words = _translated(given)
         parser = _parser(words)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader of our output is gone; Python would complain again when it flushes stdout at exit.
+        # Nobody reads our output any more; Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -60,7 +60,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _translated(words: Sequence[str]) -> list[str]:
-    """The words in our own flags, where a command also understands another program's."""
+    """Rewrites another program's flags as ours, for commands that accept them."""
     if not words or words[0] != "serve":
         return list(words)
     from ostro.cli.serve import translate
@@ -86,7 +86,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=bool(argv))
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        # Only the command that is called needs its arguments.
+        # Only the command being run needs its arguments.
         if name == _command(argv):
             module = import_module(f"ostro.cli.{name}")
             module.add_arguments(command)

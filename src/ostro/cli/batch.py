@@ -1,7 +1,7 @@
-"""ostro batch: a file of requests in OpenAI's batch format, run together, into a file of results.
+"""ostro batch: runs a file of requests in OpenAI's batch format together, and writes a file of results.
 
-lines ─> jobs ─> one continuous batch ─> results, in the order of the lines
-  └──────┴─ what cannot run is a result at once, and the others go on
+lines ─> jobs ─> one continuous batch ─> results, in line order
+  └──────┴─ invalid requests become results at once, and the others continue
 """
 
 import argparse
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class _Job:
-    """A line at work: what it asks of the engine, and how the outcome becomes its answer."""
+    """A line being processed: its engine requests, and how their completions become its response."""
 
     custom_id: str
     requests: list[Request]
@@ -110,7 +110,7 @@ def _work(llm: LLM, jobs: Sequence[_Job]) -> None:
 
 
 def _lines(path: Path) -> list[BatchRequest | BatchResult]:
-    """The file's requests, and in place of a line that is none the result that says so."""
+    """The file's requests; an invalid line is replaced by a result that says so."""
     seen: set[str] = set()
     lines = [_line(number, text, seen) for number, text in read_lines(path)]
     if not lines:

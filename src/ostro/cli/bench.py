@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _watched(level: Level) -> Iterator[Callable[[Progress], None]]:
-    """A bar for a level, on a terminal, with what is known so far."""
+    """A progress bar for a level, on a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=level.requests, desc=level.name, unit="req", disable=not sys.stderr.isatty()) as bar:
@@ -179,11 +179,11 @@ def _watched(level: Level) -> Iterator[Callable[[Progress], None]]:
         yield advance
 
 
-# --- what was asked for ---------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------------------------
 
 
 def _options(args: argparse.Namespace) -> BenchOptions:
-    """Raises BadRequest for options that are wrong. Asks no server."""
+    """Raises BadRequest for invalid options. Contacts no server."""
     for name, least in (("requests", 1), ("warmup", 0), ("processes", 1), ("shared_prefix", 0), ("vocab_size", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -294,7 +294,7 @@ def _headers(args: argparse.Namespace) -> dict[str, str]:
         name, colon, value = (part.strip() for part in header.partition(":"))
         if not (name and colon) or not header.isascii() or not header.isprintable():
             raise BadRequest("--header takes `Name: value`.", param="header")
-        # In this spelling, a header that we send anyway is replaced instead of sent twice.
+        # In this spelling, it replaces a default header instead of being sent in addition.
         headers[name.title()] = value
     return headers
 
@@ -315,7 +315,7 @@ def _body(text: str | None) -> dict[str, Any]:
 
 
 def _items(path: Path, endpoint: str, *, timed: bool) -> list[Item]:
-    """The requests of a file, in the order of their times if they have some."""
+    """A file's requests, sorted by time if they have any."""
     lines = read_lines(path)
     if not lines:
         raise BadRequest(f"{path} holds no requests. Write one per line.")

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _server(args: argparse.Namespace, terminal: Terminal) -> Iterator[Client]:
-    """One that is ready."""
+    """A client of a server that is ready."""
     if args.reference is not None and (args.url is not None or args.model is not None):
         raise BadRequest(
             "MODEL starts a server of its own, --url and --model use a running one: leave one of them out."
@@ -87,8 +87,8 @@ def _server(args: argparse.Namespace, terminal: Terminal) -> Iterator[Client]:
 
 
 def _options(args: argparse.Namespace) -> ChatOptions:
-    """What was given; the server has defaults for the rest."""
+    """Only the given options; the server has defaults for the rest."""
     given = {name: getattr(args, name, None) for name in ChatOptions.__annotations__}
-    # By identity: a temperature of 0 equals False.
+    # By identity, because a temperature of 0 equals False.
     chosen = {name: value for name, value in given.items() if value is not None and value is not False and value != []}
     return cast(ChatOptions, chosen)

@@ -127,7 +127,7 @@ def _status(found: Comparison, fail_under: float | None) -> int:
     return 1 if reasons else 0
 
 
-# --- what was asked for ---------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class _Plan:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    """Raises BadRequest for options that are wrong or that a side cannot express. Asks no server."""
+    """Raises BadRequest for options that are invalid or that a side cannot express. Contacts no server."""
     for name, least in (("concurrency", 1), ("warmup", 0)):
         if getattr(args, name) < least:
             raise BadRequest(f"--{name} must be at least {least}, got {getattr(args, name)}.", param=name)
@@ -206,7 +206,7 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-# --- the run --------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------------------------
 
 
 def _prepare(name: str, side: Side) -> None:
@@ -218,7 +218,7 @@ def _prepare(name: str, side: Side) -> None:
 
 @contextmanager
 def _progress(num_prompts: int) -> Iterator[Progress]:
-    """A bar for each side, on a terminal."""
+    """A progress bar per side, on a terminal."""
     from tqdm import tqdm
 
     with ExitStack() as bars:

@@ -1,4 +1,4 @@
-"""A conversation with a model, typed and shown in a terminal. Knows a client; knows not how its server came up."""
+"""A conversation with a model in a terminal. Uses a client; does not know how its server was started."""
 
 import json
 import os
@@ -35,7 +35,7 @@ A message that begins with a slash needs a space before it."""
 
 
 class Terminal:
-    """Where lines come from and text goes. Nothing is coloured or overwritten where nobody would see it."""
+    """Reads lines and shows text. Colours and overwrites nothing unless the output is a terminal."""
 
     def __init__(self) -> None:
         self._styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -43,7 +43,7 @@ class Terminal:
         self._wrap: WordWrap | None = None
 
     def read(self) -> str:
-        """A message of one or several lines; raises EOFError at the end of the input."""
+        """A message of one or several lines; raises EOFError at the end of input."""
         line = self._line("> ")
         if line.lstrip().startswith(_BLOCK):
             return self._block(line.lstrip().removeprefix(_BLOCK))
@@ -54,7 +54,7 @@ class Terminal:
         return "\n".join(lines)
 
     def piece(self, text: str) -> None:
-        """Of an answer, in lines that end at words. A model's control characters must not steer the terminal."""
+        """Prints part of an answer, wrapped at words. Replaces control characters, which could steer the terminal."""
         if sys.stdout.isatty():
             self._wrap = self._wrap or WordWrap(_columns)
             text = self._wrap.feed(_CONTROL.sub("\ufffd", text))
@@ -68,18 +68,18 @@ class Terminal:
         print(text, flush=True)
 
     def remark(self, text: str) -> None:
-        """What is not part of the conversation."""
+        """Prints a remark that is not part of the conversation."""
         print(f"\033[2m{text}\033[0m" if self._styled else text, flush=True)
 
     def status(self, text: str) -> None:
-        """One line that the next one overwrites; on a terminal alone."""
+        """A status line that the next one overwrites; only on a terminal."""
         if sys.stderr.isatty() and (text or self._status):
             text = text[: _columns() - 1]
             print(f"\r{text:<{len(self._status)}}" + ("" if text else "\r"), end="", file=sys.stderr, flush=True)
             self._status = text
 
     def _line(self, prompt: str) -> str:
-        # Where stdout is a file, the prompt would end up in it.
+        # If stdout is a file, the prompt would end up in it.
         return input(prompt if sys.stdout.isatty() else "")
 
     def _block(self, line: str) -> str:
@@ -110,7 +110,7 @@ class Conversation:
         return told + self._said
 
     def answer_once(self, text: str) -> None:
-        """The answer to a text on stdout, and nothing else."""
+        """Prints the answer to a text on stdout, and nothing else."""
         text = text.removesuffix("\n")
         if not text.strip():
             raise BadRequest("There is nothing to answer: standard input is empty.")
@@ -121,7 +121,7 @@ class Conversation:
         print()
 
     def talk(self, terminal: Terminal) -> None:
-        """Until the input ends."""
+        """Runs until the end of input."""
         history = History(history_path())
         terminal.remark(f"{self._model_name()} at {self._client.url}. /help tells what you can do, Ctrl-D ends.")
         while True:
@@ -155,7 +155,7 @@ class Conversation:
         self._commands[name](terminal, rest.strip())
 
     def _answer(self, terminal: Terminal, text: str) -> None:
-        """Shows it, and keeps it as part of the conversation; of one that failed, nothing is kept."""
+        """Shows the answer and adds it to the conversation; if it fails, nothing is added."""
         self._said.append({"role": "user", "content": text.strip()})
         timing = _Timing()
         pieces: list[str] = []
@@ -168,7 +168,7 @@ class Conversation:
                     terminal.piece(piece)
             num_tokens = stream.answer.usage.completion_tokens
         except KeyboardInterrupt:
-            # What came before it is what the model has said.
+            # Keep the part that was already shown as the model's answer.
             pass
         except ContextLengthExceeded as error:
             del self._said[-1]
@@ -222,7 +222,7 @@ class Conversation:
 
 
 class _Timing:
-    """Of one answer."""
+    """Timing of one answer."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -234,7 +234,7 @@ class _Timing:
         self._first = self._first or self._last
 
     def summary(self, num_tokens: int | None, num_pieces: int) -> str:
-        """Without a count by the server, which comes last, pieces stand for tokens: most are one."""
+        """Without the server's token count, which comes last, counts pieces: most are one token."""
         stopped = num_tokens is None
         count = num_pieces if num_tokens is None else num_tokens
         parts = [f"{'stopped after about ' if stopped else ''}{count} token{'' if count == 1 else 's'}"]
@@ -246,7 +246,7 @@ class _Timing:
 
 
 def _columns() -> int:
-    """Of the window as it is now, which COLUMNS in the environment may not be."""
+    """The current width of the window, which the COLUMNS variable may not reflect."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_COLUMNS
     except OSError:

@@ -3,10 +3,10 @@
     --hf_checkpoint ./model      underscores for dashes
     port=9000                    a setting without dashes
     --access_log false           a switch with its value
-    --trainer.mp=bf16            a key in a section, where a setting has that alias
+    --trainer.mp=bf16            a key in a section, if a setting has that alias
 
-Knows names; what a value means is for the settings to say. A key in a section that no setting stands for is refused
-with what to write instead.
+Translates names; values are interpreted by the settings. A key in a section that matches no setting is refused with a
+suggestion.
 """
 
 import difflib
@@ -20,10 +20,10 @@ from ostro.sources.references import parse_model
 
 _KEY_AND_VALUE = re.compile(r"(?P<dashes>--)?(?P<key>[A-Za-z][\w.-]*)=(?P<value>.*)", re.ASCII | re.DOTALL)
 _TRUTH = {"true": True, "false": False}
-# Sections that say whose settings they hold, and not which.
+# Section prefixes that can be dropped.
 _TRANSPARENT = ("ostro.", "serve.", "server.", "hrm.")
 
-# Why a key is refused and what to write instead: by key, else by section.
+# Why a key is refused and what to write instead: by key, or by section.
 _INSTEAD: Mapping[str, str] = {
     "service.max_pages": "write --max-running-tokens, which is max_pages times page_size",
     "service.max_queued_tokens": "prompt tokens that may wait are bounded by --max-queue-tokens",
@@ -41,13 +41,13 @@ _INSTEAD: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What argparse will know: flags that take a value, and switches."""
+    """The flags that argparse accepts: those that take a value, and switches."""
 
     valued: Collection[str]
     switches: Collection[str]
 
     def find(self, key: str) -> str | None:
-        """The flag for a key, however it is spelt."""
+        """The flag for a key, in any spelling."""
         for section in _TRANSPARENT:
             key = key.removeprefix(section)
         spellings = (f"--{key}", f"--{key.replace('_', '-')}")
@@ -55,7 +55,7 @@ class Flags:
 
 
 def translated(words: Sequence[str], flags: Flags) -> list[str]:
-    """The same command line with the flags that argparse knows. What argparse should complain about stays as it is."""
+    """The same command line with argparse's flags. Anything invalid is left for argparse to report."""
     out: list[str] = []
     rest = deque(words)
     while rest:
@@ -85,13 +85,13 @@ def _assignment(word: str, match: re.Match[str], flags: Flags) -> list[str]:
             _check_section(f"--{key}")
         if not match["dashes"]:
             _check_name(key, value, flags)
-        # Without dashes it is a model and its name: tiny=./model.
+        # Without dashes, it is a model with its name: tiny=./model.
         return [word]
     return _switch(flag, value, flags) if flag in flags.switches else [f"{flag}={value}"]
 
 
 def _check_name(key: str, value: str, flags: Flags) -> None:
-    """Raises BadRequest unless it can be a model and its name."""
+    """Raises BadRequest unless it could be a model with its name."""
     try:
         parse_model(value)
     except ModelNotFound as error:
@@ -110,7 +110,7 @@ def _switch(flag: str, value: str, flags: Flags) -> list[str]:
     if wanted:
         return [flag]
     opposite = f"--{flag.removeprefix('--no-')}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
-    # A switch without an opposite is off unless it is given.
+    # A switch without an opposite is off by default.
     return [opposite] if opposite in flags.switches else []
 
 

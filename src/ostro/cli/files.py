@@ -1,4 +1,4 @@
-"""Reading and writing the files that commands are given, so that a failure leaves nothing half-written."""
+"""Reads and writes files given on the command line, such that a failure leaves nothing half-written."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
-    """The file's lines that are not blank, with their numbers. Only newlines end a line, as in JSON lines."""
+    """The file's non-blank lines with their numbers. Only newlines end a line, as in JSON Lines."""
     lines = enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1)
     return [(number, line.removesuffix("\r")) for number, line in lines if line.strip()]
 
@@ -31,9 +31,9 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[TextIO]:
-    """A file that appears under its name only once everything was written to it.
+    """A file that appears under its name only once it is completely written.
 
-    A link is followed; a pipe or a device is written to as it is. A directory is refused before any work is done.
+    Follows links; writes to pipes and devices directly. A directory is refused before any work is done.
     """
     path = path.resolve()
     if path.is_dir():

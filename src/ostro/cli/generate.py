@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args, SamplingParams(max_tokens=None, default_max_tokens=128))
     texts = _texts(args)
-    # Opened before the work: a place that cannot be written to should not come up at its end.
+    # Opened first: an unwritable path should be reported before the work, not after it.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as output:
         tell_progress()
         llm = LLM(config=engine_config(args))
@@ -77,7 +77,7 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
 
 
 def _check_each(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-    """Refuses a file with a prompt that cannot run before anything is generated, and says which."""
+    """Refuses a file with an invalid prompt before anything is generated, and says which."""
     for number, prompt in enumerate(prompts, 1):
         try:
             llm.prepare(prompt, params)

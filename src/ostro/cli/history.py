@@ -1,4 +1,4 @@
-"""What was typed at a prompt, for the arrow keys: edited by Python's readline where it was built with it, and kept."""
+"""Input history for the arrow keys, via Python's readline if available, kept in a file."""
 
 import os
 from contextlib import suppress
@@ -9,12 +9,12 @@ _MOST_LINES = 1000
 
 
 def history_path() -> Path:
-    """In the user's directory for state, as programs of Linux have it."""
+    """In the user's state directory (XDG)."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ostro" / "chat_history"
 
 
 class History:
-    """Lines of earlier conversations, and of this one. A file that cannot be read or written is done without."""
+    """Input lines of earlier conversations and of this one. Works without its file if it cannot be read or written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class History:
         self._num_kept = self._length()
 
     def keep(self) -> None:
-        """Writes what was typed since the last time: a conversation may end without notice."""
+        """Saves new lines now, because a conversation may end without notice."""
         if self._readline is None:
             return
         new, self._num_kept = self._length() - self._num_kept, self._length()
@@ -37,7 +37,7 @@ class History:
 
     def _load(self, readline: ModuleType) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Others of this machine have no business with it.
+        # Private: other users must not read it.
         os.close(os.open(self._path, os.O_CREAT | os.O_RDONLY, 0o600))
         readline.read_history_file(self._path)
         readline.set_history_length(_MOST_LINES)

@@ -1,4 +1,4 @@
-"""ostro models: the local cache of downloaded models. What the Hub's client keeps is left to the Hub's tools."""
+"""ostro models: manages the local cache of downloaded models. The Hub's own cache is left to the Hub's tools."""
 
 import argparse
 import logging
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_help(parser: argparse.ArgumentParser) -> int:
-    """What `ostro models` alone does."""
+    """`ostro models` without a subcommand."""
     parser.print_help()
     return 0
 
@@ -73,7 +73,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _source(entry: Entry) -> str:
-    """Packed weights come from a model's files; how they were packed tells several of one model apart."""
+    """Packed weights show the files they come from, and how they were packed, to tell several apart."""
     variant = entry.manifest.variant if entry.manifest else ""
     return f"{entry.reference} ({variant})" if variant else entry.reference
 
@@ -86,7 +86,7 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _pull(args: argparse.Namespace) -> int:
     reference: str = args.reference
-    # Where there is no terminal for a bar, the lines of the log tell how far it is.
+    # Without a terminal for a progress bar, log lines show the progress.
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("ostro").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
     print(_fetch(reference))
@@ -126,7 +126,7 @@ def _remove(args: argparse.Namespace) -> int:
         try:
             for entry in _named(store, name):
                 _remove_entry(store, entry)
-                # Without their model they are of no use.
+                # Packed weights are useless without their model.
                 for packed in store.packed_from(entry.path):
                     _remove_entry(store, packed)
         except OstroError as error:
@@ -188,7 +188,7 @@ def _verify_packed(store: ModelStore, entry: Entry) -> bool:
 
 
 def _named(store: ModelStore, name: str) -> Sequence[Entry]:
-    """All versions of the one model that is meant."""
+    """All versions of the named model."""
     alias = find_alias(name)
     fetched = None if alias is None or alias.wheels is None else alias.wheels.directory
     found = [

@@ -1,4 +1,4 @@
-"""Options that several commands share: engine settings and sampling parameters."""
+"""Options shared by several commands: engine settings and sampling parameters."""
 
 import argparse
 from dataclasses import fields, replace
@@ -20,7 +20,7 @@ from ostro.sampling_params import PARAMETERS, SamplingParams
 
 
 def memory_size(text: str) -> int:
-    """As `read_size`, for argparse."""
+    """`read_size`, with argparse's error."""
     try:
         return read_size(text)
     except ValueError:
@@ -59,7 +59,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_size_options(group: argparse._ArgumentGroup) -> None:
-    """Those that memory depends on."""
+    """Options that affect memory use."""
     default = EngineConfig()
     group.add_argument("--max-seq-len", type=int, metavar="N", help=_meaning("max_seq_len"))
     group.add_argument("--device", choices=get_args(Device), default="auto", help=_meaning("device"))
@@ -81,7 +81,7 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _meaning(name: str) -> str:
-    """Escaped for argparse, which takes a per cent sign for a placeholder."""
+    """Escaped for argparse, which interprets per cent signs."""
     return meaning_of(name).replace("%", "%%")
 
 
@@ -125,7 +125,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-# The sampling options of the commands, by name. One that is not given takes the command's or the model's default.
+# The commands' sampling options, by name. Omitted ones take the command's or the model's default.
 _SAMPLING = {each.name: each.type for each in fields(SamplingParams) if each.name in PARAMETERS}
 _SAMPLING = {name: kind for name, kind in _SAMPLING.items() if PARAMETERS[name].is_option}
 

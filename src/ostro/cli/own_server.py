@@ -1,6 +1,6 @@
-"""A server of a command's own: `ostro serve` as a child on a free port, from before it is needed until after.
+"""A temporary server for a command: `ostro serve` as a subprocess on a free port.
 
-It ends with the command, however that ends: its standard input is a pipe from there, and when that closes, it stops.
+It ends with the command, however that ends: it stops when its standard input, a pipe from the command, is closed.
 """
 
 import json
@@ -21,14 +21,14 @@ from ostro.errors import ModelError
 
 _POLL_SECONDS = 0.1
 _END_SECONDS = 15.0
-# Who logs how far a start is.
+# Loggers that report startup progress.
 _AT_WORK = ("ostro.sources.", "ostro.weights.", "ostro.runner.")
 
 
 @contextmanager
 def own_server(model: str | None, waiting: Callable[[float, str], None]) -> Iterator[Client]:
-    """A client of a server that is ready. `waiting` is called now and then, with the seconds since the start and what
-    the server says it is at.
+    """A client of a server that is ready. `waiting` is called periodically with the seconds since the start and the
+    server's current activity.
     """
     key = secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "ostro.cli.own_server", *([] if model is None else [model])]
@@ -42,7 +42,7 @@ def own_server(model: str | None, waiting: Callable[[float, str], None]) -> Iter
                 stdout=sink,
                 stderr=sink,
                 env={**os.environ, "OSTRO_API_KEY": key},
-                # An interrupt is for the command, which stays, and not for its server.
+                # Interrupts are for the command, not for its server.
                 start_new_session=True,
             )
         try:
@@ -76,7 +76,7 @@ def _client_when_ready(
 
 
 def _lines(log: Path) -> list[dict[str, object]]:
-    """Of JSON, and whole: the last one may still be on its way."""
+    """Complete JSON log lines: the last one may still be in the middle of being written."""
     lines = log.read_text(errors="replace").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
@@ -86,7 +86,7 @@ def _address(lines: Iterable[dict[str, object]]) -> str | None:
 
 
 def _doing(lines: Iterable[dict[str, object]]) -> str:
-    """What takes long: a download, weights that are packed."""
+    """The current slow activity: a download, packing weights."""
     told = [str(line["message"]) for line in lines if str(line["logger"]).startswith(_AT_WORK)]
     return told[-1] if told else ""
 
@@ -108,7 +108,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _stop_when_input_ends() -> None:
-    """In the child."""
+    """Runs in the child."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The parser of all commands: help that can be read, and mistakes that are put right. Knows argparse, no command."""
+"""The argument parser of all commands: readable help, and suggestions for mistakes. Knows argparse, no command."""
 
 import argparse
 import difflib
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _HELP_COLUMN = 30
-# Of a command and what it does, on a terminal of the usual width.
+# For a command with its description, on a terminal of the usual width.
 _EXAMPLE_WIDTH = 74
 _NO = "--no-"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Abbreviates nothing, and says what a mistyped option or value may have meant to be."""
+    """Allows no abbreviations, and suggests corrections for mistyped options and values."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs})
@@ -21,7 +21,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """No unknown ones: a command's parser knows best what was meant, and argparse would leave them to the first."""
+        """Rejects unknown arguments itself: a command's parser knows best what was meant, not the main one."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
@@ -47,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         return next(filter(None, (did_you_mean(flag, flags, ". ") for flag in given)), "")
 
     def _short_usage(self) -> str:
-        """What must be given, and that there are options: their list is the help's."""
+        """Required arguments, and a hint at the options, which the help lists."""
         actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [action for action in actions if action.option_strings]
         needed = [f"{each.option_strings[0]} {each.metavar}" for each in options if each.required]
@@ -57,8 +57,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """One name an option; others that mean the same stand behind its meaning. Indented lines of an epilog stay as they
-    are: they are examples.
+    """Shows one name per option, with its aliases after the description. Keeps indented lines of an epilog, which are
+    examples.
     """
 
     def __init__(self, prog: str) -> None:
@@ -77,7 +77,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{text} (also {', '.join(others)})" if others else text
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        # An option's name stays in one piece.
+        # Does not break option names at hyphens.
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -89,7 +89,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def describe(parser: argparse.ArgumentParser, examples: Mapping[str, str], note: str = "") -> None:
-    """Ends a command's help: with commands as they may be typed, each with what it does, and a note."""
+    """Adds an epilog to a command's help: example commands with descriptions, and a note."""
     width = max(len(command) for command in examples)
     fits = width + max(len(text) for text in examples.values()) <= _EXAMPLE_WIDTH
     between = "  # " if fits else "\n      "
@@ -98,13 +98,13 @@ def describe(parser: argparse.ArgumentParser, examples: Mapping[str, str], note:
 
 
 def did_you_mean(given: str, known: Iterable[str], before: str = "") -> str:
-    """A question, if something that is known is close; else nothing."""
+    """A "Did you mean …?" question if something known is similar; otherwise empty."""
     close = difflib.get_close_matches(given, list(known), 1)
     return f"{before}Did you mean {close[0]}?" if close else ""
 
 
 def _shown_flags(action: argparse.Action) -> list[str]:
-    """Short ones, and the first long one; of a switch together with its opposite."""
+    """Short flags and the first long one; a switch is combined with its opposite."""
     long = [flag for flag in action.option_strings if flag.startswith("--")]
     short = [flag for flag in action.option_strings if not flag.startswith("--")]
     name = long[0]

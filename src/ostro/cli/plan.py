@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 if the model fits, 1 if not."""
-    # What people wait for is served; offline a step has more tokens, and needs a little more memory.
+    # Plans for serving; offline, a step has more tokens and needs slightly more memory.
     config = replace(size_config(args), serving=True, model_config=args.model_config)
     found = plan(args.model, config, memory=args.memory)
     print(json.dumps(asdict(found) | {"fits": found.fits}, indent=2) if args.json else _table(found))

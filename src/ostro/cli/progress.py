@@ -1,11 +1,11 @@
-"""What takes long before a model runs in this process, told on a terminal: downloads, weights that are packed."""
+"""Shows slow startup work of a model in this process on a terminal: downloads, packing weights."""
 
 import logging
 import sys
 
 
 def tell_progress() -> None:
-    """From now on our log lines are shown, where somebody watches; elsewhere standard error is for errors alone."""
+    """Shows our log lines on a terminal; otherwise standard error is reserved for errors."""
     if sys.stderr.isatty():
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         logging.getLogger("ostro").setLevel(logging.INFO)

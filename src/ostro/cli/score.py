@@ -1,4 +1,4 @@
-"""ostro score: how likely a model is to continue prompts in given ways; a file of pairs, scored together."""
+"""ostro score: the likelihood of given continuations of prompts; scores a file of pairs together."""
 
 import argparse
 import json
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_each(llm: LLM, pairs: Sequence[_Pair], *, one_pass: bool, truncate_prompt_tokens: int | None) -> None:
-    """Refuses a file with a pair that cannot be scored before anything is, and says which."""
+    """Refuses a file with an invalid pair before anything is scored, and says which."""
     for number, pair in enumerate(pairs, 1):
         try:
             llm.prepare_scoring(

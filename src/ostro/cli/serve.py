@@ -24,7 +24,7 @@ from ostro.server.settings import (
     read_settings,
 )
 
-# What a flag takes, where its type does not say.
+# Metavars for flags whose type does not suggest one.
 _METAVARS = {
     "model": "[NAME=]REF",
     "checkpoint_path": "DIR",
@@ -49,7 +49,7 @@ _METAVARS = {
 
 
 class _Once(argparse.Action):
-    """Keeps a value and the flag it came with; a second one for the same setting is an error, by whatever name."""
+    """Stores a value and its flag; a second value for the same setting is an error, under any of its names."""
 
     def __call__(
         self,
@@ -59,7 +59,7 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if option_string is None and values is None:
-            # What argparse does for a positional that was not given.
+            # argparse calls it also for an omitted positional.
             return
         flag = option_string or "MODEL"
         given: Given | None = getattr(namespace, self.dest, None)
@@ -74,7 +74,7 @@ class _Once(argparse.Action):
 
 
 class _Many(argparse.Action):
-    """Gathers the values of a flag that may be given several times."""
+    """Collects the values of a repeatable flag."""
 
     def __call__(
         self,
@@ -84,12 +84,12 @@ class _Many(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if values is None:
-            # What argparse does for a positional that was not given.
+            # argparse calls it also for an omitted positional.
             return
         flag = option_string or "MODEL"
         given: Given | None = getattr(namespace, self.dest, None)
         before = given.value if given is not None and isinstance(given.value, tuple) else ()
-        # The positional argument comes first, wherever it stands: it is the model that answers by default.
+        # The positional argument always comes first: it is the default model.
         gathered = (values, *before) if option_string is None else (*before, values)
         setattr(namespace, self.dest, Given(gathered, flag if given is None else f"{given.origin}, {flag}"))
 
@@ -151,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def merged_settings(args: argparse.Namespace) -> Merged:
-    """What the command line says, together with the environment, `.env` and the config file."""
+    """Merges the command line, the environment, `.env` and the config file."""
     given = {name: value for name in ServeSettings.model_fields if (value := _given(args, name)) is not None}
     return read_settings(given, config=args.config)
 
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     merged = merged_settings(args)
     if args.print_config:
         print(merged.describe(), *(f"# {note}\n" for note in merged.notes), sep="", end="", flush=True)
-    # Imported late: the server's modules take a while to import, and a wrong setting should be reported at once.
+    # Imported late: the server's modules are slow to import, and a wrong setting should be reported at once.
     from ostro.server.build_models import outlook
     from ostro.server.lifecycle import rehearse, serve
 
@@ -204,7 +204,7 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, hint: object, text: 
 
 
 def _metavar(hint: object) -> str:
-    """What a type is written as."""
+    """The metavar for a type."""
     if hint == Bytes:
         return "SIZE"
     if get_origin(hint) is Literal:
@@ -217,7 +217,7 @@ def _metavar(hint: object) -> str:
 
 
 def _flags(name: str, *, is_switch: bool) -> list[str]:
-    """All that set a setting."""
+    """All flags for a setting."""
     flags = [_flag(name), *ALIASES.get(name, Names()).flags]
     return flags + [f"--no-{flag[2:]}" for flag in flags if is_switch and not flag.startswith("--disable-")]
 

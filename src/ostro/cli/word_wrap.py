@@ -1,4 +1,4 @@
-"""Text that comes in pieces, broken into lines at words. Knows columns; knows no terminal."""
+"""Wraps streamed text at words. Knows columns; knows no terminal."""
 
 import unicodedata
 from collections.abc import Callable
@@ -7,25 +7,25 @@ _FENCE = "```"
 
 
 class WordWrap:
-    """A word is given out once it is known to be whole: when a space, a line's end or the text's end follows it.
+    """Emits a word once it is complete: when a space, newline or the end of the text follows.
 
-    Code between fences is left as it is, so that it can be copied.
+    Leaves fenced code unwrapped, so that it can be copied.
     """
 
     def __init__(self, columns: Callable[[], int]) -> None:
-        """`columns` is asked at every word: a window may change."""
+        """`columns` is called for every word, because a window may be resized."""
         self._columns = columns
         self._column = 0
         self._space = ""
         self._word = ""
         self._is_cut = False
-        """Whether the word's beginning was given out already."""
+        """Whether the word's start has already been emitted."""
         self._head = ""
-        """What the line begins with, as far as it may be a fence."""
+        """The start of the line, while it may still be a fence."""
         self._in_code = False
 
     def feed(self, text: str) -> str:
-        """What can be shown now."""
+        """The text that can be shown now."""
         return "".join(map(self._take, text))
 
     def end(self) -> str:
@@ -44,10 +44,10 @@ class WordWrap:
             return shown
         self._word += char
         if _width(char) == 2:
-            # Scripts of wide characters have no spaces: a line may end after any of them.
+            # Scripts with wide characters have no spaces: lines may break after any of them.
             return self._flush()
         if _columns_of(self._word) >= self._columns():
-            # Not worth waiting for. An address stays in one piece, which the terminal may break.
+            # Too long to wait for. A URL stays in one piece, which the terminal may break.
             shown, self._is_cut = self._flush(), True
             return shown
         return ""
@@ -64,7 +64,7 @@ class WordWrap:
             return ""
         space, word, self._space, self._word = self._space, self._word, "", ""
         needed = _columns_of(space) + _columns_of(word)
-        # The last column stays free: some terminals begin a line of their own after it.
+        # The last column stays free: some terminals start a new line after it.
         if self._in_code or self._is_cut or not self._column or self._column + needed < self._columns():
             self._column = (self._column + needed) % max(self._columns(), 1)
             return space + word
