@@ -24,10 +24,10 @@ Whole = TypeVar("Whole")
 
 
 class AsyncStream(Generic[Chunk, Whole]):
-    """A streamed answer: iterate over it, or over its `text`, once. It is asked for when the first chunk is.
+    """A streamed answer: iterate over it, or over its `text`, once. The request is sent when the first chunk is read.
 
     Leaving the `async with` block closes the connection; the server then stops generating. Leaving a loop without one
-    does so too, as soon as the event loop gets to it.
+    does so too, once the event loop gets to it.
     """
 
     def __init__(self, client: "AsyncClient", question: Question, gathering: Gathering[Chunk, Whole]) -> None:
@@ -48,7 +48,7 @@ class AsyncStream(Generic[Chunk, Whole]):
 
     @property
     async def text(self) -> AsyncIterator[str]:
-        """New text of the first choice, piece by piece, instead of the chunks."""
+        """New text of the first choice, piece by piece, instead of chunks."""
         try:
             while (chunk := await self._next()) is not None:
                 if piece := self._gathering.text(chunk):
@@ -58,7 +58,7 @@ class AsyncStream(Generic[Chunk, Whole]):
 
     @property
     def answer(self) -> Whole:
-        """What the same request gives without a stream, once this one was read to its end."""
+        """The non-streamed form of the answer, available once the stream was read to its end."""
         return self._gathering.whole()
 
     async def close(self) -> None:
@@ -73,9 +73,9 @@ class AsyncStream(Generic[Chunk, Whole]):
     ) -> None:
         await self.close()
 
-    # No generator within a generator: an event loop that ends finalises them all at once, and they would collide.
+    # No nested generators: when an event loop ends, it finalises them all at once, and they would conflict.
     async def _next(self) -> Chunk | None:
-        """None is the end."""
+        """None at the end."""
         tries = self._tries = self._tries or self._client._target.tries()
         while not self._over:
             try:
@@ -101,7 +101,7 @@ class AsyncStream(Generic[Chunk, Whole]):
             if self._response is None:
                 self._response = await self._client._open(self._question, self._timeout)
                 if self._closed:
-                    # By another task, while this one waited.
+                    # Closed by another task while this one waited.
                     await self._drop()
                     return
                 self._client._streams.add(self)
@@ -148,7 +148,7 @@ async def _beginning(response: httpx.Response) -> bytes:
 
 
 class AsyncClient:
-    """An Ostro server. Methods raise the errors that the server raised, and Unreachable where there is none."""
+    """An Ostro server. Methods raise the server's errors, and Unreachable if there is no server."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class AsyncClient:
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        """As those of `Client`."""
+        """The same arguments as `Client`."""
         self._target = Target.of(base_url, api_key, admin_key, timeout, max_retries)
         self._http = httpx.AsyncClient(**self._target.options())
         self._streams: WeakSet[AsyncStream[Any, Any]] = WeakSet()
@@ -200,14 +200,14 @@ class AsyncClient:
         return True
 
     async def ready(self, timeout: float = 5.0) -> bool:
-        """Whether the server takes requests: its model is loaded."""
+        """Whether the server accepts requests: its model is loaded."""
         try:
             return (await self._once(calls.readiness(), timeout)).status == "ready"
         except OstroError:
             return False
 
     async def wait_until_ready(self, timeout: float = 600.0) -> None:
-        """Also for a server that is only starting; raises OstroError where it cannot load its model, or not in time."""
+        """Also waits for a server to start; raises OstroError if it cannot load its model, or not in time."""
         awaited = Awaited(self._target, timeout)
         while not awaited.is_over(await self._readiness()):
             await anyio.sleep(awaited.pause)
@@ -226,7 +226,7 @@ class AsyncClient:
         await self.close()
 
     async def _open(self, question: Question, timeout: float) -> httpx.Response:
-        """One attempt. The answer has an accepted status; its body is still to be read, and it is to be closed."""
+        """One attempt. The response has an accepted status; the caller must read its body and close it."""
         request = self._http.build_request(**self._target.request(question, timeout))
         response = await self._http.send(request, stream=True)
         if response.status_code == httpx.codes.OK or response.status_code in question.also:

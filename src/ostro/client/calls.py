@@ -69,16 +69,16 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is sent."""
+    """A request to send."""
 
     method: str
     path: str
     content: bytes = b""
     accept: str = "application/json"
     also: frozenset[int] = frozenset()
-    """Statuses besides 200 that come with an answer."""
+    """Statuses other than 200 that carry a regular answer."""
     refusal: Refusal = error_of
-    """What another status means: status, headers and body to an error."""
+    """Translates any other status into an error, from status, headers and body."""
 
     @property
     def for_admins(self) -> bool:
@@ -89,7 +89,7 @@ class Question:
 class Call(Generic[T]):
     question: Question
     read: Callable[[bytes], T]
-    """The body of the answer to what it says."""
+    """Parses the response body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class StreamCall(Generic[Chunk, Whole]):
 
 
 def chat(messages: Messages, **options: Unpack[ChatOptions]) -> Call[ChatCompletionResponse]:
-    """The next message of a conversation; a lone text is what the user says."""
+    """The next message of a conversation; a plain string is a single user message."""
     return _post("/v1/chat/completions", {"messages": _conversation(messages), **options}, ChatCompletionResponse)
 
 
 def stream_chat(
     messages: Messages, **options: Unpack[ChatOptions]
 ) -> StreamCall[ChatCompletionChunk, ChatCompletionResponse]:
-    """The same as it comes."""
+    """The same, streamed."""
     return _stream("/v1/chat/completions", {"messages": _conversation(messages), **options, **_STREAMED}, ChatGathering)
 
 
@@ -121,19 +121,19 @@ def complete(prompt: Prompts, **options: Unpack[CompletionOptions]) -> Call[Comp
 def stream_complete(
     prompt: Prompts, **options: Unpack[CompletionOptions]
 ) -> StreamCall[CompletionChunk, CompletionResponse]:
-    """The same as they come."""
+    """The same, streamed."""
     return _stream("/v1/completions", {"prompt": prompt, **options, **_STREAMED}, CompletionGathering)
 
 
 def generate(prompts: Prompts, **options: Unpack[GenerateOptions]) -> Call[GenerateResponse]:
-    """A text for each prompt, without choices and log-probabilities."""
+    """One text per prompt, without choices and log-probabilities."""
     return _post("/generate", {"prompts": prompts, **options}, GenerateResponse)
 
 
 def stream_generate(
     prompts: Prompts, **options: Unpack[GenerateOptions]
 ) -> StreamCall[GenerateEvent, GenerateResponse]:
-    """The same as they come."""
+    """The same, streamed."""
     return _stream("/generate_stream", {"prompts": prompts, **options}, GenerateGathering)
 
 
@@ -143,42 +143,42 @@ def stream_generate(
 def loglikelihood(
     prompts: Prompts, continuations: Prompts, **options: Unpack[ScoreOptions]
 ) -> Call[LoglikelihoodResponse]:
-    """How likely the model is to continue each prompt in the given way."""
+    """How likely the model is to continue each prompt with the given text."""
     return _post("/loglikelihood", _pairs(prompts, continuations, options), LoglikelihoodResponse)
 
 
 def pseudo_loglikelihood(
     prompts: Prompts, continuations: Prompts, **options: Unpack[ScoreOptions]
 ) -> Call[PseudoLoglikelihoodResponse]:
-    """For models that see what comes after a token: the same in one pass over all of it."""
+    """For bidirectional models: scores each continuation in one pass."""
     return _post("/pseudo_loglikelihood", _pairs(prompts, continuations, options), PseudoLoglikelihoodResponse)
 
 
 def solve(
     inputs: list[list[int]], puzzle_ids: list[int] | None = None, **options: Unpack[ModelOption]
 ) -> Call[SolveResponse]:
-    """A token for every position of each puzzle at once, from an HRM of upstream's dialect."""
+    """A token for every position of each puzzle at once, from an HRM in the upstream dialect."""
     return _post("/hrm/solve", {"inputs": inputs, "puzzle_ids": puzzle_ids, **options}, SolveResponse)
 
 
 def embed(input: Prompts, **options: Unpack[EmbeddingOptions]) -> Call[EmbeddingResponse]:
-    """A vector for each text, from a model that was made for it."""
+    """One vector per text, from an embedding model."""
     return _post("/v1/embeddings", {"input": input, **options}, EmbeddingResponse)
 
 
 def tokenize(prompt: Messages, **options: Unpack[TokenizeOptions]) -> Call[TokenizeResponse]:
-    """The token ids of a text, or of a conversation by the model's chat template."""
+    """The token ids of a text, or of a conversation rendered with the model's chat template."""
     name = "prompt" if isinstance(prompt, str) else "messages"
     return _post("/tokenize", {name: prompt, **options}, TokenizeResponse)
 
 
 def detokenize(tokens: list[int], **options: Unpack[ModelOption]) -> Call[DetokenizeResponse]:
-    """The text of token ids, special ones too."""
+    """The text of token ids, including special tokens."""
     return _post("/detokenize", {"tokens": tokens, **options}, DetokenizeResponse)
 
 
 def tokenizer_info(model: str | None = None) -> Call[TokenizerInfo]:
-    """What must be known to count and cut tokens as the server does."""
+    """What a client needs to count and truncate tokens as the server does."""
     asked = "" if model is None else f"?model={quote(model, safe='')}"
     return _get(f"/tokenizer_info{asked}", TokenizerInfo)
 
@@ -187,12 +187,12 @@ def tokenizer_info(model: str | None = None) -> Call[TokenizerInfo]:
 
 
 def models() -> Call[ModelList]:
-    """What is served: loaded, loading, and what would be loaded if it were asked for."""
+    """All models: those loaded, those loading, and those that can be loaded on request."""
     return _get("/v1/models", ModelList)
 
 
 def model(name: str) -> Call[ModelCard]:
-    """One of them."""
+    """One model."""
     return _get(f"/v1/models/{quote(name)}", ModelCard)
 
 
@@ -201,7 +201,7 @@ def version() -> Call[Version]:
 
 
 def load(model: str) -> Call[ModelStats]:
-    """Loads a model and waits for it; others may have to go for it. Needs the admin key, as the next four do."""
+    """Loads a model and waits for it; may evict others. Requires the admin key, like the next four."""
     return _post(f"/admin/load/{quote(model)}", None, ModelStats)
 
 
@@ -211,37 +211,37 @@ def unload(model: str) -> Call[ModelStats]:
 
 
 def pin(model: str) -> Call[ModelStats]:
-    """Loads a model and keeps it, whatever else is asked for."""
+    """Loads a model and keeps it loaded."""
     return _post(f"/admin/pin/{quote(model)}", None, ModelStats)
 
 
 def unpin(model: str) -> Call[ModelStats]:
-    """Lets a model go when others need its room."""
+    """Allows a model to be evicted again."""
     return _post(f"/admin/unpin/{quote(model)}", None, ModelStats)
 
 
 def stats() -> Call[Stats]:
-    """All models, and what each of them takes and does."""
+    """All models, with their memory use and activity."""
     return _get("/admin/stats", Stats)
 
 
 def alive() -> Call[Alive]:
-    """Also of a server whose /healthz waits for its model: it is up."""
+    """Succeeds also if /healthz waits for the model: the server is up."""
     return Call(Question("GET", "/healthz", also=frozenset({503})), partial(read, Alive))
 
 
 def readiness() -> Call[Readiness]:
-    """Also of a server that is not ready: it says why."""
+    """Succeeds also if the server is not ready: the answer says why."""
     return Call(Question("GET", "/readyz", also=frozenset({503})), partial(read, Readiness))
 
 
-# --- how they are made ----------------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------------------------
 
 _STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def as_json(body: Body) -> bytes:
-    """Raises BadRequest for what JSON cannot express."""
+    """Raises BadRequest for anything JSON cannot express."""
     try:
         return json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
@@ -269,7 +269,7 @@ def _pairs(prompts: Prompts, continuations: Prompts, options: ScoreOptions) -> B
 
 
 def documented(method: Method, endpoint: Callable[..., object]) -> Method:
-    """The method, with what `help` shows of the endpoint; what it gives is the client's, and not a description."""
+    """Gives a client's method the endpoint's name, docstring and parameters, but not its return type."""
     update_wrapper(method, endpoint)
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     parameters = [this, *inspect.signature(endpoint).parameters.values()]

@@ -1,4 +1,4 @@
-"""`Client`: the calls over blocking connections. What to send and what responses mean is decided elsewhere."""
+"""`Client`: the calls over blocking connections. Requests and responses are defined elsewhere."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -23,10 +23,10 @@ Whole = TypeVar("Whole")
 
 
 class Stream(Generic[Chunk, Whole]):
-    """A streamed answer: iterate over it, or over its `text`, once. It is asked for when the first chunk is.
+    """A streamed answer: iterate over it, or over its `text`, once. The request is sent when the first chunk is read.
 
-    Leaving the loop, or the `with` block, closes the connection; the server then stops generating. Close it in the
-    thread that reads it; to stop a stream from elsewhere, use AsyncClient.
+    Leaving the loop or the `with` block closes the connection; the server then stops generating. Close it in the thread
+    that reads it; to stop a stream from elsewhere, use AsyncClient.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], gathering: Gathering[Chunk, Whole]) -> None:
@@ -41,12 +41,12 @@ class Stream(Generic[Chunk, Whole]):
 
     @property
     def text(self) -> Iterator[str]:
-        """New text of the first choice, piece by piece, instead of the chunks."""
+        """New text of the first choice, piece by piece, instead of chunks."""
         return (piece for chunk in self if (piece := self._gathering.text(chunk)))
 
     @property
     def answer(self) -> Whole:
-        """What the same request gives without a stream, once this one was read to its end."""
+        """The non-streamed form of the answer, available once the stream was read to its end."""
         return self._gathering.whole()
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ def _beginning(response: httpx.Response) -> bytes:
 
 
 class Client:
-    """An Ostro server. Methods raise the errors that the server raised, and Unreachable where there is none."""
+    """An Ostro server. Methods raise the server's errors, and Unreachable if there is no server."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Client:
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        """Keys that are not given come from OSTRO_API_KEY and OSTRO_ADMIN_KEY; an empty one is none.
+        """Omitted keys are read from OSTRO_API_KEY and OSTRO_ADMIN_KEY; an empty string means no key.
 
-        `timeout` is what a call may take in seconds, all its retries included; of a stream, the longest silence.
+        `timeout` is the maximum duration of a call in seconds, including retries; for a stream, the longest silence.
         """
         self._target = Target.of(base_url, api_key, admin_key, timeout, max_retries)
         self._http = httpx.Client(**self._target.options())
@@ -143,14 +143,14 @@ class Client:
         return True
 
     def ready(self, timeout: float = 5.0) -> bool:
-        """Whether the server takes requests: its model is loaded."""
+        """Whether the server accepts requests: its model is loaded."""
         try:
             return self._once(calls.readiness(), timeout).status == "ready"
         except OstroError:
             return False
 
     def wait_until_ready(self, timeout: float = 600.0) -> None:
-        """Also for a server that is only starting; raises OstroError where it cannot load its model, or not in time."""
+        """Also waits for a server to start; raises OstroError if it cannot load its model, or not in time."""
         awaited = Awaited(self._target, timeout)
         while not awaited.is_over(self._readiness()):
             time.sleep(awaited.pause)
@@ -170,9 +170,9 @@ class Client:
     def exchange(
         self, question: Question, timeout: float, *, on_send: Callable[[], None] | None = None
     ) -> Iterator[httpx.Response]:
-        """One attempt. The answer has an accepted status, and its body is still to be read.
+        """One attempt. The response has an accepted status, and its body has yet to be read.
 
-        `on_send` is called when the connection stands and the request is about to be sent.
+        `on_send` is called once the connection is established, just before the request is sent.
         """
 
         def trace(event: str, details: object) -> None:

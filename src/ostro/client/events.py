@@ -1,4 +1,4 @@
-"""Server-sent events, decoded as their bytes arrive. Knows the format of the stream; knows no JSON and no sockets."""
+"""Decodes server-sent events as their bytes arrive. Knows the stream format; knows no JSON and no sockets."""
 
 from ostro.errors import BadAnswer
 
@@ -8,24 +8,24 @@ _LINE_ENDS = b"\r\n"
 
 
 class EventDecoder:
-    """Bytes in, the payloads of whole events out. How the bytes are split does not matter."""
+    """Turns bytes into the payloads of complete events, however the bytes are split."""
 
     def __init__(self, max_event_bytes: int = 16 << 20) -> None:
         self._max_bytes = max_event_bytes
-        self._line: list[bytes] = []  # pieces of a line that has not ended yet
+        self._line: list[bytes] = []  # pieces of the current, unfinished line
         self._line_bytes = 0
-        self._data: list[bytes] = []  # data lines of an event that has not ended yet
+        self._data: list[bytes] = []  # data lines of the current, unfinished event
         self._data_bytes = 0
         self._at_start = True
-        self._skip_newline = False  # the last byte was \r, which a \n may still belong to
+        self._skip_newline = False  # the last byte was \r, and a following \n belongs to it
 
     @property
     def pending(self) -> bool:
-        """Whether an event has begun and not ended: a stream that ends now was cut short."""
+        """Whether an event is incomplete: if the stream ends now, it was cut short."""
         return bool(self._data or self._line)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads of the events that are complete now, in order. Raises BadAnswer on one that is too long."""
+        """The payloads of events completed by this data, in order. Raises BadAnswer for one that is too long."""
         if self._skip_newline and data:
             data = data.removeprefix(b"\n")
             self._skip_newline = False

@@ -26,11 +26,11 @@ from ostro.errors import (
 
 _LONGEST_MESSAGE = 500
 LONGEST_BODY = 64 << 10
-"""Bytes of an error's body that are read; what comes after them is left."""
+"""Maximum bytes of an error's body to read; the rest is ignored."""
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> OstroError:
-    """The error in an answer that has another status than 200."""
+    """The error in a response with a status other than 200."""
     told = _read(body)
     kind = _BY_STATUS_AND_CODE.get((status, told.code)) or _BY_STATUS.get(status)
     kind = kind or (BadRequest if 400 <= status < 500 else ServerError)
@@ -38,7 +38,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> OstroError
 
 
 def error_in(event: bytes) -> OstroError | None:
-    """The error that an event of a stream tells, if it tells one."""
+    """The error in a stream event, if it contains one."""
     value = _json(event)
     if not isinstance(value, dict) or not value.get("error"):
         return None
@@ -48,7 +48,7 @@ def error_in(event: bytes) -> OstroError | None:
 
 
 def words(body: bytes) -> str:
-    """What an error's body says, whichever server's form it has, on one line."""
+    """The message in an error's body, in any server's format, on one line."""
     value = _json(body)
     if value is None:
         return shortened(body)
@@ -58,7 +58,7 @@ def words(body: bytes) -> str:
 
 
 def shortened(payload: bytes) -> str:
-    """On one line, and no longer than a message should be."""
+    """On one line, and truncated to the length of a message."""
     text = " ".join(payload.decode(errors="replace").split())
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
 
@@ -75,7 +75,7 @@ def _read(body: bytes) -> _Told:
     match _json(body):
         case {"error": {"message": str(message)} as detail}:
             given = {name: value for name in ("type", "param", "code") if isinstance(value := detail.get(name), str)}
-            # Half a character alone, which JSON can express, can be printed nowhere.
+            # JSON can express lone surrogates, which cannot be printed.
             return _Told(" ".join(message.encode(errors="replace").decode().split()), **given)
         case _:
             return _Told(words(body))
@@ -101,7 +101,7 @@ def _made(kind: type[OstroError], told: _Told, status: int | None = None, retry_
 
 
 def _context_length_exceeded(message: str, param: str | None) -> OstroError:
-    """With the numbers that stand in the server's sentence."""
+    """Recovers the numbers from the server's message."""
     numbers = re.search(r"length is (\d+) tokens.* (?:\((\d+) in the prompt, (\d+) to|(\d+) tokens in the)", message)
     if numbers is None:
         return BadRequest(message, param=param)
@@ -110,7 +110,7 @@ def _context_length_exceeded(message: str, param: str | None) -> OstroError:
 
 
 def _seconds(retry_after: str | None) -> int | None:
-    """Of the header's two forms: a number, or a date."""
+    """Parses both forms of the header: a number, or a date."""
     if retry_after is None:
         return None
     try:
@@ -129,8 +129,8 @@ def _tree(kind: type[OstroError]) -> Iterator[type[OstroError]]:
         yield from _tree(child)
 
 
-# Of classes that share a code, such as those of models that cannot be served, the uppermost stands for all: later
-# entries give way to earlier ones.
+# Among classes that share a code, such as those for models that cannot be served, the topmost stands for all: earlier
+# entries override later ones.
 _CODED = [
     kind for kind in _tree(OstroError) if kind.openai_code is not None and kind.__module__ == OstroError.__module__
 ]

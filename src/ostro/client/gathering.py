@@ -35,7 +35,7 @@ Model = TypeVar("Model", bound=WireModel)
 
 
 def read(schema: type[Model], payload: bytes) -> Model:
-    """An object of the API. A newer server may tell more than is known here, and that is passed over."""
+    """Parses an API object. Ignores unknown fields, which a newer server may send."""
     try:
         return schema.model_validate_json(payload, extra="ignore")
     except ValidationError as error:
@@ -48,11 +48,11 @@ def read(schema: type[Model], payload: bytes) -> Model:
 
 
 class Gathering(ABC, Generic[Chunk, Whole]):
-    """One streamed answer as it comes."""
+    """Assembles one streamed answer."""
 
     @abstractmethod
     def take(self, payload: bytes) -> Chunk | None:
-        """The chunk in an event; None for an event that the reader of the stream should not see."""
+        """The chunk in an event; None for an event that the stream's reader should not see."""
 
     @abstractmethod
     def text(self, chunk: Chunk) -> str:
@@ -60,11 +60,11 @@ class Gathering(ABC, Generic[Chunk, Whole]):
 
     @abstractmethod
     def whole(self) -> Whole:
-        """What the request gives without a stream; raises BadAnswer if the stream did not come to its end."""
+        """The non-streamed form of the answer; raises BadAnswer if the stream was incomplete."""
 
 
 class Reading(Generic[Chunk]):
-    """The bytes of one stream to chunks."""
+    """Turns the bytes of one stream into chunks."""
 
     def __init__(self, take: Callable[[bytes], Chunk | None]) -> None:
         """`take` is that of a Gathering."""
@@ -73,7 +73,7 @@ class Reading(Generic[Chunk]):
         self._ended = False
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
-        """Raises the error that the server tells, after the chunks before it."""
+        """Raises an error sent by the server, after the chunks before it."""
         for payload in self._decoder.feed(data):
             if payload == DONE:
                 self._ended = True
@@ -81,7 +81,7 @@ class Reading(Generic[Chunk]):
                 yield chunk
 
     def finish(self) -> None:
-        """Call it at the end of the bytes: raises BadAnswer if they are not all."""
+        """Call at the end of the bytes: raises BadAnswer if the stream is incomplete."""
         if not self._ended:
             raise BadAnswer("The stream ended without its end mark: the answer may be cut short. Ask again.")
 

@@ -1,4 +1,4 @@
-"""The options of the client's methods, as types. The server knows defaults and ranges, and rejects the rest."""
+"""Types for the options of the client's methods. The server has the defaults and checks the ranges."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
@@ -7,9 +7,9 @@ from ostro.sampling_params import SamplingOptions
 
 Message = Mapping[str, object]
 Messages = str | Sequence[Message]
-"""A conversation; a lone text is what a user says."""
+"""A conversation; a plain string is a single user message."""
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-"""A text, several texts, token ids, or several lists of them."""
+"""A text, several texts, token ids, or several lists of token ids."""
 Words = str | Sequence[str]
 
 

@@ -1,4 +1,4 @@
-"""The server that a client talks to: address, keys, timeouts. Holds the parts of a client that do no I/O."""
+"""The server that a client talks to: address, keys, timeouts. Holds a client's parts that do no I/O."""
 
 import ssl
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _MOST_IDLE = 64
 @dataclass(frozen=True)
 class Target:
     url: str
-    """Without /v1 and without a slash at its end."""
+    """Without /v1 and without a trailing slash."""
     key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
     timeout: float = 600.0
@@ -32,7 +32,7 @@ class Target:
 
     @classmethod
     def of(cls, base_url: str, api_key: str | None, admin_key: str | None, timeout: float, max_retries: int) -> Self:
-        """Raises BadRequest for what can be no server's; keys that are not given come from the environment."""
+        """Raises BadRequest for invalid values; omitted keys are read from the environment."""
         if not timeout > 0:
             raise BadRequest(f"timeout must be above 0 seconds, got {timeout}.", param="timeout")
         if max_retries < 0:
@@ -46,7 +46,7 @@ class Target:
         return Tries(max_retries=self.max_retries, timeout=self.timeout)
 
     def request(self, question: Question, timeout: float) -> dict[str, Any]:
-        """The arguments of httpx' `stream`."""
+        """The arguments of httpx's `stream`."""
         return {
             "method": question.method,
             "url": self.url + question.path,
@@ -56,7 +56,7 @@ class Target:
         }
 
     def options(self) -> dict[str, Any]:
-        """Of httpx' client. Proxies are for servers that are elsewhere, and TLS takes a while to set up."""
+        """The options of httpx's client. No proxies for local servers; no TLS setup, which is slow, unless needed."""
         return {
             "trust_env": not self._is_here,
             "verify": ssl.create_default_context() if self.url.lower().startswith("https:") else False,
@@ -65,7 +65,7 @@ class Target:
 
     @contextmanager
     def meaning(self, timeout: float) -> Iterator[None]:
-        """Says in our terms what went wrong with a connection."""
+        """Translates connection errors into ours."""
         try:
             yield
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
@@ -96,7 +96,7 @@ class Target:
 
 
 class Awaited:
-    """A server that is to become ready: what its answers, and no answers, mean."""
+    """A server that should become ready: interprets its answers and their absence."""
 
     pause = 0.2
 
@@ -106,7 +106,7 @@ class Awaited:
         self._tries = Tries(max_retries=0, timeout=timeout)
 
     def is_over(self, found: Readiness | Unreachable | RequestTimeout) -> bool:
-        """Whether it is ready; raises OstroError where it will not be, or not in time."""
+        """Whether it is ready; raises OstroError if it never will be, or not in time."""
         state = found.status if isinstance(found, Readiness) else "not answering"
         if state == "failed":
             raise ModelError(f"{self._url} could not load its model. Its log says why.")
@@ -116,7 +116,7 @@ class Awaited:
 
 
 def check_address(url: str) -> str:
-    """Without a slash at its end; raises BadRequest for what is not a server address."""
+    """Strips a trailing slash; raises BadRequest if it is not a server address."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
