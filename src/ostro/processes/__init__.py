@@ -1,1 +1,1 @@
-"""Child processes: how one is started over a socket pair, what it sees of our environment, how its log reaches us."""
+"""Subprocesses: starting one with a socket pair, the environment it gets, and relaying its log."""

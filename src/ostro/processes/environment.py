@@ -1,17 +1,17 @@
-"""What a child process sees of this one's environment: the variables that it needs, by name. Starts nothing.
+"""The environment variables that a subprocess gets: only those it needs, by name. Starts nothing.
 
-A server's environment holds secrets, its own API keys among them. An engine runs native code on files from elsewhere,
-a chat template is a stranger's program, and a download talks to strangers: none gets a secret that it has no use for.
-Only what is listed here is passed on.
+A server's environment contains secrets, including its own API keys. An engine runs native code on foreign files, a chat
+template is a stranger's program, and a download talks to strangers: none of them gets a secret that it does not need.
+Only the variables listed here are passed on.
 """
 
 import os
 from collections.abc import Mapping
 from typing import Final
 
-# What the interpreter and the C library look at.
+# Used by the interpreter and the C library.
 _INTERPRETER: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "VIRTUAL_ENV")
-# Of any process of ours: where things are, what language, which Python; and what its libraries and tools are told.
+# For any subprocess: directories, locale, Python, and settings of libraries and tools.
 _SYSTEM: Final = (
     *("HOME", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TZ", "USER"),
     *("TMPDIR", "TEMP", "TMP", "XDG_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "COVERAGE_*"),
@@ -29,7 +29,7 @@ _DEVICES: Final = (
     *("CUDA*", "NVIDIA_*", "NCCL_*", "CUBLAS_*", "CUDNN_*", "GPU_*", "HIP_*", "ROCR_*", "ROCM_*", "HSA_*"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH"),
 )
-# Proxies, certificates, and the credentials of those who have models.
+# Proxies, certificates, and credentials for model sources.
 _NETWORK: Final = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC"),
@@ -42,17 +42,17 @@ _ENGINE: Final = (*_SYSTEM, *_CACHES, *_DEVICES)
 
 
 def template_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """For a process that renders a chat template."""
+    """For a process that renders chat templates."""
     return _allowed(environ, _INTERPRETER)
 
 
 def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """For a process that runs a model whose files are on this machine."""
+    """For a process that runs a model from local files."""
     return _allowed(environ, _ENGINE)
 
 
 def download_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """For a process that fetches models, and may run one."""
+    """For a process that downloads models, and may run one."""
     return _allowed(environ, (*_ENGINE, *_NETWORK))
 
 

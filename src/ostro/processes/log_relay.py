@@ -1,6 +1,6 @@
-"""Log records of a child process, logged by its parent as its own: so they have the parent's format and level.
+"""Relays a subprocess's log records to its parent, which logs them in its own format and at its own level.
 
-Knows logging; the caller knows the wire between the two.
+Knows logging; the caller provides the transport.
 """
 
 import logging
@@ -15,16 +15,16 @@ import msgspec
 
 
 class Logged(msgspec.Struct, frozen=True, tag=True):
-    """One log record of a child process."""
+    """A log record of a subprocess."""
 
     logger: str
     level: int
     text: str
     exception: str | None = None
-    """The traceback that came with it, in Python's form."""
+    """Its formatted traceback, if any."""
 
     def write(self) -> None:
-        """Logs it here, where the child's logger would have."""
+        """Logs it here, under the subprocess's logger name."""
         extra = {} if self.exception is None else {"exception": self.exception}
         logging.getLogger(self.logger).log(self.level, "%s", self.text, extra=extra)
 
@@ -39,14 +39,14 @@ class _Relay(logging.Handler):
         try:
             exception = None if not record.exc_info else self._format_exception(record.exc_info)
             line = Logged(record.name, record.levelno, record.getMessage(), exception)
-        except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be made stops nobody
+        except Exception:  # noqa: BLE001  like logging's own handlers: a line that cannot be formatted stops nobody
             self.handleError(record)
         else:
             self._send(line)
 
 
 def log_warnings() -> None:
-    """From now on Python's warnings are log records, one line each."""
+    """Turns Python's warnings into log records, one line each."""
     warnings.showwarning = _log_warning
 
 
@@ -62,9 +62,9 @@ def _log_warning(
 
 
 def relay_logs(send: Callable[[Logged], None]) -> None:
-    """From now on, log records, Python's warnings and uncaught exceptions of this process go to `send`.
+    """Sends this process's log records, Python warnings and uncaught exceptions to `send` from now on.
 
-    Of our own loggers from INFO on, of libraries' from WARNING on; the parent's level decides what is shown.
+    Includes our own loggers from INFO, libraries' from WARNING; the parent's level decides what is shown.
     """
     root = logging.getLogger()
     root.handlers = [_Relay(send)]

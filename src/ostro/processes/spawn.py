@@ -1,8 +1,8 @@
-"""Starting and ending a child that talks to us over a socket pair. Knows no protocol.
+"""Starts and stops a subprocess connected by a socket pair. Knows no protocol.
 
 parent   spawn ──────> child, with its end of the socket as the first argument
-         kill_group    ends it and all that it started
-child    leave         the same from within, once nobody is left to work for
+         kill_group    kills it and everything that it started
+child    leave         the same from within, once its parent is gone
 """
 
 import os
@@ -18,10 +18,10 @@ from typing import NoReturn
 def spawn(
     module: str, *arguments: str, environment: Mapping[str, str], options: Sequence[str] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A Python process that runs the module, and our end of the socket between us. `options` are the interpreter's.
+    """A Python subprocess that runs the module, and our end of the socket to it. `options` are the interpreter's.
 
-    It has a process group of its own: Ctrl-C is for us, who decide what it means, and what the child starts can be
-    ended with it. Raises OSError if it cannot be started.
+    It has its own process group: Ctrl-C reaches only us, who decide what it means, and the child's own children can be
+    killed with it. Raises OSError if it cannot be started.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -40,13 +40,13 @@ def spawn(
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the child's process group, which may outlive the child itself."""
+    """Kills the child's process group, which may outlive the child itself."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def leave() -> NoReturn:
-    """Ends this process and what it started. Work may be under way, or stuck, so no orderly way out is sure to end."""
+    """Kills this process and everything it started. Abrupt, because work may be running or stuck."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
