@@ -2,8 +2,8 @@
 
     uvicorn --factory ostro.app:create_app
 
-Settings come from where `ostro serve` has them, but for the command line. The ASGI server owns the socket, the signals
-and the end of connections; the application starts and stops the models with it.
+Settings come from the same sources as for `ostro serve`, except for the command line. The ASGI server owns the socket,
+signals and connections; the application starts and stops the models with it.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from ostro.server.models import Models
 from ostro.server.settings import Given, ServeSettings, read_settings
 from ostro.server.tracing.start import Tracer, start_tracing
 
-# The ASGI server's to decide, by options of its own.
+# Decided by the ASGI server's own options.
 _NOT_OURS = ("host", "port", "drain_timeout")
 
 
 def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
     """The application, with settings from the arguments, the environment, `.env` and a YAML file, in that order.
 
-    `config` names the YAML file; if it is None, OSTRO_CONFIG does. Raises BadRequest for settings that are wrong. A
-    model that cannot be loaded is told in the log and by /readyz: the process is not ours to end.
+    `config` names the YAML file; if it is None, OSTRO_CONFIG does. Raises BadRequest for invalid settings. A model that
+    cannot be loaded is reported in the log and by /readyz: the process is not ours to end.
     """
     for name in settings.keys() - ServeSettings.model_fields.keys():
         close = difflib.get_close_matches(name, ServeSettings.model_fields, 1)
@@ -45,7 +45,7 @@ def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
     chosen = merged.settings
     keyring = chosen.keyring()
     start_logging(merged)
-    # `ostro serve` says where it listens; here the ASGI server does, in the same form.
+    # `ostro serve` logs where it listens; here the ASGI server does, in the same format.
     logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
     log = structlog.stdlib.get_logger("ostro.server")
     for name in _NOT_OURS:
@@ -75,5 +75,5 @@ async def _running(models: Models, tracer: Tracer | None) -> AsyncIterator[None]
         telling.cancel()
         await models.stop()
         if tracer is not None:
-            # It may wait for a collector.
+            # May wait for a collector.
             await asyncio.to_thread(tracer.stop)

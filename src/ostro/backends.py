@@ -1,5 +1,5 @@
-"""The kinds of devices that run models: what suits each where settings leave it open, what it can compute in, and what
-memory it has. Asks the system, never torch. `planning` and `runner` have a function for each, by its name.
+"""The kinds of devices that run models: their defaults, number formats and memory. Asks the system, never torch.
+`planning` and `runner` have a function for each, by name.
 """
 
 from abc import ABC, abstractmethod
@@ -21,32 +21,32 @@ class Backend(ABC):
     """One kind of device."""
 
     name: ClassVar[str]
-    """As settings, plans and loaded models have it."""
+    """Its name in settings, plans and loaded models."""
     label: ClassVar[str]
-    """As people call it."""
+    """Its name for people."""
     has_own_memory: ClassVar[bool]
-    """Whether models take memory there beside the host's."""
+    """Whether models use memory there in addition to the host's."""
     has_native_core: ClassVar[bool]
     dtypes: ClassVar[tuple[DType, ...]]
-    """What it computes in, without the native core."""
+    """Compute dtypes without the native core."""
     smaller: ClassVar[str]
-    """The formats in which weights are smaller, in words."""
+    """Formats with smaller weights, in words."""
     page_size: ClassVar[int]
     max_batch_seqs: ClassVar[int]
     max_batch_tokens: ClassVar[int]
     max_batch_tokens_serving: ClassVar[int]
-    """Where people read along, so that steps are short."""
+    """For serving, where steps must be short because people read along."""
 
     @abstractmethod
     def check(self, config: EngineConfig) -> None:
-        """Raises BadRequest for number formats that it cannot run."""
+        """Raises BadRequest for number formats that it does not support."""
 
     @abstractmethod
     def memory(self) -> Memory | None:
-        """Of the device here; None if there is none, or it does not tell."""
+        """The memory of this machine's device; None if there is none, or if it cannot be queried."""
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
-        """The settings as they hold on this device, with what was left open filled in. Raises BadRequest as `check`."""
+        """The settings for this device, with defaults filled in. Raises BadRequest like `check`."""
         self.check(config)
         tokens = self.max_batch_tokens_serving if config.serving else self.max_batch_tokens
         given = {each.name: getattr(config, each.name) for each in fields(EngineConfig)}
@@ -105,5 +105,5 @@ BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda())
 
 
 def backend_here(device: str) -> Backend:
-    """What a setting means on this machine: "auto" is a GPU if there is one."""
+    """The backend for a setting on this machine: "auto" is a GPU if there is one."""
     return BACKENDS[device_here(device)]

@@ -3,8 +3,8 @@
     generate, stream    ──> drive   ──> the caller's own thread steps the engine
     agenerate, astream  ──> adrive  ──> a worker thread steps it, for as long as anybody awaits
 
-One thread steps at a time, and its step serves every caller: each has an inbox. What arrives or leaves during a step is
-taken in at the end of the step, so nobody who only submits or aborts waits for one. Knows requests and deltas; knows no
+One thread steps at a time, and its step serves all callers; each has an inbox. Requests that arrive or leave during a
+step are processed at its end, so submitting or aborting never waits for a step. Knows requests and deltas; knows no
 prompts.
 """
 
@@ -29,17 +29,17 @@ class Piece(NamedTuple):
     collector: Collector
     delta: Delta
     is_last: bool
-    """Whether the request's completion is finished by it."""
+    """Whether it finishes the request's completion."""
 
 
 class _Inbox:
-    """What one caller's requests have brought. Filled by the thread that steps, emptied by the caller."""
+    """Results for one caller's requests. Filled by the stepping thread, emptied by the caller."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the event loop of a caller that awaits."""
         self.loop = loop
         self.unfinished: set[int] = set()
-        """The caller's own: requests whose last piece it has not taken."""
+        """Requests whose last piece the caller has not taken. Used by the caller only."""
         self.failure: BaseException | None = None
         self._pieces: deque[Piece] = deque()
         self._woken = asyncio.Event()
@@ -52,7 +52,7 @@ class _Inbox:
         self._pieces.append(piece)
 
     def take(self) -> Piece:
-        """The next piece; raises what ended the requests once there is none. Only if there is news."""
+        """The next piece; if there is none, raises what ended the requests. Call only if there is news."""
         if not self._pieces and self.failure is not None:
             raise self.failure
         piece = self._pieces.popleft()
@@ -61,13 +61,13 @@ class _Inbox:
         return piece
 
     async def news(self) -> None:
-        """Returns once there is news. What arrives after the look sets the event after it was cleared."""
+        """Returns once there is news. Anything that arrives after the check sets the event after it was cleared."""
         while not self.has_news:
             self._woken.clear()
             await self._woken.wait()
 
     def wake(self) -> None:
-        """Within the event loop."""
+        """Call within the event loop."""
         self._woken.set()
 
 
@@ -78,7 +78,7 @@ class Driver:
         self._core = core
         self._collect = collect
         self._turn = threading.Condition()
-        # All below is guarded by the condition. While a thread steps, `_under_way` and the engine are that thread's.
+        # The condition guards everything below. While a thread steps, `_under_way` and the engine belong to it.
         self._is_stepping = False
         self._arrivals: deque[tuple[Request, _Inbox]] = deque()
         self._departures: deque[int] = deque()
@@ -86,7 +86,7 @@ class Driver:
         self._worker: threading.Thread | None = None
 
     def drive(self, requests: Iterable[Request]) -> Generator[Piece, None, None]:
-        """Steps the engine until the requests are done. What is unfinished when the caller leaves is aborted."""
+        """Steps the engine until the requests are done. If the caller leaves early, unfinished requests are aborted."""
         inbox = _Inbox()
         try:
             for request in requests:
@@ -100,7 +100,7 @@ class Driver:
             self._leave(inbox)
 
     async def adrive(self, requests: Sequence[Request]) -> AsyncGenerator[Piece, None]:
-        """The same for a caller that awaits; the event loop runs on while the worker thread steps."""
+        """The same for a caller that awaits; the event loop keeps running while the worker thread steps."""
         inbox = _Inbox(asyncio.get_running_loop())
         try:
             self._submit(requests, inbox)
@@ -120,19 +120,19 @@ class Driver:
             if not self._is_stepping:
                 self._take_mail()
             if inbox.loop is not None and self._worker is None:
-                # Not a daemon: a program must not end in the middle of a step.
+                # Not a daemon: a program must not exit in the middle of a step.
                 self._worker = threading.Thread(target=self._work, name="ostro-engine")
                 self._worker.start()
 
     def _leave(self, inbox: _Inbox) -> None:
-        """Aborts what the caller has not seen the end of; its pages are free at the end of the step at the latest."""
+        """Aborts the caller's unfinished requests; their pages are freed by the end of the current step."""
         with self._turn:
             self._departures.extend(inbox.unfinished)
             if not self._is_stepping:
                 self._take_mail()
 
     def _advance(self, inbox: _Inbox) -> None:
-        """Steps once; if another thread steps, waits until it has news for this caller, or has stopped stepping."""
+        """Steps once; if another thread is stepping, waits until there is news for this caller or it stops stepping."""
         with self._turn:
             while self._is_stepping:
                 self._turn.wait()
@@ -141,10 +141,10 @@ class Driver:
             self._is_stepping = True
         self._step()
 
-    # --- whoever steps ----------------------------------------------------------------------------------------------
+    # --- the stepping thread ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """The worker thread: steps while there are requests of callers that await."""
+        """The worker thread: steps while callers that await have requests."""
         while True:
             with self._turn:
                 while self._is_stepping:
@@ -153,12 +153,12 @@ class Driver:
                     self._worker = None
                     return
                 self._is_stepping = True
-            # Every caller has the failure in its inbox.
+            # Every caller finds the failure in its inbox.
             with suppress(Exception):
                 self._step()
 
     def _step(self) -> None:
-        """For the thread that has the turn; gives it back."""
+        """Called by the thread whose turn it is; ends the turn."""
         try:
             self._deliver(self._core.step())
         except BaseException as error:
@@ -185,7 +185,7 @@ class Driver:
         self._wake(served)
 
     def _take_mail(self) -> None:
-        """Arrivals before departures: who left at once arrived first."""
+        """Arrivals before departures: a request may have done both."""
         refused = set[_Inbox]()
         while self._arrivals:
             request, inbox = self._arrivals.popleft()
@@ -203,9 +203,9 @@ class Driver:
         self._wake(refused)
 
     def _fail_all(self, error: BaseException) -> None:
-        """A step that failed has lost everybody's state."""
+        """A failed step loses the state of all requests."""
         if not isinstance(error, Exception):
-            # Somebody else's Ctrl-C.
+            # Another caller's Ctrl-C.
             error = SequenceFailed("Another caller was interrupted during a step they shared. Send the request again.")
         failed = set[_Inbox]()
         for id, (_, inbox) in self._under_way.items():
@@ -216,7 +216,7 @@ class Driver:
         self._wake(failed)
 
     def _wake(self, inboxes: Collection[_Inbox]) -> None:
-        """Tells callers that await that there is news. Once a loop, since each call costs a system call."""
+        """Notifies callers that await. Once per event loop, because each notification is a system call."""
         by_loop = defaultdict[asyncio.AbstractEventLoop, list[_Inbox]](list)
         for inbox in inboxes:
             if inbox.loop is not None:
@@ -225,7 +225,7 @@ class Driver:
             try:
                 loop.call_soon_threadsafe(_wake_all, woken)
             except RuntimeError:
-                # The loop was closed with its callers in it, so nobody will ever take what they are sent.
+                # The loop was closed with its callers in it, so nobody will ever read their results.
                 self._departures.extend(id for id, (_, inbox) in self._under_way.items() if inbox.loop is loop)
 
 

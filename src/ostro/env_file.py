@@ -1,8 +1,8 @@
-"""Variables that came by an env-file, and those of the cache from a `.env` file in the working directory. All other
-settings in that file are `serve`'s to read.
+"""Handles variables passed in env-files, and reads the cache variables from a `.env` file in the working directory;
+`serve` reads all other settings in that file.
 
-`docker run --env-file` and `kubectl create configmap --from-env-file` hand over all that stands after `=`, with its
-quotes and comments; `.env` files, Compose and systemd take those away.
+`docker run --env-file` and `kubectl create configmap --from-env-file` pass on everything after `=`, including quotes
+and comments; `.env` files, Compose and systemd strip those.
 """
 
 import os
@@ -18,10 +18,9 @@ _COMMENT = re.compile(r"\s#(\s|$)")
 
 
 def as_in_dotenv(variable: str, value: str) -> str:
-    """What a `.env` file would make of the value: without quotes around it.
+    """The value as a `.env` file would be parsed: without surrounding quotes.
 
-    Raises BadRequest for one that ends in a comment: no setting has ` # ` in it, and a guess at where a key ends is
-    worse.
+    Raises BadRequest if it ends in a comment: no setting contains ` # `, and guessing where a key ends would be worse.
     """
     bare = value.strip()
     if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
@@ -35,9 +34,9 @@ def as_in_dotenv(variable: str, value: str) -> str:
 
 
 def read_cache_variables(directory: Path = Path()) -> None:
-    """Sets in the environment what the file says of the cache, unless the environment says something of it.
+    """Sets the cache variables from the file in the environment, unless they are already set there.
 
-    What is there already loses the quotes that an env-file may have left around it.
+    Existing values lose the quotes that an env-file may have left around them.
     """
     for name in (*_PLACE, *_LIMIT, *_HUB):
         if value := os.environ.get(name):

@@ -1,51 +1,51 @@
-"""Every error Ostro raises on purpose, as one tree. Each class knows its HTTP status and its OpenAI type and code.
+"""All of Ostro's deliberate errors, as one tree. Each class has an HTTP status, and an OpenAI type and code.
 
     OstroError
-    ├── BadRequest                    400  the caller can mend it
-    │   ├── ContextLengthExceeded     400  prompt and output together do not fit the model's context
-    │   ├── RequestRefused            400  the engine died of it, and more than once
-    │   └── Unsupported               400  the loaded model or this build cannot do what was asked
-    ├── NotAuthorized                 401  no key, or one that opens nothing here
-    ├── NotAllowed                    403  this caller may not ask for it, whatever else they send
+    ├── BadRequest                    400  the caller can fix it
+    │   ├── ContextLengthExceeded     400  prompt and output together exceed the model's context length
+    │   ├── RequestRefused            400  it crashed the engine more than once
+    │   └── Unsupported               400  the loaded model or this build cannot do what was requested
+    ├── NotAuthorized                 401  no key, or one that is not valid here
+    ├── NotAllowed                    403  this caller may not do it, whatever else they send
     ├── ModelNotFound                 503  a model's files are not where they should be
-    │   └── UnknownModel              404  no model has the name that was asked for
-    ├── BodyTimeout                   408  a request's body came too slowly
-    ├── BodyTooLarge                  413  a request's body has more bytes than are read
-    ├── WrongContentType              415  a request's body is not called JSON
+    │   └── UnknownModel              404  no model has the requested name
+    ├── BodyTimeout                   408  a request's body arrived too slowly
+    ├── BodyTooLarge                  413  a request's body exceeds the size limit
+    ├── WrongContentType              415  a request's body is not declared as JSON
     ├── ModelError                    500  the model was found but cannot be served
     │   ├── BadCheckpoint             500  a weights, config or tokenizer file is damaged or malformed
-    │   └── UnsupportedModel          500  an architecture or quantisation that Ostro does not know
-    ├── TryLater                      503  not now: try again in a moment
-    │   ├── QueueFull                 429  too much is waiting already
+    │   └── UnsupportedModel          500  an unknown architecture or quantisation
+    ├── TryLater                      503  temporarily not possible: retry in a moment
+    │   ├── QueueFull                 429  too many requests are already waiting
     │   ├── TooManyAttempts           429  too many wrong keys from one address
     │   └── Unavailable               503  loading, draining, or the engine is down
-    ├── RequestTimeout                504  the request took longer than it may
+    ├── RequestTimeout                504  the request exceeded its time limit
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
-    ├── SequenceFailed                500  the engine gave up on one sequence; others go on
-    └── ServerError                   502  another server, asked over HTTP, did not answer as it should
+    ├── SequenceFailed                500  the engine gave up on one sequence; others continue
+    └── ServerError                   502  another server, called over HTTP, did not answer properly
         ├── Unreachable               502  nothing listens there, or the connection broke
-        └── BadAnswer                 502  it answered in a way that makes no sense
+        └── BadAnswer                 502  its answer was malformed
 
-A message is one line: what is wrong, then what to do about it. Where it may name places on the server, clients are
-told less: why a model cannot be served with files by their bare names, and of a source or a disk that fails only the
-class's `general` words.
+A message is one line: what is wrong, then what to do about it. Messages that may reveal locations on the server are
+reduced for clients: why a model cannot be served mentions files by base name only, and failures of a source or disk
+become the class's `general` text.
 """
 
 import re
 
-# A path or an address, over spaces too as long as slashes follow.
+# A path or a URL, including spaces as long as slashes follow.
 _PLACE = re.compile(r"(?<![\w/])(?:\w+://|[~.]{0,2}/)[^\s'\"]*(?: [^\s'\"/]+/[^\s'\"]*)*")
 
 
 def without_places(message: str) -> str:
-    """The message with each path and address cut down to its last part: what a file is called, not where it lies."""
+    """The message with each path and URL reduced to its last part: a file's name without its location."""
 
     def last_part(match: re.Match[str]) -> str:
         place = match[0].rstrip("/.,;:)")
         rest = match[0][len(place) :]
         if "://" in place:
-            # Neither who asks nor what they sign with.
+            # Strips credentials and query strings.
             place = re.split(r"[?#]", place, maxsplit=1)[0].rstrip("/").rpartition("@")[2]
         return place.rpartition("/")[2] + rest
 
@@ -53,7 +53,7 @@ def without_places(message: str) -> str:
 
 
 class OstroError(Exception):
-    """Base of all deliberate errors; the message is fit to be shown to a user of this machine as it stands."""
+    """Base of all deliberate errors; the message can be shown as is to a user of this machine."""
 
     http_status = 500
     openai_type = "server_error"
@@ -67,7 +67,7 @@ class OstroError(Exception):
 
     @property
     def public(self) -> str:
-        """What a client is told."""
+        """The message for clients."""
         return self.general or self.message
 
 
@@ -170,7 +170,7 @@ class UnsupportedModel(ModelError):
 
 
 class TryLater(OstroError):
-    """Worth another try after `retry_after` seconds."""
+    """Worth retrying after `retry_after` seconds."""
 
     http_status = 503
     openai_code = "try_later"
@@ -218,7 +218,7 @@ class SequenceFailed(OstroError):
 
 
 class ServerError(OstroError):
-    """What a client meets. `status` is that of the answer, where there was one."""
+    """Raised by clients. `status` is the response's status, if there was one."""
 
     http_status = 502
     openai_code = "server_error"

@@ -6,7 +6,7 @@
 
     lm_eval.simple_evaluate(Evaluated(LLM("./my-model")), tasks=["arc_easy"])
 
-Needs the extra `eval`.
+Requires the extra `eval`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _MAX_TOKENS = 256
 
 
 class Evaluated(LM):
-    """All requests of a kind are one call of the engine, which batches them and shares their prompts."""
+    """Runs all requests of a kind in one call to the engine, which batches them and shares prompt prefixes."""
 
     def __init__(self, llm: LLM, *, progress: bool = False) -> None:
         super().__init__()
@@ -42,16 +42,16 @@ class Evaluated(LM):
         return self.llm.name
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of a continuation after its context; after an empty one it follows the token that begins a text.
+        """Scores continuations after their contexts; after an empty one, they follow the token that starts a text.
 
-        As elsewhere in the harness: what is too long loses its beginning.
+        As elsewhere in the harness, what is too long is truncated at the start.
         """
         pairs = [self._pair(*request.args) for request in requests]
         scores = self.llm.score([prompt for prompt, _ in pairs], [rest for _, rest in pairs], progress=self.progress)
         return [(score.logprob, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows of the context's length."""
+        """Scores whole texts, in windows of the context length."""
         windows: list[tuple[int, list[int], list[int]]] = []
         for number, request in enumerate(requests):
             ids = self.llm.tokenizer.encode(request.args[0], add_special=False)
@@ -66,7 +66,7 @@ class Evaluated(LM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """A prompt loses its beginning to the output that a task asks for, but keeps half of the context."""
+        """Truncates a prompt at its start to make room for the requested output, but keeps half of the context."""
         prompts, params = [], []
         for request in requests:
             text, asked = request.args
@@ -90,32 +90,32 @@ class Evaluated(LM):
 
     @property
     def _prefix(self) -> int:
-        """Stands before a text of which the first token is scored too."""
+        """The token before a text whose first token is scored too."""
         tokenizer = self.llm.tokenizer
         if tokenizer.bos_id is not None:
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Both as the model would see them joined: white space at the border belongs to the continuation."""
+        """Encodes both as one text: white space at the border belongs to the continuation."""
         ids = self.llm.tokenizer.encode(context + continuation)
         border = len(self.llm.tokenizer.encode(context.rstrip()))
         if not border:
             ids, border = [self._prefix, *ids], 1
         num_cut = max(len(ids) - self._longest, 0)
-        # Of a continuation that is too long by itself, the first token left is what the others follow.
+        # If the continuation alone is too long, its first remaining token becomes the context of the others.
         border = max(border - num_cut, 1)
         return ids[num_cut : num_cut + border], ids[num_cut + border :]
 
 
 def _params(asked: Mapping[str, Any]) -> SamplingParams:
-    """What a task says of generation, in the harness's words and as its own models read them.
+    """A task's generation settings, interpreted like the harness's own models do.
 
-    A temperature samples by itself, `do_sample=False` is greedy whatever the temperature, and without one it is 0.
+    A temperature implies sampling, `do_sample=False` is greedy whatever the temperature, and the default is 0.
     """
     until = asked.get("until") or ()
     found = normalize_gen_kwargs(dict(asked), _MAX_TOKENS)
-    # All of them: scores must not depend on what a model's file recommends.
+    # Set explicitly: scores must not depend on defaults in a model's files.
     chosen: dict[str, object] = {**NEUTRAL, "temperature": 0.0}
     chosen |= {name: found[name] for name in ("temperature", "top_p") if name in found}
     return SamplingParams(

@@ -1,17 +1,17 @@
-"""Where Ostro runs. Engines are process groups behind inherited sockets, and Unix file locks guard the cache. Windows
-has no drop-in counterpart to either, so there Ostro runs within WSL.
+"""Supported platforms. Engines are process groups with inherited sockets, and Unix file locks guard the cache. Windows
+has no drop-in replacement for either, so Ostro runs within WSL there.
 """
 
 import sys
 
 from ostro.errors import Unsupported
 
-# They only talk to servers.
+# These only talk to servers.
 _ANYWHERE = ("bench",)
 
 
 def check_platform(command: str | None) -> None:
-    """Raises Unsupported for a command that this system cannot run."""
+    """Raises Unsupported for a command that this platform cannot run."""
     if sys.platform == "win32" and command is not None and command not in _ANYWHERE:
         raise Unsupported(
             f"ostro {command} needs Linux or macOS. On Windows run it within WSL: `wsl --install`, then install Ostro "
