@@ -39,6 +39,7 @@ _ROWS = {
     "kernels": "errors models",
     "torch_models": "errors kernels models",
     "engine": "errors sampling_params",
+    "grammar": "engine errors structured",
     "runner": (
         "backends config engine errors extras formats kernels machine models sampling_params sources "
         "torch_extra torch_models weights"
@@ -109,6 +110,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "weights": "inside functions",
         "weights.arrays": "anywhere",
     },
+    "llguidance": {"grammar": "inside functions"},
     "tokenizers": {"text": "anywhere"},
     "jinja2": {"text.jinja_template": "anywhere", "measure.report": "anywhere"},
     "gguf": {"weights": "inside functions"},

@@ -37,7 +37,7 @@ class StructuredOutput:
     """Whether a schema that cannot be enforced exactly is refused. If not, what cannot be enforced is ignored."""
     whitespace_pattern: str | None = None
     """A regex for the whitespace between JSON's tokens, in place of the default: at most one space, or one or two line
-    breaks with an indent."""
+    breaks with an indent. Empty for none."""
     jump_forward: bool = False
     """Whether tokens that are the only possible ones are appended without being sampled, several in one step."""
 
@@ -45,8 +45,9 @@ class StructuredOutput:
         for name in ("json_object", "strict", "jump_forward"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, f"must be true or false, got {getattr(self, name)!r}")
-        for name in (*_TEXTS, "whitespace_pattern"):
+        for name in _TEXTS:
             _check_text(name, getattr(self, name))
+        _check_text("whitespace_pattern", self.whitespace_pattern or None)
         object.__setattr__(self, "choice", _choices(self.choice))
         given = [name for name in KINDS if getattr(self, name) not in (None, False, ())]
         if len(given) != 1:

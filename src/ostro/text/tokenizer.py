@@ -171,6 +171,11 @@ class Tokenizer:
             )
         return self._renderer
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are not text, such as the markers of chat templates."""
+        return self._special_ids
+
     @cached_property
     def num_closing(self) -> int:
         """Special tokens that it puts after a text, as BERT's do."""

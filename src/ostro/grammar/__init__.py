@@ -1,0 +1,1 @@
+"""Structured outputs: schemas, regexes and grammars, and the tokens they allow. Only this package knows llguidance."""

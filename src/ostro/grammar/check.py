@@ -1,0 +1,102 @@
+"""Whether a structured output can be enforced, found by compiling it. Runs in `check_process`: nothing here bounds what
+compiling takes.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ostro.engine.constraint import Constraint
+from ostro.errors import BadRequest, OstroError, Unsupported
+from ostro.grammar.compiler import NotCompiled, compile_grammar
+from ostro.grammar.lark import SpecialIds
+from ostro.grammar.schema import Path, locate, pointer
+from ostro.grammar.translate import prepared_schema, schema_grammar, translate
+from ostro.structured import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_MAX_LEFT_OUT = 32
+"""Keywords that are left out of a lenient schema, beside those that the library ignores by itself."""
+
+
+def check_structured(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "LLTokenizer") -> Constraint:
+    """What the engine enforces. Raises BadRequest that names the keyword and its place."""
+    if structured.json_schema is not None and not structured.strict:
+        return _lenient(structured, special_ids, tokenizer)
+    constraint = translate(structured, special_ids)
+    try:
+        compile_grammar(tokenizer, constraint)
+    except NotCompiled as failure:
+        raise _explained(failure, structured) from failure
+    return constraint
+
+
+def _lenient(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "LLTokenizer") -> Constraint:
+    """Without the keywords that the library can neither enforce nor ignore."""
+    schema = prepared_schema(structured.json_schema or "", structured, "json_schema")
+    constraint = translate(structured, special_ids)
+    for _ in range(_MAX_LEFT_OUT):
+        try:
+            compile_grammar(tokenizer, constraint)
+        except NotCompiled as failure:
+            path = locate(failure.error, schema)
+            if path is None or path[-1] not in _IGNORABLE:
+                raise _explained(failure, structured) from failure
+            _leave_out(schema, path)
+            constraint = Constraint(grammar=schema_grammar(schema), jump_forward=structured.jump_forward)
+        else:
+            return constraint
+    raise BadRequest(
+        f"json_schema has more than {_MAX_LEFT_OUT} keywords that cannot be enforced. Simplify it.", param="json_schema"
+    )
+
+
+_IGNORABLE = frozenset({"$ref", "maxProperties", "minProperties", "oneOf", "pattern", "patternProperties"})
+
+
+def _leave_out(schema: dict[str, Any], path: Path) -> None:
+    parent: Any = schema
+    for part in path[:-1]:
+        parent = parent[part]
+    del parent[path[-1]]
+    if path[-1] == "patternProperties":
+        # What the patterns allowed must not be refused without them.
+        parent.pop("additionalProperties", None)
+
+
+def _explained(failure: NotCompiled, structured: StructuredOutput) -> OstroError:
+    param = structured.kind
+    place = _place(failure, structured)
+    if place is None:
+        return BadRequest(f"{param} cannot be compiled: {failure.reason}.", param=param)
+    where, keyword = place
+    if keyword in _MISTAKES:
+        return BadRequest(f"{param} is not valid at {where}: {failure.reason}.", param=param)
+    if not structured.strict:
+        return Unsupported(
+            f"{param} cannot be enforced: {keyword} at {where} is not supported ({failure.reason}). Leave it out.",
+            param=param,
+        )
+    return Unsupported(
+        f"{param} cannot be enforced exactly: {keyword} at {where} is not supported ({failure.reason}). Leave it out, "
+        "or set strict to false to have it ignored.",
+        param=param,
+    )
+
+
+_MISTAKES = frozenset({"type", "$ref"})
+
+
+def _place(failure: NotCompiled, structured: StructuredOutput) -> tuple[str, str] | None:
+    """Where the keyword is that cannot be enforced, and its name."""
+    schemas: dict[str, Any] = {}
+    if structured.json_schema is not None:
+        schemas = {"": json.loads(structured.json_schema)}
+    elif structured.structural_tag is not None:
+        tags = json.loads(structured.structural_tag)["structures"]
+        schemas = {f"structures[{index}].schema": tag.get("schema") for index, tag in enumerate(tags)}
+    for place, schema in schemas.items():
+        if isinstance(schema, dict) and (path := locate(failure.error, schema)):
+            return place + pointer(path), str(path[-1])
+    return None

@@ -1,0 +1,102 @@
+"""Where one choice stands in its grammar: `engine.constraint.Matcher` over llguidance's. Knows tokens; no schemas."""
+
+from array import array
+from typing import TYPE_CHECKING
+
+from ostro.engine.constraint import Constraint
+from ostro.errors import SequenceFailed
+from ostro.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class GrammarMatcher:
+    """Takes its own copy of a compiled grammar, and asks it after every call whether it failed.
+
+    One that failed allows the end of the output and nothing else, and would end it as if it were complete.
+    """
+
+    def __init__(self, inner: "LLMatcher", vocabulary: Vocabulary, constraint: Constraint) -> None:
+        self._inner, self._vocabulary, self._constraint = inner, vocabulary, constraint
+        self._words = array("I", bytes(4 * vocabulary.num_words))
+        self._marker = constraint.free_until.encode()
+        # The end of the output, in which the marker may have begun; None once it was found.
+        self._tail: bytes | None = b"" if self._marker else None
+
+    def mask(self) -> memoryview | None:
+        if self._tail is not None:
+            return None
+        address, length = self._words.buffer_info()
+        self._inner.unsafe_compute_mask_ptr(address, 4 * length)
+        self._check()
+        if self._is_open:
+            self._allow_special()
+        return memoryview(self._words)
+
+    def take(self, token_id: int) -> None:
+        if self._tail is not None:
+            self._search(token_id)
+        elif token_id in self._vocabulary.eos_ids:
+            # It ends the sequence. The library counts it in some states and not in others.
+            return
+        elif self._is_open:
+            # One that does not fit is a special token in the middle of text.
+            self._inner.try_consume_tokens([token_id])
+            self._check()
+        else:
+            self._inner.consume_token(token_id)
+            self._check()
+
+    def forced(self) -> list[int]:
+        if not self._constraint.jump_forward or self._tail is not None or self.is_done or self._is_open:
+            return []
+        tokens = self._inner.compute_ff_tokens()
+        num_valid = self._inner.validate_tokens(tokens) if tokens else 0
+        self._check()
+        return tokens[:num_valid]
+
+    @property
+    def is_done(self) -> bool:
+        return self._tail is None and self._inner.is_stopped() and not self._inner.is_error()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the output is free text of a lazy grammar, where special tokens may stand that it does not name."""
+        return self._constraint.lazy and self._inner.is_accepting()
+
+    def _allow_special(self) -> None:
+        for index, word in self._vocabulary.special_words:
+            self._words[index] |= word
+
+    def _search(self, token_id: int) -> None:
+        """The grammar begins right after the marker, be it in the middle of a token."""
+        tokens = self._vocabulary.tokens
+        text = (self._tail or b"") + (tokens[token_id] if token_id < len(tokens) else b"")
+        _, found, rest = text.partition(self._marker)
+        if not found:
+            self._tail = text[-(len(self._marker) - 1) :] if len(self._marker) > 1 else b""
+            return
+        self._tail = None
+        pieces = self._vocabulary.tokenizer.tokenize_bytes(rest) if rest else []
+        num_taken = self._inner.try_consume_tokens(pieces)
+        self._check()
+        left = b"".join(tokens[piece] for piece in pieces[num_taken:])
+        if left.strip():
+            raise SequenceFailed(
+                f"The output after {self._constraint.free_until!r} began in the middle of a token, and with "
+                f"{left.decode(errors='replace')!r}, which its structure does not allow. Try again."
+            )
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise SequenceFailed(
+                f"The output cannot be held to its structure any further: {first_line(self._inner.get_error())}. "
+                "Simplify the schema or grammar."
+            )
+
+
+def first_line(message: str) -> str:
+    """The reason without the parser's state, as a part of a sentence."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    return (lines[0] if lines else "no reason is known").rstrip(".")
