@@ -3,6 +3,7 @@
 OSTRO_FAULTS is a list such as "fake,crash_after=20":
 
 fake             runs no model: tokens come from the fake runner
+answers=FILE     with fake: scripted answers, a JSON list of pairs: a key and its answers, as token ids (`fake.Script`)
 load_seconds=S   loading takes so much longer, and does nothing meanwhile
 load_work=S      loading takes so much longer, and is at work now and then
 crash_loading    dies while it loads
@@ -12,13 +13,16 @@ stall_after=N    hangs after N steps
 step_seconds=S   each step takes so much longer
 """
 
+import json
 import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from ostro.engine.sequence import Sequence
+from ostro.runner.fake import Script
 
 _WORK_SECONDS = 0.05
 
@@ -26,6 +30,7 @@ _WORK_SECONDS = 0.05
 @dataclass(frozen=True, slots=True)
 class Faults:
     fake: bool = False
+    answers: str | None = None
     load_seconds: float = 0.0
     load_work: float = 0.0
     crash_loading: bool = False
@@ -42,6 +47,7 @@ class Faults:
             raise ValueError(f"OSTRO_FAULTS: unknown {', '.join(sorted(unknown))}")
         return cls(
             fake="fake" in given,
+            answers=given.get("answers"),
             load_seconds=float(given.get("load_seconds", 0.0)),
             load_work=float(given.get("load_work", 0.0)),
             crash_loading="crash_loading" in given,
@@ -50,6 +56,11 @@ class Faults:
             stall_after=int(given["stall_after"]) if "stall_after" in given else None,
             step_seconds=float(given.get("step_seconds", 0.0)),
         )
+
+    def scripts(self) -> list[Script]:
+        if self.answers is None:
+            return []
+        return [Script(*entry) for entry in json.loads(Path(self.answers).read_text(encoding="utf-8"))]
 
     def before_load(self) -> None:
         time.sleep(self.load_seconds)

@@ -261,6 +261,7 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
             max_batch_tokens=resolved.max_batch_tokens,
             max_batch_seqs=resolved.max_batch_seqs,
             strict=False,
+            scripts=faults.scripts(),
         )
     # Numpy and the native library, or torch: the fake runner does without.
     from ostro.runner.load import load_runner

@@ -6,6 +6,7 @@ Used by the tests of the engine and by load tests of everything above it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request, Task
@@ -26,6 +27,14 @@ def _slot_value(attended: int, token: int) -> int:
     return _mix(attended & _MASK, token + 1)
 
 
+class Script(NamedTuple):
+    """What to answer prompts that contain the key; of several keys in a prompt the last counts."""
+
+    key: list[int]
+    answers: list[list[int]]
+    """One for each choice, in turn; the end of the sequence follows."""
+
+
 class FakeRunner:
     strides = 0
 
@@ -42,10 +51,14 @@ class FakeRunner:
         steps_ahead: int = 0,
         keeps_kv: bool = True,
         context_price: float = 0.0,
+        scripts: Iterable[Script] = (),
     ) -> None:
         """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
         tokens at a cost that does not grow with the context, for load tests.
         """
+        self._scripts = list(scripts)
+        self._scripted: dict[int, list[int] | None] = {}
+        """By sequence: what it answers, if that is scripted."""
         self._spec = RunnerSpec(
             page_size=page_size,
             num_pages=num_pages,
@@ -139,11 +152,24 @@ class FakeRunner:
         request = seq.request
         state = _mix(attended & _MASK, 0)
         draw = state if request.params.greedy else _mix(_mix(state, request.seed & _MASK), seq.choice)
-        token = draw % self._spec.vocab_size
+        token = self._next_scripted(seq)
+        if token is None:
+            token = draw % self._spec.vocab_size
         if seq.stops_banned and token in seq.stop_ids:
             token = (token + 1) % self._spec.vocab_size
         wants = request.params.logprobs is not None
         return SampledToken(token, TokenLogprob(token, -1.0, 1) if wants else None)
+
+    def _next_scripted(self, seq: Sequence) -> int | None:
+        """The script's next token, or the end of the sequence after its last; None without a script."""
+        if not self._scripts:
+            return None
+        if seq.id not in self._scripted:
+            self._scripted[seq.id] = _answer(self._scripts, list(seq.request.prompt_ids), seq.choice)
+        answer, at = self._scripted[seq.id], len(seq.output_ids)
+        if answer is None:
+            return None
+        return answer[at] if at < len(answer) else min(seq.request.eos_ids, default=None)
 
     def _score(self, attended: int, next_token: int) -> TokenLogprob:
         state = _slot_value(attended, next_token)
@@ -152,6 +178,18 @@ class FakeRunner:
     def _pool(self, attended: list[int]) -> float:
         """A sum over positions, so that the chunks of a prompt add up to the whole."""
         return float(sum(each % 1000 for each in attended))
+
+
+def _answer(scripts: Iterable[Script], prompt: list[int], choice: int) -> list[int] | None:
+    found = max(((_last(prompt, script.key), script.answers) for script in scripts), key=lambda each: each[0])
+    place, answers = found
+    return answers[choice % len(answers)] if place >= 0 else None
+
+
+def _last(prompt: list[int], key: list[int]) -> int:
+    """Where the key begins last in the prompt; -1 if it does not."""
+    starts = range(len(prompt) - len(key), -1, -1)
+    return next((start for start in starts if prompt[start : start + len(key)] == key), -1)
 
 
 def _attended(token_ids: Iterable[int]) -> Iterator[int]:
