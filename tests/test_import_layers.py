@@ -55,7 +55,7 @@ _ROWS = {
     ),
     "evaluation": "errors extras llm outputs sampling_params",
     "pool": "config engine_process errors",
-    "schemas": "errors sampling_defaults sampling_params",
+    "schemas": "errors sampling_defaults sampling_params structured",
     "server": (
         "answers backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
         "processes sampling_defaults sampling_params schemas sources structured text torch_extra version "

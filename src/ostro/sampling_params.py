@@ -271,8 +271,11 @@ class SamplingParams:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise _bad("logit_bias", f"takes at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}")
         for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, None)
-            _number("logit_bias", bias, -100.0, 100.0)
+            # Said of the key, since there may be many.
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise _bad("logit_bias", f"has the key {token!r}, which is not a token id, a number from 0 on")
+            if not isinstance(bias, int | float) or isinstance(bias, bool) or not -100.0 <= bias <= 100.0:
+                raise _bad("logit_bias", f"must map the key {token} to a number from -100 to 100, got {bias!r}")
 
     def _check_structured(self) -> None:
         if not isinstance(self.structured, StructuredOutput):

@@ -166,7 +166,7 @@ def test_unknown_fields_of_a_newer_server_are_passed_over() -> None:
     [
         ("chat", ["x"], {"temperature": 9.0}, BadRequest, "temperature"),
         ("chat", ["x"], {"colour": "red"}, BadRequest, "colour"),
-        ("chat", ["x"], {"tools": [{}]}, Unsupported, "tools"),
+        ("chat", ["x"], {"functions": [{}]}, Unsupported, "functions"),
         ("chat", ["x"], {"max_tokens": 100_000}, ContextLengthExceeded, "messages"),
         ("complete", ["x"], {"model": "nobody"}, UnknownModel, "model"),
         ("complete", ["x"], {"temperature": float("nan")}, BadRequest, None),

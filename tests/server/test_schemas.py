@@ -348,13 +348,10 @@ def test_choices_of_one_request_are_bounded() -> None:
     ("schema", "name", "value"),
     [
         (CompletionRequest, "suffix", "the end"),
-        (ChatCompletionRequest, "tools", [{"type": "function", "function": {"name": "f"}}]),
-        (ChatCompletionRequest, "tool_choice", "auto"),
         (ChatCompletionRequest, "functions", [{"name": "f"}]),
-        (ChatCompletionRequest, "response_format", {"type": "json_object"}),
         (ChatCompletionRequest, "modalities", ["text", "audio"]),
         (ChatCompletionRequest, "audio", {"voice": "v", "format": "wav"}),
-        (ChatCompletionRequest, "reasoning_effort", "high"),
+        (ChatCompletionRequest, "function_call", {"name": "f"}),
         (ChatCompletionRequest, "web_search_options", {}),
     ],
 )

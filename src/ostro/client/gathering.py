@@ -11,11 +11,15 @@ from ostro.client.events import DONE, EventDecoder
 from ostro.client.failures import error_in, shortened
 from ostro.errors import BadAnswer
 from ostro.schemas import (
+    CalledCustomTool,
+    CalledFunction,
     ChatChoice,
     ChatCompletionChunk,
     ChatCompletionResponse,
+    ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ChatToolCall,
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
@@ -25,6 +29,7 @@ from ostro.schemas import (
     GenerateResponse,
     GenerateUsageEvent,
     TokenCounts,
+    ToolCallDelta,
     Usage,
     WireModel,
 )
@@ -101,8 +106,49 @@ class _Choice:
 
 
 @dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    is_custom: bool = False
+
+    def take(self, delta: ToolCallDelta) -> None:
+        self.id += delta.id or ""
+        if delta.function is not None:
+            self.name += delta.function.name or ""
+            self.arguments += delta.function.arguments
+        if delta.custom is not None:
+            self.is_custom = True
+            self.name += delta.custom.name or ""
+            self.arguments += delta.custom.input
+
+    def whole(self) -> ChatToolCall:
+        if self.is_custom:
+            called = CalledCustomTool(name=self.name, input=self.arguments)
+            return ChatToolCall(id=self.id, type="custom", custom=called)
+        return ChatToolCall(id=self.id, function=CalledFunction(name=self.name, arguments=self.arguments))
+
+
+@dataclass(slots=True)
 class _ChatChoice(_Choice):
     logprobs: ChatLogprobs | None = None
+    reasoning: str = ""
+    calls: dict[int, _Call] = field(default_factory=dict)
+
+    def take(self, delta: ChatDelta) -> None:
+        self.text += delta.content or ""
+        self.reasoning += delta.reasoning_content or ""
+        for call in delta.tool_calls or ():
+            self.calls.setdefault(call.index, _Call()).take(call)
+
+    def message(self) -> ChatMessage:
+        is_silent = not self.text and bool(self.calls or self.reasoning)
+        return ChatMessage(
+            content=None if is_silent else self.text,
+            reasoning_content=self.reasoning or None,
+            reasoning=self.reasoning or None,
+            tool_calls=[call.whole() for _, call in sorted(self.calls.items())] or None,
+        )
 
 
 @dataclass(slots=True)
@@ -121,7 +167,7 @@ class ChatGathering(Gathering[ChatCompletionChunk, ChatCompletionResponse]):
         self._usage = chunk.usage or self._usage
         for part in chunk.choices:
             choice = self._choices.setdefault(part.index, _ChatChoice())
-            choice.text += part.delta.content or ""
+            choice.take(part.delta)
             choice.finish_reason = part.finish_reason or choice.finish_reason
             if part.logprobs is not None:
                 before = [] if choice.logprobs is None else choice.logprobs.content
@@ -136,7 +182,7 @@ class ChatGathering(Gathering[ChatCompletionChunk, ChatCompletionResponse]):
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=choice.text),
+                message=choice.message(),
                 logprobs=choice.logprobs,
                 finish_reason=_ended(choice.finish_reason),
             )

@@ -13,7 +13,27 @@ Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Words = str | Sequence[str]
 
 
-class _Sampling(SamplingOptions, total=False):
+Schema = Mapping[str, object] | str
+"""A JSON schema, or its text."""
+
+
+class StructuredOptions(TypedDict, total=False):
+    """What the output must look like; at most one of them, and jump_forward."""
+
+    response_format: Mapping[str, object]
+    structured_outputs: Mapping[str, object]
+    guided_json: Schema
+    guided_regex: str
+    guided_choice: Sequence[str]
+    guided_grammar: str
+    grammar: str
+    json_schema: Schema
+    regex: str
+    ebnf: str
+    jump_forward: bool
+
+
+class _Sampling(SamplingOptions, StructuredOptions, total=False):
     model: str
     cache_salt: str
     priority: int
@@ -23,6 +43,18 @@ class ChatOptions(_Sampling, total=False):
     max_completion_tokens: int | None
     logprobs: bool
     top_logprobs: int | None
+    tools: Sequence[Mapping[str, object]]
+    tool_choice: Literal["none", "auto", "required"] | Mapping[str, object]
+    parallel_tool_calls: bool
+    reasoning_effort: str | None
+    enable_thinking: bool | None
+    thinking_token_budget: int | None
+    thinking_budget: int | None
+    reasoning_budget: int | None
+    include_reasoning: bool
+    chat_template_kwargs: Mapping[str, object]
+    add_generation_prompt: bool
+    continue_final_message: bool
 
 
 class CompletionOptions(_Sampling, total=False):
@@ -31,7 +63,7 @@ class CompletionOptions(_Sampling, total=False):
     best_of: int | None
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(StructuredOptions, total=False):
     model: str
     max_tokens: int
     temperature: float

@@ -14,7 +14,7 @@ from ostro.schemas.chat import (
     Message,
     TopLogprob,
 )
-from ostro.schemas.chunks import ChatCompletionChunk, CompletionChunk
+from ostro.schemas.chunks import ChatCompletionChunk, ChatDelta, CompletionChunk, ToolCallDelta
 from ostro.schemas.completions import (
     CompletionChoice,
     CompletionLogprobs,
@@ -45,6 +45,7 @@ from ostro.schemas.native import (
     PseudoLoglikelihoodResponse,
     TokenCounts,
 )
+from ostro.schemas.structured import FormatSource, ResponseFormat, StructuredFields, StructuredOutputs
 from ostro.schemas.tokenizer import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -52,6 +53,7 @@ from ostro.schemas.tokenizer import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from ostro.schemas.tools import ToolFields, ToolSpec
 from ostro.schemas.wire import RequestModel, WireModel, bad_request, parse
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "ChatCompletionChunk",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "ChatDelta",
     "ChatLogprobs",
     "ChatMessage",
     "ChatTokenLogprob",
@@ -85,6 +88,7 @@ __all__ = [
     "ErrorBody",
     "ErrorDetail",
     "FinishReason",
+    "FormatSource",
     "GenerateEvent",
     "GenerateRequest",
     "GenerateResponse",
@@ -103,14 +107,20 @@ __all__ = [
     "PseudoLoglikelihoodResponse",
     "Readiness",
     "RequestModel",
+    "ResponseFormat",
     "SolveRequest",
     "SolveResponse",
     "Stats",
     "StreamOptions",
+    "StructuredFields",
+    "StructuredOutputs",
     "TokenCounts",
     "TokenizeRequest",
     "TokenizeResponse",
     "TokenizerInfo",
+    "ToolCallDelta",
+    "ToolFields",
+    "ToolSpec",
     "TopLogprob",
     "Usage",
     "Version",

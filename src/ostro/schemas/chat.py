@@ -1,12 +1,14 @@
 """POST /v1/chat/completions: request and response."""
 
-from typing import Annotated, ClassVar, Literal, Self
+import json
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 from ostro.schemas.prompts import Text
+from ostro.schemas.tools import ToolFields
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
 MAX_MESSAGES = 4096
@@ -15,19 +17,46 @@ MAX_TOOL_CALLS = 128
 
 
 class TextPart(RequestModel):
+    # Where Anthropic's clients want a prefix to be cached: here all prefixes are.
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
     type: Literal["text"]
     text: Text
 
 
 class FunctionCall(RequestModel):
+    ignored: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
     name: str
-    arguments: str
+    arguments: Text = "{}"
+
+
+class CustomCall(RequestModel):
+    name: str
+    input: Text
 
 
 class ToolCall(RequestModel):
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    # Left over from streams by clients that keep what they merged.
+    ignored: ClassVar[frozenset[str]] = frozenset({"index"})
+
+    id: str = ""
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if getattr(self, self.type) is None:
+            raise refusal(self.type, "is required")
+        return self
+
+    def for_template(self) -> dict[str, object]:
+        """A custom tool's call is a function's to templates: its one argument is the input."""
+        if self.custom is not None:
+            called = {"name": self.custom.name, "arguments": json.dumps({"input": self.custom.input})}
+            return {"id": self.id, "type": "function", "function": called}
+        return self.model_dump(exclude_none=True)
 
 
 Content = Annotated[
@@ -64,20 +93,53 @@ class Message(RequestModel):
     def for_template(self) -> dict[str, object]:
         """As chat templates expect it. A template without a developer role gets the message as system."""
         given = self.model_dump(exclude_none=True)
+        if self.tool_calls is not None:
+            given["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return given | {"role": "system" if self.role == "developer" else self.role}
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ReasoningFields(RequestModel):
+    """A chat request's fields about what the model thinks before it answers."""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Given to templates that know it; `none` turns reasoning off, where the template can."""
+    enable_thinking: bool | None = None
+    """Turns reasoning on or off, where the template can. None is the template's default."""
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    """Tokens after which the reasoning is ended; 0 turns it off."""
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
+    """Another name of the same."""
+    reasoning_budget: Annotated[int, Field(ge=-1)] | None = None
+    """llama.cpp's name of the same; -1 sets no limit."""
+    include_reasoning: bool = True
+    """false: the model thinks all the same, and the answer leaves it out."""
+
+    @model_validator(mode="after")
+    def _check_budgets(self) -> Self:
+        given = [name for name in _BUDGETS if getattr(self, name) is not None]
+        if len({getattr(self, name) for name in given}) > 1:
+            raise refusal(given[1], f"differs from {given[0]}: give one of them")
+        return self
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens of reasoning; None for no limit."""
+        found = next((value for name in _BUDGETS if (value := getattr(self, name)) is not None), None)
+        return None if found == -1 else found
+
+
+_BUDGETS = ("thinking_token_budget", "thinking_budget", "reasoning_budget")
+# Variables of the template that have fields of their own in a request.
+_TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields):
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {
         "audio": (),
-        "function_call": ("none",),
+        "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
-        "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
-        "tool_choice": ("none",),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -91,6 +153,12 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """0 to 20; only with logprobs."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template, such as `{"enable_thinking": false}`. They win over the fields above."""
+    add_generation_prompt: bool = True
+    """false: the prompt does not end with the start of the model's answer."""
+    continue_final_message: bool = False
+    """The answer continues the last message, whose text the prompt ends with."""
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -98,6 +166,16 @@ class ChatCompletionRequest(GenerationRequest):
             raise refusal("top_logprobs", "needs logprobs: set that to true")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise refusal("max_tokens", "differs from max_completion_tokens: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        for name in _TAKEN_VARIABLES:
+            if name in self.chat_template_kwargs:
+                raise refusal(f"chat_template_kwargs.{name}", "is not a variable to set: use the request's own field")
+        asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and asks_for_prompt:
+            raise refusal("add_generation_prompt", "contradicts continue_final_message: set one of them to true")
         return self
 
     def sampling_params(self) -> SamplingParams:

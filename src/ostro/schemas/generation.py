@@ -3,6 +3,7 @@
 The fields are made from SamplingParams. Types are checked here, ranges there: there is one place that knows them.
 """
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model
 from pydantic_core import PydanticCustomError
 
 from ostro.sampling_params import MAX_LOGIT_BIAS, MAX_WORD_CHARACTERS, NEUTRAL, PARAMETERS, SamplingParams
+from ostro.schemas.structured import StructuredFields
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
 MAX_SALT_CHARACTERS = 256
@@ -46,10 +48,25 @@ def _few_biases(value: object) -> object:
     return value
 
 
-# JSON's keys are strings.
+def _named_biases(value: object) -> object:
+    """JSON's keys are strings. What is wrong is said of the key at fault."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("refused", "must map token ids to numbers from -100 to 100")
+    for key, bias in value.items():
+        is_id = isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdecimal())
+        if not is_id or isinstance(bias, bool) or not isinstance(bias, int | float):
+            named = {"key": reprlib.repr(key)}
+            if not is_id:
+                raise PydanticCustomError(
+                    "refused", "has the key {key}, which is not a token id, a number from 0 on", named
+                )
+            raise PydanticCustomError("refused", "must map the key {key} to a number from -100 to 100", named)
+    return value
+
+
 TokenBiases = Annotated[
     dict[Annotated[int, Field(strict=False)], float],
-    shape("must map token ids to numbers from -100 to 100"),
+    BeforeValidator(_named_biases),
     BeforeValidator(_few_biases),
 ]
 
@@ -104,13 +121,12 @@ else:
     _SamplingFields = create_model("_SamplingFields", __base__=RequestModel, __module__=__name__, **_sampling_fields())
 
 
-class GenerationRequest(_SamplingFields):
-    """Every sampling parameter, and how the answer is sent."""
+class GenerationRequest(_SamplingFields, StructuredFields):
+    """Every sampling parameter, what the output must look like, and how the answer is sent."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
             "metadata",
-            "parallel_tool_calls",
             "prediction",
             "prompt_cache_key",
             "prompt_cache_options",
@@ -149,7 +165,7 @@ class GenerationRequest(_SamplingFields):
         """Raises BadRequest that names a field out of its range."""
         given: dict[str, Any] = {name: getattr(self, wire_name) for name, wire_name in _WIRE_NAMES.items()}
         own = {"max_tokens": max_tokens, "default_max_tokens": default_max_tokens, "logprobs": logprobs}
-        return SamplingParams(**(given | own | {"prompt_logprobs": prompt_logprobs}))
+        return SamplingParams(**(given | own | {"prompt_logprobs": prompt_logprobs, "structured": self.structured}))
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "repetition"]

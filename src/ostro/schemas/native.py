@@ -8,12 +8,13 @@ from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.generation import CacheSalt, FinishReason, Words, left_open
 from ostro.schemas.prompts import Prompts
+from ostro.schemas.structured import StructuredFields
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 
 DEFAULT_MAX_TOKENS = 128
 
 
-class GenerateRequest(RequestModel):
+class GenerateRequest(StructuredFields):
     """The ranges are SamplingParams' own."""
 
     fallback: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=0.7)
@@ -45,6 +46,7 @@ class GenerateRequest(RequestModel):
             seed=self.seed,
             stop=tuple(self.stop),
             truncate_prompt_tokens=self.truncate_prompt_tokens,
+            structured=self.structured,
         )
 
 

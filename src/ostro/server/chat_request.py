@@ -9,6 +9,7 @@ from ostro.answers.plan import AnswerPlan, Reading
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.engine.request import Request
 from ostro.sampling_params import SamplingParams
+from ostro.schemas import FormatSource
 from ostro.text.chat import Message
 
 
@@ -31,6 +32,11 @@ class ChatRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Whether the answer continues the last message instead of starting one."""
+    jump_forward: bool = False
+    """Whether tokens of calls that are the only possible ones are appended without being sampled; of the text,
+    `params.structured` says it."""
+    format_source: FormatSource | None = None
+    """Where the dialect's request says what the text must look like; errors about that name it."""
     cache_salt: str = ""
     priority: int = 0
 

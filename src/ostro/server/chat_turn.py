@@ -11,6 +11,7 @@ All dialects write the same events, so one request gets the same text, calls and
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ostro.answers.events import Call, Event, Reasoning, Text
@@ -51,7 +52,9 @@ class ChatTurn:
 
     async def prepare(self, model: Model) -> list[Request]:
         """For `Job.prepare`. Called again if the model was loaded anew: the last outcome counts."""
-        self._prepared = await model.service.prepare_chat(self.request, adapter=model.adapter)
+        source = self.request.format_source
+        with nullcontext() if source is None else source.named_in_errors():
+            self._prepared = await model.service.prepare_chat(self.request, adapter=model.adapter)
         return [self._prepared.request]
 
     @property

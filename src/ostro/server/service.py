@@ -20,7 +20,7 @@ from ostro.engine.request import Request
 from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.handle import EngineHandle, State, Stream
 from ostro.engine_process.messages import Heartbeat, Located, ModelInfo
-from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
+from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError, Unsupported
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
@@ -458,6 +458,8 @@ class ModelService:
             raise self._handle.unavailable() from None
 
     async def _sampling(self, frontend: Frontend, params: SamplingParams) -> Sampling:
+        if params.structured is not None:
+            raise Unsupported("Structured outputs are not supported.", param="structured")
         if not params.bad_words:
             return frontend.sampling(params)
         return await self.run_off_loop(partial(frontend.sampling, params))

@@ -10,6 +10,7 @@ from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatComple
 from ostro.server.api import Api, record_of, template_messages
 from ostro.server.chat_request import ChatRequest
 from ostro.server.chat_turn import ChatTurn
+from ostro.server.chat_wire import chat_request
 from ostro.server.chunks import AnswerChunks, ChatChunks, Chunks
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
@@ -46,12 +47,7 @@ async def _chat_request(api: Api, request: ChatCompletionRequest) -> ChatRequest
     params = api.options.params(request)
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
-    return ChatRequest(
-        messages=await template_messages(request.messages),
-        params=params,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
+    return chat_request(request, await template_messages(request.messages), params)
 
 
 def _job(api: Api, request: ChatCompletionRequest, turn: ChatTurn, name: str) -> Job:

@@ -1,5 +1,7 @@
 """POST /v1/completions."""
 
+from contextlib import nullcontext
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,13 +42,15 @@ async def _answer(api: Api, http: Request, model: str | None = None) -> Response
 
 def _job(api: Api, request: CompletionRequest, name: str) -> Job:
     params, strict = api.options.params(request), api.options.openai_strict
+    source = request.format_source
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
 
     async def prepare(model: Model) -> list[EngineRequest]:
-        return await model.service.prepare_all(
-            request.prompt, params, cache_salt=request.cache_salt, priority=request.priority, adapter=model.adapter
-        )
+        with nullcontext() if source is None else source.named_in_errors():
+            return await model.service.prepare_all(
+                request.prompt, params, cache_salt=request.cache_salt, priority=request.priority, adapter=model.adapter
+            )
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         return completion_response(request, completions, model.service.tokenizer, model=model.name, strict=strict)

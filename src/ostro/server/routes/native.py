@@ -1,6 +1,7 @@
 """POST /generate, POST /generate_stream, POST /loglikelihood, POST /pseudo_loglikelihood."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from fastapi import APIRouter
@@ -63,14 +64,15 @@ def router(api: Api) -> APIRouter:
 async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
     request = await api.read(GenerateRequest, http)
     record_of(http).stream = stream
-    asked = api.options.params(request)
+    asked, source = api.options.params(request), request.format_source
 
     async def prepare(model: Model) -> list[EngineRequest]:
         own = model.service.sampling_defaults or SamplingDefaults()
         params = own.over(request.fallback).fill(asked)
-        return await model.service.prepare_all(
-            request.prompts, params, cache_salt=request.cache_salt, adapter=model.adapter
-        )
+        with nullcontext() if source is None else source.named_in_errors():
+            return await model.service.prepare_all(
+                request.prompts, params, cache_salt=request.cache_salt, adapter=model.adapter
+            )
 
     events = partial(_TextEvents, strict=api.options.openai_strict)
     return Answer(api, http, Job(request.model, prepare, _texts, events if stream else None))
