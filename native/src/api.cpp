@@ -1,4 +1,4 @@
-// The library's plain C interface: what ostro.kernels.cpu calls through ctypes. Structs are those of plan.h, pack.h and
+// The library's plain C interface, called by ostro.kernels.cpu through ctypes. Structs are those of plan.h, pack.h and
 // sample.h. No exception crosses it: failures return null or a negative number.
 #include <cstdio>
 #include <exception>
@@ -20,10 +20,10 @@ using namespace ostro;
 
 namespace {
 
-// Changes with any change of a struct, of a format or of what a function means: a library of another version is refused.
+// Incremented with any change to a struct, a format or a function's meaning: other versions of the library are refused.
 constexpr int kVersion = 6;
 
-// A plan that was looked at, and what its batches are held to.
+// A validated plan, and the limits on its batches.
 struct Checked {
   Checked(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
           const std::vector<Rotation>& rotations, const std::vector<Step>& steps)
@@ -46,7 +46,7 @@ Checked* refused(const std::string& reason, char* why, int why_size) {
 
 OSTRO_API int ostro_version() { return kVersion; }
 
-// The names of the instruction sets that run here, the best first, one at a time; null after the last.
+// The names of instruction sets supported here, best first, one per index; null after the last.
 OSTRO_API const char* ostro_isa(int index) {
   for (int i = 0; i < kernels_count(); ++i)
     if (kernels_begin()[i]->runs_here() && index-- == 0) return kernels_begin()[i]->name;
@@ -58,13 +58,13 @@ OSTRO_API int ostro_panel(const char* isa) {
   return kernels ? kernels->panel : -1;
 }
 
-// How many bytes a matrix takes once packed; fills in its format. Below zero where it cannot be packed.
+// The packed size of a matrix in bytes; fills in its format. Negative if it cannot be packed.
 OSTRO_API int64_t ostro_format(int32_t source, int bits, Matrix* matrix) {
   return choose_format(source, bits, *matrix) ? Layout(*matrix).total() : -1;
 }
 
-// How many bytes a matrix of known format takes once packed in panels so wide. Below zero where no such matrix can be: what
-// a file says of a matrix is not believed before this was asked.
+// The packed size in bytes of a matrix of known format, with panels of this width. Negative if no such matrix can
+// exist: a file's description of a matrix is not trusted before this check.
 OSTRO_API int64_t ostro_packed_bytes(const Matrix* matrix, int panel) {
   return is_packable(*matrix, panel) ? Layout(*matrix).total() : -1;
 }
@@ -73,7 +73,7 @@ OSTRO_API uint64_t ostro_digest(const uint8_t* data, int64_t size, uint64_t befo
   return digest(data, size, before);
 }
 
-// Points a matrix of known format at its packed bytes.
+// Points a matrix of known format to its packed bytes.
 OSTRO_API void ostro_point(Matrix* matrix, const uint8_t* packed) {
   const Layout layout(*matrix);
   matrix->data = packed;
@@ -90,7 +90,7 @@ OSTRO_API void ostro_unpack_row(const Matrix* matrix, int panel, int row, float*
   unpack_row(*matrix, panel, row, to);
 }
 
-// Null where a plan is refused, and why; without a reason there is no memory for it, or no thread.
+// Returns null if a plan is refused, with the reason in `why`; an empty reason means out of memory or threads.
 OSTRO_API Checked* ostro_plan(const char* isa, const Shape* shape, const BufferShape* buffers, int num_buffers,
                               const Rotation* rotations, int num_rotations, const Step* steps, int num_steps, char* why,
                               int why_size) {
@@ -114,7 +114,7 @@ OSTRO_API float* ostro_buffer(Checked* checked, int index) {
   return index >= 0 && index < checked->num_buffers ? checked->plan.buffer(index) : nullptr;
 }
 
-// Whether both are pages.
+// Returns whether both are valid pages.
 OSTRO_API int ostro_copy_page(Checked* checked, int from, int to) {
   const int pages = checked->limits.pages;
   if (from < 0 || from >= pages || to < 0 || to >= pages) return 0;
@@ -122,7 +122,7 @@ OSTRO_API int ostro_copy_page(Checked* checked, int from, int to) {
   return 1;
 }
 
-// Null; or, where nothing was run, why. The text is there until the plan is next run.
+// Returns null, or the reason why nothing was run. The text is valid until the plan's next run.
 OSTRO_API const char* ostro_run(Checked* checked, const Batch* batch, int begin, int end) {
   checked->why = why_no_run(checked->limits, *batch, begin, end);
   if (!checked->why.empty()) return checked->why.c_str();

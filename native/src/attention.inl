@@ -1,4 +1,4 @@
-// Paged attention. Included once for each instruction set.
+// Paged attention. Included once per instruction set.
 //
 // A query visits the pages of its sequence in order, one page at a time, and keeps a running maximum, so its result
 // does not depend on how the prompt was split into chunks, or on what else is in the batch.
@@ -25,11 +25,11 @@ struct HeadPage {
         value_scales(key_scales + kPage) {}
 };
 
-// A page's scores of some queries, before they are scaled.
+// A page's unscaled scores for some queries.
 template <int queries, typename Cell>
 inline void page_scores(const float* q, int dim, const Cell* keys, const Cell* next,
                         Floats (&scores)[queries][kPageVectors]) {
-  // Sums of its own: as they are no one else's memory, they stay in registers.
+  // Local sums: nothing else can alias them, so they stay in registers.
   Floats sums[queries][kPageVectors];
   for (auto& query : sums)
     for (auto& value : query) value = zeros();
@@ -49,7 +49,7 @@ inline void page_scores(const float* q, int dim, const Cell* keys, const Cell* n
     for (int i = 0; i < kPageVectors; ++i) scores[query][i] = sums[query][i];
 }
 
-// Adds a page's values, weighted, to what each query has.
+// Adds a page's weighted values to each query's output.
 template <int queries, typename Cell>
 inline void add_values(const float (&weights)[queries][kPage], const Cell* values, const Cell* next, int begin, int end,
                        int dim, float* out) {
@@ -85,12 +85,12 @@ inline void add_values(const float (&weights)[queries][kPage], const Cell* value
   }
 }
 
-// What of a page a query sees: slots begin to end.
+// The part of a page that a query sees: slots [begin, end).
 struct Seen {
   int begin, end;
 
   bool all_of_it() const { return begin == 0 && end == kPage; }
-  // Writes `value` wherever it does not look.
+  // Writes `value` to all slots outside.
   void blank(Floats (&row)[kPageVectors], float value) const {
     float slots[kPage];
     for (int i = 0; i < kPageVectors; ++i) store(slots + i * kPanel, row[i]);
@@ -100,7 +100,7 @@ struct Seen {
   }
 };
 
-// Scales scores, and returns the best of those that are seen.
+// Scales scores, and returns the best of those seen.
 inline float scale_scores(const Attention& how, const float* slot_scales, Seen seen, Floats (&row)[kPageVectors]) {
   for (int i = 0; i < kPageVectors; ++i) {
     row[i] = row[i] * how.scale;
@@ -113,7 +113,7 @@ inline float scale_scores(const Attention& how, const float* slot_scales, Seen s
   return largest(most);
 }
 
-// Scores to weights, e to the power of what they are above the best so far; returns their sum.
+// Turns scores into weights, exp(score - best so far); returns their sum.
 inline float weigh_scores(float top, Seen seen, Floats (&row)[kPageVectors]) {
   for (int i = 0; i < kPageVectors; ++i) row[i] = exponential(row[i] - all(top));
   if (!seen.all_of_it()) seen.blank(row, 0.0f);
@@ -134,7 +134,7 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
     const Seen seen{std::max(0, first - page * kPage), std::min(kPage, position + 1 - page * kPage)};
     constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
     const HeadPage<Cell> here(head, dim, pages[page]);
-    // Pages lie anywhere: the next one is fetched while this one is worked on.
+    // Pages are scattered in memory: prefetch the next one while working on this one.
     const HeadPage<Cell> next(head, dim, pages[std::min(page + 1, last)]);
     Floats scores[queries][kPageVectors];
     page_scores(q, dim, here.keys, next.keys, scores);
@@ -142,7 +142,7 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
     for (int query = 0; query < queries; ++query) {
       auto& row = scores[query];
       const float best = scale_scores(how, kScaled ? here.key_scales : nullptr, seen, row);
-      // A row of NaN has no best score, and stays what it is.
+      // A row of NaN has no best score, and stays NaN.
       if (!(best <= top[query])) {
         const float fade = std::exp(top[query] - best);
         sum[query] *= fade;
@@ -182,7 +182,7 @@ static void attend(const Attention& how, const HeadPages& head, const int32_t* p
   }
 }
 
-// To the cells of a page; for eight bits with the scale that is returned.
+// Converts to a page's cells; for int8 cells, returns the scale.
 inline float to_cells(const float* from, int dim, float* to) { return std::copy(from, from + dim, to), 1.0f; }
 inline float to_cells(const float* from, int dim, Half* to) {
   for (int d = 0; d < dim; d += kPanel) store(to + d, load(from + d));

@@ -1,11 +1,12 @@
-// Numbers that lie beside each other, broadcast one by one to be multiplied by a vector. Included once per instruction set.
+// Adjacent numbers, each broadcast in turn to be multiplied by a vector. Included once per instruction set.
 //
-// Where products can take a number out of a vector's lane, four are loaded at once; elsewhere each is spread from memory.
+// If multiply instructions can take a vector's lane as operand, four are loaded at once; otherwise each is broadcast
+// from memory.
 #pragma once
 
 #include "format.h"
 
-// Compilers think a tile's loop too large to be one: they have to be told what belongs into it.
+// Compilers consider a tile's loop too large to inline, so inlining is forced.
 #if defined(_MSC_VER)
 #define OSTRO_NOINLINE __declspec(noinline)
 #define OSTRO_INLINE __forceinline
@@ -40,7 +41,7 @@ struct Lanes {
 };
 
 #if !defined(OSTRO_HAS_LANES)
-// A number that becomes all of a vector, as it lies in memory.
+// A number to be broadcast to a whole vector, in memory.
 using Broadcast = float;
 inline Broadcast broadcast(float value) { return value; }
 template <int copy>

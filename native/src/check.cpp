@@ -12,7 +12,7 @@ constexpr int kDimMultiple = 16;
 constexpr const char* kNames[kOps] = {"embed",  "linear", "norm",     "attend", "gather", "softcap",
                                       "sample", "adapt",  "activate", "scale",  "apply",  "position"};
 
-// Thrown and caught in this file alone: the checks below read as a list of what must hold.
+// Thrown and caught in this file only, so that the checks below read as a list of conditions.
 struct Broken {
   std::string why;
 };
@@ -47,7 +47,7 @@ void require_matrix(const Kernels& kernels, const Step& step) {
   require(matrix.cols == step.cols, "its matrix has ", matrix.cols, " columns, and the step ", step.cols);
 }
 
-// One plan's steps, in order. Rows are tokens before a gather, and rows that are asked for after it.
+// Checks one plan's steps, in order. Rows are tokens before a gather, and requested rows after it.
 class Steps {
  public:
   Steps(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
@@ -120,7 +120,7 @@ class Steps {
   }
 
  private:
-  // That columns [at, at + cols) are in the buffer, which has a row for each that the step works on.
+  // Checks that columns [at, at + cols) are in the buffer, and that it has a row for each row of the step.
   void whole(const char* which, int buffer, int at, int64_t cols) const {
     require_range(which, buffer, 0, static_cast<int>(buffers_.size()) - 1);
     const BufferShape& shape = buffers_[buffer];

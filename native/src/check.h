@@ -1,5 +1,5 @@
 // Validates a plan and each batch before anything runs: no number from a file or a caller is used as an address before
-// it was checked here.
+// it is checked here.
 #pragma once
 
 #include <string>
@@ -9,11 +9,12 @@
 
 namespace ostro {
 
-// Why such a plan must not be made; empty where it may. Knows every width, offset and index that an operation reads.
+// The reason why such a plan must not be built; empty if it is valid. Covers every width, offset and index that is
+// used.
 std::string why_no_plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
                         const std::vector<Rotation>& rotations, const std::vector<Step>& steps);
 
-// What batches of a plan may hold, read off the plan once.
+// Limits on a plan's batches, computed once.
 struct BatchLimits {
   int rows, asked, pages, vocab, positions, adapters, steps;
 
@@ -21,7 +22,7 @@ struct BatchLimits {
               const std::vector<Step>& steps);
 };
 
-// Why such a batch must not run; empty where it may. A few nanoseconds a token.
+// The reason why such a batch must not run; empty if it is valid. Takes a few nanoseconds per token.
 std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin, int end);
 
 }  // namespace ostro

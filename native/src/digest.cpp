@@ -6,11 +6,11 @@
 namespace ostro {
 namespace {
 
-// So many independent lanes that they fill vectors, and that no vector waits for its last product.
+// Enough independent lanes to fill vectors and to hide the latency of multiplication.
 constexpr int kLanes = 32;
 constexpr int64_t kBlock = kLanes * 4;
 
-// Bijections of `word` whatever came before: damage to a single word always changes the result.
+// Bijective in `word` for any previous state: damage to a single word always changes the result.
 uint32_t mixed(uint32_t lane, uint32_t word) { return std::rotl((lane ^ word) * 0x9E3779B1u, 13); }
 uint64_t folded(uint64_t total, uint64_t word) {
   total = (total ^ word) * 0x9E3779B97F4A7C15u;
@@ -36,7 +36,7 @@ uint64_t digest(const uint8_t* data, int64_t size, uint64_t before) {
     std::memcpy(rest, data + whole, static_cast<size_t>(size - whole));
     take_block(lanes, rest);
   }
-  // The size tells a padded block from a whole one.
+  // The size distinguishes a padded block from a full one.
   uint64_t total = folded(before, static_cast<uint64_t>(size));
   for (const uint32_t lane : lanes) total = folded(total, lane);
   return total;

@@ -5,7 +5,7 @@
 
 namespace ostro {
 
-// The checksum of `size` bytes that follow what gave `before`; 0 starts a new one. How data is cut into calls matters.
+// The checksum of `size` bytes following those that gave `before`; 0 starts a new one. Depends on how data is split.
 uint64_t digest(const uint8_t* data, int64_t size, uint64_t before);
 
 }  // namespace ostro

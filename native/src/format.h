@@ -1,14 +1,14 @@
 // The memory layout of a packed matrix: plain data, shared by packing and by every kernel.
 //
-// A matrix has `rows` outputs and `cols` inputs. Rows are taken P at a time as a panel, P being the width that the
-// kernels of this machine work on; columns 32 at a time as a group, which has one scale, and perhaps one minimum, a row.
+// A matrix has `rows` outputs and `cols` inputs. P rows form a panel, where P is the vector width of this machine's
+// kernels; 32 columns form a group, which has one scale, and possibly one minimum, per row.
 //
-//     codes    [panel][group][step][row of P][4]    a step is four columns: what one dot-product instruction takes
-//     scales   [panel][group][row of P]             of kInt8Halves [panel][group][half][row of P]
+//     codes    [panel][group][step][row of P][4]    a step is four columns: the operand of one dot-product instruction
+//     scales   [panel][group][row of P]             for kInt8Halves [panel][group][half][row of P]
 //     minima   [panel][group][row of P]
 //
-// Eight-bit codes are signed and take eight steps a group. Four-bit codes take four: byte i of step t holds column i of
-// step t in its low half and of step t + 4 in its high half. Floats have no groups: [panel][column][row of P].
+// Eight-bit codes are signed and take eight steps per group. Four-bit codes take four: byte i of step t holds column i
+// of step t in its low half and of step t + 4 in its high half. Floats have no groups: [panel][column][row of P].
 #pragma once
 
 #include <cstddef>
@@ -24,14 +24,14 @@ enum Codes : int32_t {
   kInt8 = 2,
   kInt4 = 3,        // -8 to 7
   kUnsigned4 = 4,   // 0 to 15, always with minima
-  kInt8Halves = 5,  // a scale for each sixteen columns
+  kInt8Halves = 5,  // a scale per sixteen columns
 };
 
 enum Scales : int32_t { kHalfScales = 0, kFloatScales = 1 };
 
 struct Matrix {
   int32_t rows;  // a multiple of P
-  int32_t cols;  // a multiple of kGroup, unless they are floats
+  int32_t cols;  // a multiple of kGroup, except for floats
   int32_t codes;
   int32_t scales;
   int32_t has_minima;
@@ -41,7 +41,7 @@ struct Matrix {
   const uint8_t* minimum_data;
 };
 
-// Where the parts of a packed matrix begin, in bytes: each on a boundary of its own.
+// Byte offsets of a packed matrix's parts, each aligned.
 struct Layout {
   int64_t codes;
   int64_t scales;

@@ -1,4 +1,4 @@
-// What is known of floats' bits: those of sixteen as they are stored, without a compiler's help.
+// Float bit patterns: half-precision conversion without compiler support.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace ostro {
 
-// 1.5 * 2^23: a number of up to 22 bits that is added to it is rounded to a whole one, and stands in the sum's low bits.
+// 1.5 * 2^23: adding a number of up to 22 bits to it rounds that to an integer in the sum's low bits.
 constexpr float kFloatBase = 12582912.0f;
 
 struct Half {
@@ -31,7 +31,7 @@ inline float to_float(Half half) {
   return value;
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline Half to_half(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -42,7 +42,7 @@ inline Half to_half(float value) {
   if (bits < 0x38800000) {
     float small;
     std::memcpy(&small, &bits, sizeof small);
-    small += 0.5f;  // its last bit is worth 2^-24 there, which is a half's smallest step
+    small += 0.5f;  // there the last bit is worth 2^-24, the smallest step of a half
     std::memcpy(&bits, &small, sizeof bits);
     return {static_cast<uint16_t>(sign | (bits - 0x3F000000))};
   }

@@ -1,4 +1,4 @@
-// All kernels of one instruction set: included once for each, with OSTRO_ISA its name and its header before it.
+// All kernels of one instruction set. Included once per set, with OSTRO_ISA as its name and its header included before.
 #include "math.inl"
 #include "linear.inl"
 #include "attention.inl"

@@ -1,4 +1,4 @@
-// The few vector operations that kernels need, for x86 with AVX2, FMA and F16C.
+// The vector operations that kernels need, for x86 with AVX2, FMA and F16C.
 #pragma once
 
 #include <immintrin.h>
@@ -16,19 +16,19 @@ constexpr int kPanel = 8;
 constexpr int kTileRows = 2;
 constexpr int kTileSums = 4;
 constexpr int kTilePanels = 4, kTileShrink = 2;
-// Four-bit codes lose their sign, which saves an instruction a dot product; eight-bit ones must keep it.
+// Four-bit codes are stored unsigned, which saves an instruction per dot product; eight-bit ones must stay signed.
 constexpr int kInt8Bias = 0, kInt4Bias = 8;
 constexpr float kInt4Factor = 1.0f;
 
 using Floats = __m256;
 using Ints = __m256i;
-// Four columns of each of a panel's rows, and whether they have a sign: known wherever `dot` is compiled.
+// Four columns for each row of a panel, and whether they are signed: a constant wherever `dot` is compiled.
 struct Bytes {
   __m256i codes;
   bool has_sign;
 };
 struct Run {
-  const int8_t* activations;  // sixteen; read where they are used, as a load may spread four of them over a register
+  const int8_t* activations;  // sixteen; loaded where they are used, because a load can broadcast four of them
 };
 
 inline Floats zeros() { return _mm256_setzero_ps(); }
@@ -44,7 +44,7 @@ inline void store(Half* to, Floats value) {
 // sum + a * b, rounded once
 inline Floats madd(Floats sum, Floats a, Floats b) { return _mm256_fmadd_ps(a, b, sum); }
 inline Floats madd(Floats sum, Floats a, float b) { return madd(sum, a, all(b)); }
-// Where one of them is no number, neither is the result: the instruction alone would take b.
+// NaN if either is NaN: the instruction alone would return b.
 inline Floats or_nan(Floats value, Floats a) { return _mm256_or_ps(value, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
 inline Floats max(Floats a, Floats b) { return or_nan(_mm256_max_ps(a, b), a); }
 inline Floats min(Floats a, Floats b) { return or_nan(_mm256_min_ps(a, b), a); }
@@ -59,7 +59,7 @@ inline float largest(Floats a) {
   a = max(a, _mm256_permute_ps(a, 0b01001110));
   return _mm256_cvtss_f32(max(a, _mm256_permute_ps(a, 0b10110001)));
 }
-// 2 to the power of what the low bits of `n` are, -126 to 127
+// 2 to the power of the integer in the low bits of `n`, -126 to 127
 inline Floats power_of_two(Floats n) {
   const Ints exponent = _mm256_slli_epi32(_mm256_castps_si256(n), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
@@ -77,10 +77,10 @@ inline Bytes low_signed(Bytes a) { return with_bias(low_unsigned(a)); }
 inline Bytes high_signed(Bytes a) { return with_bias(high_unsigned(a)); }
 inline void store(uint8_t* to, Bytes a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.codes); }
 
-// Adds, to each row's sum, its four codes times activations 4 * step .. 4 * step + 3 of the run.
+// Adds to each row's sum its four codes times activations 4 * step .. 4 * step + 3 of the run.
 //
-// The instruction takes unsigned times signed bytes and adds pairs in sixteen bits, where they may saturate: so a sign
-// goes over to the activations. Activations lie within +-127, and 2 * 128 * 127 fits.
+// The instruction multiplies unsigned by signed bytes and adds pairs in sixteen bits, which may saturate: so signs are
+// moved to the activations. Activations are within +-127, and 2 * 128 * 127 fits.
 template <int step>
 inline Ints dot(Ints sum, Bytes w, Run run) {
   int32_t four;
@@ -95,7 +95,7 @@ inline Floats load(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 inline void store_rounded(int8_t* to, Floats a) {
-  // What is too large for an integer would become the smallest one.
+  // Values too large for an integer would become the smallest one.
   const Ints whole = _mm256_cvtps_epi32(_mm256_min_ps(a, all(127.0f)));
   const __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(narrow, narrow));

@@ -1,7 +1,7 @@
-// The few vector operations that kernels need, for x86 with AVX-512 and VNNI dot products.
+// The vector operations that kernels need, for x86 with AVX-512 and VNNI dot products.
 #pragma once
 
-// GCC 11 and 12 warn of what their own header leaves undefined on purpose.
+// GCC 11 and 12 warn about values that their own header leaves undefined on purpose.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #if !defined(__clang__)
@@ -29,9 +29,9 @@ constexpr float kInt4Factor = 1.0f;
 
 using Floats = __m512;
 using Ints = __m512i;
-using Bytes = __m512i;  // four columns of each of a panel's rows
+using Bytes = __m512i;  // four columns for each row of a panel
 struct Run {
-  const int8_t* activations;  // sixteen; read where they are used, as a load may spread four of them over a register
+  const int8_t* activations;  // sixteen; loaded where they are used, because a load can broadcast four of them
 };
 
 inline Floats zeros() { return _mm512_setzero_ps(); }
@@ -47,7 +47,7 @@ inline void store(Half* to, Floats value) {
 // sum + a * b, rounded once
 inline Floats madd(Floats sum, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, sum); }
 inline Floats madd(Floats sum, Floats a, float b) { return madd(sum, a, all(b)); }
-// Where one of them is no number, neither is the result: the instruction alone would take b.
+// NaN if either is NaN: the instruction alone would return b.
 inline Floats or_nan(Floats value, Floats a) {
   return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
 }
@@ -66,7 +66,7 @@ inline float largest(Floats a) {
   a = max(a, _mm512_permute_ps(a, 0b01001110));
   return _mm512_cvtss_f32(max(a, _mm512_permute_ps(a, 0b10110001)));
 }
-// 2 to the power of what the low bits of `n` are, -126 to 127
+// 2 to the power of the integer in the low bits of `n`, -126 to 127
 inline Floats power_of_two(Floats n) {
   const Ints exponent = _mm512_slli_epi32(_mm512_castps_si512(n), 23);
   return _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(127 << 23)));
@@ -84,7 +84,7 @@ inline Bytes low_signed(Bytes a) { return with_bias(low_unsigned(a)); }
 inline Bytes high_signed(Bytes a) { return with_bias(high_unsigned(a)); }
 inline void store(uint8_t* to, Bytes a) { _mm512_storeu_si512(to, a); }
 
-// Adds, to each row's sum, its four codes times activations 4 * step .. 4 * step + 3 of the run.
+// Adds to each row's sum its four codes times activations 4 * step .. 4 * step + 3 of the run.
 template <int step>
 inline Ints dot(Ints sum, Bytes codes, Run run) {
   int32_t four;
@@ -96,7 +96,7 @@ inline Floats load(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 inline void store_rounded(int8_t* to, Floats a) {
-  // What is too large for an integer would become the smallest one.
+  // Values too large for an integer would become the smallest one.
   const Ints whole = _mm512_cvtps_epi32(_mm512_min_ps(a, all(127.0f)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(whole));
 }

@@ -1,4 +1,4 @@
-// The few vector operations that kernels need, for ARM with dot products (ARMv8.2).
+// The vector operations that kernels need, for ARM with dot products (ARMv8.2).
 #pragma once
 
 #include <arm_neon.h>
@@ -16,14 +16,14 @@ constexpr int kPanel = 4;
 constexpr int kTileRows = 8;
 constexpr int kTileSums = 8;
 constexpr int kTilePanels = 4, kTileShrink = 2;
-// What is added to signed codes so that dot products can take them; here those take them as they are.
+// Added to signed codes to suit the dot-product instruction, which takes signed codes here.
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
-// Signed four-bit codes are used in the upper half of their byte: sixteen times what they mean.
+// Signed four-bit codes are used in the upper half of their byte: multiplied by sixteen.
 constexpr float kInt4Factor = 16.0f;
 
 using Floats = float32x4_t;
 using Ints = int32x4_t;
-using Bytes = int8x16_t;  // four columns of each of a panel's rows
+using Bytes = int8x16_t;  // four columns for each row of a panel
 using Run = int8x16_t;    // sixteen activations
 
 inline Floats zeros() { return vdupq_n_f32(0.0f); }
@@ -54,14 +54,14 @@ inline Floats madd_lane(Floats sum, Floats a, Four b) {
   return sum;
 }
 
-// 2 to the power of what the low bits of `n` are, -126 to 127
+// 2 to the power of the integer in the low bits of `n`, -126 to 127
 inline Floats power_of_two(Floats n) {
   return vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23), vdupq_n_s32(127 << 23)));
 }
 
-// Loads that spread a number cost what arithmetic does, and so do copies from register to register: what is the same
-// in every lane and is written over at once, is loaded each time. Compilers make one load of equal ones, unless each is a
-// `copy` of another number and, within a loop, belongs to `each` round of it.
+// Broadcasting loads cost as much as arithmetic, and so do register copies: so a value that is the same in every lane
+// and is overwritten at once is loaded each time. Compilers merge equal loads, unless each reads another `copy` of the
+// number and, within a loop, depends on `each` iteration.
 struct alignas(16) Broadcast {
   float at[4];
 };
@@ -92,7 +92,7 @@ inline Bytes low_unsigned(Bytes a) { return vandq_s8(a, vdupq_n_s8(0x0F)); }
 inline Bytes high_unsigned(Bytes a) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4)); }
 inline void store(uint8_t* to, Bytes a) { vst1q_u8(to, vreinterpretq_u8_s8(a)); }
 
-// Adds, to each row's sum, its four codes times activations 4 * step .. 4 * step + 3 of the run.
+// Adds to each row's sum its four codes times activations 4 * step .. 4 * step + 3 of the run.
 template <int step>
 inline Ints dot(Ints sum, Bytes codes, Run activations) {
   return vdotq_laneq_s32(sum, codes, activations, step);
@@ -123,7 +123,7 @@ inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   int8x16_t bytes[2];
   for (int half = 0; half < 2; ++half) {
-    // Added to 1.5 * 2^23 they are rounded, and their codes are the lowest bytes of the sums.
+    // Adding 1.5 * 2^23 rounds them, and their codes are the lowest bytes of the sums.
     int16x8_t sums[4];
     for (int i = 0; i < 4; ++i) {
       const Floats x = vld1q_f32(from + 16 * half + 4 * i);

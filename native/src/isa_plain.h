@@ -1,5 +1,5 @@
-// The few vector operations that kernels need, in plain C++: for other machines, and to test the vectorised ones
-// against.
+// The vector operations that kernels need, in plain C++: for other machines, and as a reference for testing the
+// vectorised ones.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@ namespace OSTRO_ISA {
 
 using ostro::Half;
 
-// Tests make it as wide as what they hold against it.
+// Tests set it to the width of the kernels they compare with.
 #ifdef OSTRO_PLAIN_PANEL
 constexpr int kPanel = OSTRO_PLAIN_PANEL;
 #else
@@ -21,12 +21,12 @@ constexpr int kPanel = 4;
 #endif
 constexpr int kTileRows = 4;
 constexpr int kTileSums = 8;
-// Few sizes of tiles: each is a kernel of its own, and compiling them all takes longer than all else together.
+// Few tile sizes: each is a separate kernel, and compiling them all would take longer than everything else.
 constexpr int kTilePanels = 2, kTileShrink = 4;
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 constexpr float kInt4Factor = 16.0f;
 
-// clang-format off: a table, one operation a line
+// clang-format off: a table, one operation per line
 struct Floats { float at[kPanel]; };
 struct Ints { int32_t at[kPanel]; };
 struct Bytes { int8_t at[4 * kPanel]; };
@@ -46,19 +46,19 @@ inline Floats operator/(Floats a, Floats b) { EACH(kPanel) a.at[i] /= b.at[i]; r
 inline Floats operator*(Floats a, float b) { return a * all(b); }
 inline Floats madd(Floats sum, Floats a, Floats b) { EACH(kPanel) sum.at[i] = std::fma(a.at[i], b.at[i], sum.at[i]); return sum; }
 inline Floats madd(Floats sum, Floats a, float b) { return madd(sum, a, all(b)); }
-// Where one of them is no number, neither is the result.
+// NaN if either is NaN.
 inline float larger(float a, float b) { return a > b || a != a ? a : b; }
 inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
 inline Floats max(Floats a, Floats b) { EACH(kPanel) a.at[i] = larger(a.at[i], b.at[i]); return a; }
 inline Floats min(Floats a, Floats b) { EACH(kPanel) a.at[i] = smaller(a.at[i], b.at[i]); return a; }
 inline Floats abs(Floats a) { EACH(kPanel) a.at[i] = std::fabs(a.at[i]); return a; }
-// The upper half onto the lower until four are left, then neighbours.
+// Adds the upper half to the lower until four are left, then neighbours.
 inline float total(Floats a) {
   for (int half = kPanel / 2; half >= 4; half /= 2) EACH(half) a.at[i] += a.at[half + i];
   return (a.at[0] + a.at[1]) + (a.at[2] + a.at[3]);
 }
 inline float largest(Floats a) { EACH(kPanel) a.at[0] = larger(a.at[0], a.at[i]); return a.at[0]; }
-// 2 to the power of what the low bits of `n` are, -126 to 127
+// 2 to the power of the integer in the low bits of `n`, -126 to 127
 inline Floats power_of_two(Floats n) {
   EACH(kPanel) n.at[i] = std::bit_cast<float>((std::bit_cast<uint32_t>(n.at[i]) << 23) + (127u << 23));
   return n;

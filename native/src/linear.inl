@@ -1,4 +1,4 @@
-// Matmul and GEMV of a packed matrix with rows of activations. Included once for each instruction set.
+// Matmul and GEMV of a packed matrix with rows of activations. Included once per instruction set.
 //
 // A row's result does not depend on the other rows: whichever tile computes it does the same arithmetic in the same
 // order. Integer sums within a group are exact; groups are scaled and added in turn, by fused multiply-adds.
@@ -24,40 +24,40 @@ inline void fetch(const void* from) {
 #endif
 }
 
-// Integer sums start at the bits of 1.5 * 2^23, and are a float as they stand: 1.5 * 2^23 + sum. No sum of a group
-// (32 * 127 * 128) leaves the range in which that is exact. Multiplied by a scale, the 1.5 * 2^23 are taken away in the
-// same fused multiply-add; with scales of 22 bits, that is exact as well.
+// Integer sums start at the bit pattern of 1.5 * 2^23, so that reinterpreted as a float they are 1.5 * 2^23 + sum. No
+// sum of a group (32 * 127 * 128) leaves the range in which that is exact. When it is multiplied by a scale, the same
+// fused multiply-add subtracts the 1.5 * 2^23; with scales of 22 bits, that is exact as well.
 constexpr int32_t kFloatBits = 0x4B400000;
 constexpr uint32_t kScaleBits = ~3u;
 
-// From so many rows on, panels of four bits are unpacked first, once for all of them.
+// From this many rows on, four-bit panels are unpacked first, once for all rows.
 constexpr int kManyRows = 24;
-// Of the rows that panels pass by at a time.
+// Size of the block of rows that panels are multiplied with at a time.
 constexpr long kBlockBytes = 32 << 10;
 constexpr int kLeastBlock = 16;
 
-// One group of a tile of rows, as `quantize` writes it.
+// One group of a tile of rows, as written by `quantize`.
 template <int rows>
 struct Group {
   Broadcast base[rows];  // -kFloatBase times the scale
   int8_t codes[rows][kGroup];
   float scale[rows];
-  float total[rows];  // of the group's activations, as they are after rounding, and its outlier
+  float total[rows];  // of the group's activations after rounding, including its outlier
   int32_t sum[rows];  // of their codes
 };
 
-// An outlier: scaled to it, codes would round the rest of its group away. It stays a float, and its code is zero.
+// An outlier would set a scale that rounds the rest of its group away. It stays a float, and its code is zero.
 struct Outlier {
   int32_t column;
-  int32_t row;  // of the tile
+  int32_t row;  // within the tile
   float value;
 };
 
-// Rounding noise grows with the square of a group's largest activation. An outlier is one without which the noise of its
-// whole row would be smaller by more than one part in so many; so a row has fewer of them than that.
+// Rounding noise grows with the square of a group's largest activation. An outlier is one whose removal reduces the
+// noise of its whole row by more than 1 / kMostOutliers; so a row has fewer of them than that.
 constexpr int kMostOutliers = 10;
 
-// A tile's outliers, after its groups: by column, as rows often share their outliers' columns.
+// A tile's outliers, stored after its groups: by column, because rows often have outliers in the same columns.
 template <int rows>
 struct Outliers {
   int32_t count;
@@ -83,7 +83,7 @@ inline float group_peak(const float* from) {
   return largest(most);
 }
 
-// Their codes, of which 127 stands for `peak`. Returns the sum of the codes.
+// Quantizes them such that 127 stands for `peak`. Returns the sum of the codes.
 inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   for (int i = 0; i < kGroup; i += kPanel) store_rounded(codes + i, load(from + i) * all(inverse));
@@ -93,8 +93,8 @@ inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
 }
 #endif
 
-// Takes the largest activation out of a group if it is an outlier in a row of this much noise: `peak` is then the largest
-// of the others. Returns its index, or -1.
+// Removes a group's largest activation if it is an outlier in a row with this much noise; `peak` becomes the largest of
+// the others. Returns its index, or -1.
 inline int take_outlier(const float* from, float noise, float& peak) {
   constexpr float parts = kMostOutliers;
   if (!(peak * peak * parts > noise)) return -1;
@@ -146,7 +146,8 @@ inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
   for (int row = 0; row < rows; ++row) quantize_row(x + row * stride, row, cols, groups, outliers);
 }
 
-// Calls body(rows of the tile, first row) for tiles of kTileRows, then of 1 / kTileShrink as many, down to one.
+// Calls body(rows of the tile, first row) for tiles of kTileRows, then repeatedly for 1 / kTileShrink as many, down to
+// one.
 template <int size = kTileRows, typename Body>
 inline void each_tile(int rows, Body body, int row = 0) {
   for (; row + size <= rows; row += size) body(std::integral_constant<int, size>{}, row);
@@ -154,7 +155,7 @@ inline void each_tile(int rows, Body body, int row = 0) {
     if (row < rows) each_tile<std::max(size / kTileShrink, 1)>(rows, body, row);
 }
 
-// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then for half as many, down to one.
+// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then repeatedly for half as many.
 template <int size = kTilePanels, typename Body>
 inline void each_panels(int begin, int end, const Body& body) {
   for (; begin + size <= end; begin += size) body.template operator()<size>(begin);
@@ -173,14 +174,14 @@ struct Sums {
   Floats at[panels][rows];
 };
 
-// While they are summed up they are an array of its own, which nothing points to, and stay in registers.
+// During summation, sums are in a local array that nothing points to, so they stay in registers.
 template <int panels, int rows>
 OSTRO_INLINE void keep_sums(const Floats (&sums)[panels][rows], Floats (*to)[rows]) {
   for (int panel = 0; panel < panels; ++panel)
     for (int row = 0; row < rows; ++row) to[panel][row] = sums[panel][row];
 }
 
-// What becomes of a tile's sums.
+// Post-processes and stores a tile's sums.
 template <int panels, int rows>
 inline void finish(const Sums<panels, rows>& sums, float factor, After after, const float* bias, int panel, float* out,
                    long stride) {
@@ -205,7 +206,7 @@ inline void finish(const Sums<panels, rows>& sums, float factor, After after, co
   }
 }
 
-// Where a group of some panels lies: each panel is as long as the others, and begins where the one before it ends.
+// Location of a group in consecutive panels of equal length.
 template <typename Scale>
 struct Place {
   const uint8_t* codes;
@@ -218,13 +219,13 @@ struct Place {
   }
 };
 
-// Codes that `spread_codes` has written: they are as dot products want them.
+// Marks codes written by `spread_codes`, ready for dot products.
 constexpr int kSpread = -1;
 
 template <int kind>
 constexpr int code_bytes = (kind == kInt4 || kind == kUnsigned4 ? 4 : 8) * kPanel * 4;
 
-// Of a step's codes, in the form that dot products take them.
+// A step's codes in the form that dot products take.
 template <int kind>
 inline Bytes step_codes(const uint8_t* codes, int half, int step) {
   if constexpr (kind == kInt4 || kind == kUnsigned4) {
@@ -250,7 +251,7 @@ OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group
   });
 }
 
-// Adds a group's integer sums, scaled.
+// Adds a group's scaled integer sums.
 template <int panels, int rows, typename Scale>
 OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panels][rows], const Group<rows>& group,
                            const Scale* scales, long panel_scales) {
@@ -265,13 +266,13 @@ OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panel
   });
 }
 
-// What dot products of codes that have lost their sign add for each activation's code.
+// What dot products of unsigned codes add per unit of an activation's code.
 template <int kind>
 constexpr int code_bias = kind == kUnsigned4 ? 0
                           : kind == kInt4    ? kInt4Bias
                                              : kInt8Bias;
 
-// Where dot products want codes without a sign, sums begin below zero by as much as that adds.
+// If dot products need unsigned codes, sums start negative to compensate.
 template <int kind, int panels, int rows>
 OSTRO_INLINE void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
   constexpr int bias = code_bias<kind>;
@@ -282,7 +283,7 @@ OSTRO_INLINE void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
   });
 }
 
-// With one row there is little to compute on a byte, and memory is waited for: it is asked for what comes this much later.
+// With one row, there is little work per byte, and memory is the bottleneck: prefetch this many bytes ahead.
 constexpr int kAhead = 1024;
 
 template <int stored, typename Scale>
@@ -292,7 +293,7 @@ OSTRO_INLINE void fetch_ahead(const Place<Scale>& at, bool minima) {
   if (minima) fetch(reinterpret_cast<const uint8_t*>(at.minima) + kAhead / 4);
 }
 
-// `stored` is how the codes lie there: as they were packed, or spread.
+// `stored` is the codes' form there: packed, or spread.
 template <int kind, int stored, bool minima, int panels, int rows, typename Scale>
 OSTRO_INLINE void integer_tile(const uint8_t* x, Place<Scale> at, int groups, Floats (*to)[rows]) {
   const auto* group = reinterpret_cast<const Group<rows>*>(x);
@@ -323,7 +324,7 @@ OSTRO_INLINE void integer_tile(const uint8_t* x, Place<Scale> at, int groups, Fl
   keep_sums(out, to);
 }
 
-// With a scale for each half of a group.
+// For codes with a scale per half group.
 template <int panels, int rows, typename Scale>
 OSTRO_INLINE void halves_tile(const uint8_t* x, Place<Scale> at, int groups, Floats (*to)[rows]) {
   const auto* group = reinterpret_cast<const Group<rows>*>(x);
@@ -351,7 +352,7 @@ OSTRO_INLINE void halves_tile(const uint8_t* x, Place<Scale> at, int groups, Flo
   keep_sums(out, to);
 }
 
-// A panel's weights of one column, without their minima.
+// One column of a panel's weights, without minima.
 template <int kind, int stored, typename Scale>
 OSTRO_INLINE Floats column_weights(const Place<Scale>& at, int column) {
   alignas(16) static constexpr int8_t one_hot[4][16] = {{1}, {0, 1}, {0, 0, 1}, {0, 0, 0, 1}};
@@ -363,7 +364,7 @@ OSTRO_INLINE Floats column_weights(const Place<Scale>& at, int column) {
   return (as_floats(sum) - all(kFloatBase)) * load(group.scales + (kind == kInt8Halves ? step / 4 * kPanel : 0));
 }
 
-// What was left out of the codes. Each row adds its outliers in the order of their columns, whatever tile it is in.
+// Adds the outliers left out of the codes. Each row adds its own in column order, whatever tile it is in.
 template <int kind, int stored, int panels, int rows, typename Scale>
 OSTRO_INLINE void add_outliers(Sums<panels, rows>& sums, const Outliers<rows>& outliers, const Place<Scale>& at,
                                int groups) {
@@ -382,7 +383,7 @@ OSTRO_INLINE void add_outliers(Sums<panels, rows>& sums, const Outliers<rows>& o
   }
 }
 
-// Codes as dot products want them, a byte each.
+// Unpacks codes to bytes, ready for dot products.
 template <int kind>
 inline void spread_codes(const uint8_t* from, int groups, uint8_t* to) {
   for (int group = 0; group < groups; ++group, from += code_bytes<kind>)
@@ -395,7 +396,7 @@ inline void widen(const Scale* from, int count, float* to) {
   for (int i = 0; i < count; i += kPanel) store(to + i, load(from + i));
 }
 
-// A product, panel by panel, and of these tile by tile.
+// A matmul, panel by panel, and within these tile by tile.
 template <int kind, bool minima, typename Scale>
 struct Integers {
   const Matrix& matrix;
@@ -424,7 +425,7 @@ struct Integers {
     }
   }
 
-  // Some panels with all rows. While panels pass by, a block of rows stays near, in a core's first cache if they are short.
+  // Some panels with all rows. A block of rows stays in the L1 cache, if they are short, while panels stream past.
   template <int stored, typename Number>
   void columns(const Place<Number>& at, int panel, int count) const {
     const int groups = matrix.cols / kGroup;
@@ -448,7 +449,7 @@ struct Integers {
             reinterpret_cast<const Scale*>(matrix.minimum_data) + at * kPanel};
   }
 
-  // Panels in the scratch: their codes, their scales, their minima.
+  // Unpacks panels into the scratch: codes, scales, minima.
   Place<float> unpack(int panel, int count) const {
     const int groups = count * (matrix.cols / kGroup);
     const Place<Scale> from = place(panel);
@@ -460,13 +461,13 @@ struct Integers {
     return {scratch, scales, lowest};
   }
 
-  // A tile: apart from whoever calls it, so that the compiler has all registers for it.
+  // A tile: not inlined, so that the compiler has all registers for it.
   template <int stored, int panels, int count, typename Number>
   OSTRO_NOINLINE void compute(const Place<Number>& at, int panel, int row) const {
     const int groups = matrix.cols / kGroup;
     const uint8_t* tile = x + row * row_bytes(matrix.cols);
     Sums<panels, count> sums;
-    // With one row panel by panel: from memory nothing comes as fast as what lies beside each other.
+    // With one row, panel by panel: sequential memory is the fastest.
     constexpr int together = count == 1 ? 1 : std::min(panels, kTileSums / count);
     for (int i = 0; i < panels; i += together) {
       const Place<Number> here = at.template after<code_bytes<stored>, kScales>(i * groups);
@@ -479,7 +480,7 @@ struct Integers {
   }
 };
 
-// Plain floats, or halves: columns are added in turn.
+// For floats or halves: columns are added in order.
 template <typename Cell, int panels, int rows>
 OSTRO_INLINE Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels],
                                            int cols) {

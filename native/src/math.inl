@@ -1,10 +1,10 @@
-// Functions of vectors of floats. Included once for each instruction set.
+// Functions of float vectors. Included once per instruction set.
 #pragma once
 
 namespace OSTRO_ISA {
 
-// e to the power of x, to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2. Added to 1.5 * 2^23, n is
-// rounded to a whole number, and is the low bits of the sum.
+// exp(x), to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds n to an integer
+// in the low bits of the sum.
 inline Floats exponential(Floats x) {
   x = max(min(x, all(88.0f)), all(-87.0f));
   const Floats sum = madd(all(ostro::kFloatBase), x, 1.44269504f);
@@ -27,8 +27,8 @@ inline Floats gelu(Floats x) {
   return x / (all(1.0f) + exponential(inner * all(-2.0f)));
 }
 
-// x times the normal distribution's integral up to it, whose tail beyond |x| is a polynomial in t times e^(-x^2 / 2)
-// (Abramowitz and Stegun, 7.1.26): to 2e-7.
+// x times the normal cumulative distribution function, whose tail beyond |x| is a polynomial in t times e^(-x^2 / 2)
+// (Abramowitz and Stegun, 7.1.26): accurate to 2e-7.
 inline Floats exact_gelu(Floats x) {
   const Floats size = abs(x);
   const Floats t = all(1.0f) / madd(all(1.0f), size, 0.3275911f * 0.70710678f);

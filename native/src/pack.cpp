@@ -12,7 +12,7 @@
 namespace ostro {
 namespace {
 
-// One group of a row: value = scale * code + minimum, the scale that of the code's half.
+// One group of a row: value = scale * code + minimum, with a scale for each half.
 struct Coded {
   int8_t codes[kGroup];
   float scale[2];
@@ -44,12 +44,12 @@ bool is_float(int32_t source) { return source == kF32 || source == kF16 || sourc
 
 float rounded(float value) { return to_float(to_half(value)); }
 
-// What is no number, or infinite, must not vanish: its whole group becomes NaN, and so does every logit.
+// NaN and infinity must not vanish: the whole group becomes NaN, and so does every logit.
 bool all_finite(const float* from) {
   return std::all_of(from, from + kGroup, [](float value) { return std::isfinite(value); });
 }
 
-// To eight bits: symmetric around zero.
+// Quantizes to eight bits, symmetric around zero.
 void to_eight_bits(const float* from, Coded& to) {
   float peak = 0.0f;
   for (int i = 0; i < kGroup; ++i) peak = std::max(peak, std::fabs(from[i]));
@@ -60,7 +60,7 @@ void to_eight_bits(const float* from, Coded& to) {
   }
 }
 
-// How far codes from a minimum and a scale are from the values, squared; the codes too.
+// Quantizes with this minimum and scale; returns the squared error.
 float four_bit_error(const float* from, float minimum, float scale, int8_t* codes) {
   float error = 0.0f;
   for (int i = 0; i < kGroup; ++i) {
@@ -72,7 +72,7 @@ float four_bit_error(const float* from, float minimum, float scale, int8_t* code
   return error;
 }
 
-// To four bits: from the smallest value to the largest, or a little within, whichever is closest.
+// Quantizes to four bits: from the smallest value to the largest, or a slightly narrower range if that is closer.
 void to_four_bits(const float* from, Coded& to) {
   const auto [low, high] = std::minmax_element(from, from + kGroup);
   float least = INFINITY;
@@ -96,7 +96,7 @@ void nibbles(const uint8_t* from, int offset, int8_t* codes) {
   }
 }
 
-// Adds the fifth bits, of which 32 lie in one word.
+// Adds the fifth bits, stored in one 32-bit word.
 void fifth_bits(const uint8_t* from, int8_t* codes) {
   uint32_t bits;
   std::memcpy(&bits, from, sizeof bits);
@@ -211,7 +211,7 @@ float number_at(const Matrix& matrix, const uint8_t* from, int64_t index) {
   return value;
 }
 
-// The byte of a code within its panel's group.
+// The byte offset of a code within its panel's group.
 int code_at(const Matrix& matrix, int panel, int row, int col) {
   const int step = col / 4 % (is_four(matrix) ? 4 : 8);
   return (step * panel + row) * 4 + col % 4;
@@ -227,7 +227,7 @@ void pack_group(const Coded& group, const Matrix& matrix, int panel, int row, ui
   }
 }
 
-// Of one panel, whose rows these are.
+// Packs one panel, consisting of these rows.
 void pack_panel(int32_t source, const uint8_t* const* rows, const Matrix& matrix, int panel, int64_t index,
                 uint8_t* to) {
   const Layout layout(matrix);
@@ -284,7 +284,7 @@ bool choose_format(int32_t source, int bits, Matrix& matrix) {
 }
 
 bool is_packable(const Matrix& matrix, int panel) {
-  // No product of such sizes overflows.
+  // Sizes up to this do not overflow when multiplied.
   constexpr int64_t kMostValues = int64_t{1} << 48;
   if (panel <= 0 || matrix.rows <= 0 || matrix.cols <= 0 || matrix.rows % panel) return false;
   if (static_cast<int64_t>(matrix.rows) * matrix.cols > kMostValues) return false;
@@ -317,7 +317,7 @@ void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matri
   try {
     for (; started < threads; ++started) others.emplace_back(share, started);
   } catch (const std::system_error&) {
-    // Where no more threads may be had, this one does their shares.
+    // If no more threads can be created, this one does their shares.
   }
   share(0);
   for (; started < threads; ++started) share(started);

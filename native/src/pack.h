@@ -7,7 +7,7 @@
 
 namespace ostro {
 
-// What a row is made of where it comes from: GGUF's numbers.
+// A row's format in its source file: GGUF's numbers.
 enum Source : int32_t {
   kF32 = 0,
   kF16 = 1,
@@ -22,17 +22,17 @@ enum Source : int32_t {
   kBF16 = 30,
 };
 
-// Fills in how a matrix of such rows is packed: exactly as it is with bits = 0, floats to 8 or 4 bits where asked.
-// False where it cannot be.
+// Chooses the packed format for such rows: lossless with bits = 0, otherwise floats are quantized to 8 or 4 bits.
+// Returns false if they cannot be packed.
 bool choose_format(int32_t source, int bits, Matrix& matrix);
 
-// Whether a matrix is one that choose_format can have made, in panels so wide.
+// Whether choose_format could have chosen this, with panels of this width.
 bool is_packable(const Matrix& matrix, int panel);
 
-// Packs panels of `panel` rows; a null row is zeros. The matrix tells the format, `to` holds Layout(matrix).total() bytes.
+// Packs panels of `panel` rows; a null row is zeros. `matrix` has the format, `to` has Layout(matrix).total() bytes.
 void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matrix, int panel, int threads, uint8_t* to);
 
-// One row of a packed matrix, widened.
+// Dequantizes one row of a packed matrix.
 void unpack_row(const Matrix& matrix, int panel, int row, float* to);
 
 }  // namespace ostro

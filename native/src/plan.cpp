@@ -15,15 +15,15 @@
 namespace ostro {
 namespace {
 
-// So few rows each thread prepares for itself: waiting for one another would take longer.
+// Up to this many rows, each thread prepares all of them for itself: synchronising would take longer.
 constexpr int kFewRows = 2;
-// Rows that are quantised together, a multiple of every kernel's tile.
+// Rows quantized together, a multiple of every kernel's tile.
 constexpr int kTile = 8;
-// Panels that are taken at a time are a multiple of this; an operation's work is cut into this many pieces a thread.
+// Panels are taken in multiples of this; an operation's work is split into this many pieces per thread.
 constexpr int kPanels = 4;
 constexpr int kPieces = 6;
 
-// Takes pieces of `count` things, `size` at a time, until there are none left.
+// Takes pieces of `count` items, `size` at a time, until none are left.
 template <typename Body>
 void take(std::atomic<int>& taken, int count, int size, Body body) {
   for (;;) {
@@ -40,7 +40,7 @@ int piece_size(int count, int threads, int multiple) {
 
 bool reads_codes(const Step& step) { return step.matrix->codes != kFloat32 && step.matrix->codes != kFloat16; }
 
-// Whether a product reads what the one before it has prepared.
+// Whether a matmul has the same prepared input as the previous one.
 bool same_input(const Step& step, const Step* before) {
   return before && before->in == step.in && before->in_at == step.in_at && before->cols == step.cols &&
          before->out != step.in && before->norm == step.norm && before->eps == step.eps &&
@@ -53,7 +53,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 }  // namespace
 
-// Zeros that take no memory before they are written.
+// Zeroed memory that is not committed before it is written.
 template <typename T>
 Plan::Memory<T> Plan::zeros(size_t count) {
   auto* memory = static_cast<T*>(std::calloc(std::max<size_t>(count, 1), sizeof(T)));
@@ -61,7 +61,7 @@ Plan::Memory<T> Plan::zeros(size_t count) {
   return Memory<T>(memory);
 }
 
-// In few large pages where the system has them: addresses of what lies far apart are then found faster.
+// Uses huge pages if available, to speed up the translation of scattered addresses.
 Plan::Memory<uint8_t> Plan::large(size_t size) {
 #if defined(__linux__)
   constexpr size_t kLarge = size_t{2} << 20;
@@ -124,7 +124,7 @@ void Plan::copy_page(int from, int to) {
 std::array<double, kOps> Plan::take_profile() { return std::exchange(seconds_, {}); }
 
 void Plan::work(const Batch& batch, int begin, int end, int thread) {
-  // A head's own steps, where a run begins there, have the rows that are asked for.
+  // If a run begins after the gather, its steps work on the requested rows.
   bool gathered = false;
   for (int i = 0; i < begin; ++i) gathered |= static_cast<Op>(steps_[i].op) == Op::kGather;
   const Step* before = nullptr;
@@ -213,7 +213,7 @@ void Plan::embed(const Step& step, const Batch& batch, int index) {
     for (int col = 0; col < step.cols; ++col) to[col] *= step.scale;
 }
 
-// By columns: a step of one row has work for all threads.
+// Split by columns, so that even a single row has work for all threads.
 void Plan::apply(const Step& step, int rows, int thread) {
   const Share mine(step.cols / kernels_.panel, thread, pool_.size());
   for (int i = 0; i < rows; ++i)
@@ -226,7 +226,7 @@ int Plan::position(const Batch& batch, int index) const {
   return piece.start + index - piece.row;
 }
 
-// Rows of a product's input as its kernel reads them.
+// Converts rows of a matmul's input to the kernel's format.
 Plan::Input Plan::prepare(const Step& step, int rows, int thread) {
   Own& own = own_[thread];
   const bool few = rows <= kFewRows;
@@ -271,7 +271,7 @@ void Plan::linear(const Step& step, const Input& input, int rows, Own& own, std:
   });
 }
 
-// Rows of one adapter go together, a tile at a time. Of few rows every thread has all, and its share of the columns.
+// Rows of one adapter are processed together, one tile at a time. With few rows, threads share the columns instead.
 void Plan::adapt(const Step& step, const Batch& batch, int rows, int thread) {
   if (!batch.adapters) return;
   const bool few = rows <= kFewRows;
@@ -296,7 +296,7 @@ void Plan::add_term(const Step& step, const Term& term, int begin, int end, Shar
                     own.normed.data() + static_cast<long>(i) * step.cols);
     x = own.normed.data(), stride = step.cols;
   }
-  // Rows within ranks: a row of A, and then of B, is read once for the whole tile.
+  // Ranks outside, rows inside: each row of A, and then of B, is read once per tile.
   float* inner = own.inner.data();
   for (int r = 0; r < term.rank; ++r)
     for (int i = 0; i < end - begin; ++i)
@@ -307,7 +307,7 @@ void Plan::add_term(const Step& step, const Term& term, int begin, int end, Shar
                           columns.end - columns.begin, row(step.out, i) + step.out_at + columns.begin);
 }
 
-// Norms and rotates heads where they lie, and puts keys and values into their pages.
+// Norms and rotates heads in place, and stores keys and values in their pages.
 void Plan::keep(const Step& step, const Batch& batch, int thread) {
   const int dim = shape_.head_dim, heads = shape_.heads + shape_.kv_heads;
   const Attention attention = how(step);
@@ -334,7 +334,7 @@ void Plan::keep(const Step& step, const Batch& batch, int thread) {
 void Plan::attend(const Step& step, const Batch& batch, std::atomic<int>& taken) {
   const Attention attention = how(step);
   const int each = shape_.heads / shape_.kv_heads, dim = shape_.head_dim;
-  // Heads that share keys are taken together, unless there are so few that a thread would have none.
+  // Heads that share keys are taken together, unless that would leave threads without work.
   const bool apart = batch.num_rows * shape_.kv_heads < pool_.size();
   const int units = apart ? shape_.heads : shape_.kv_heads, queries = apart ? 1 : each;
   const int count = batch.num_rows * units;
@@ -348,7 +348,7 @@ void Plan::attend(const Step& step, const Batch& batch, std::atomic<int>& taken)
   });
 }
 
-// A page has all layers and heads of its tokens.
+// A page holds all layers and heads of its tokens.
 HeadPages Plan::pages_of(int layer, int head) const {
   const long before = static_cast<long>(layer) * shape_.kv_heads + head;
   return {pages_.get() + before * head_page_bytes(shape_.head_dim, static_cast<Cells>(shape_.cells)), page_bytes()};

@@ -1,6 +1,6 @@
 // A model's step as a list of operations on preallocated buffers: built once, run for every batch.
 //
-// Buffers hold one row per token. Every operation splits its work among the threads, by rows, by panels of a matrix or
+// Buffers have one row per token. Every operation splits its work among the threads, by rows, by panels of a matrix or
 // by heads; a thread that is done takes the next piece, and there is a barrier between operations.
 #pragma once
 
@@ -21,20 +21,20 @@ namespace ostro {
 enum class Op : int32_t {
   kEmbed = 0,      // out = row of the matrix * scale
   kLinear = 1,     // out = matrix (normed) in, then `after`
-  kNorm = 2,       // out = normed in, or out += it where `after` adds; with a bias it is a layer norm
-  kAttend = 3,     // keys and values of `in` into pages; out = attention of its queries
-  kGather = 4,     // out = the rows that are asked for
+  kNorm = 2,       // out = normed in, or out += it if `after` is kAdd; with a bias it is a layer norm
+  kAttend = 3,     // stores keys and values of `in` in pages; out = attention of its queries
+  kGather = 4,     // out = the requested rows
   kSoftcap = 5,    // out = cap * tanh(out / cap)
   kSample = 6,     // tokens from the logits in `in`
-  kAdapt = 7,      // out += what each row's adapter adds to a product of (normed) in
-  kActivate = 8,   // out = activated gates * ups, of which a panel each alternate in `in`
-  kScale = 9,      // out = in * scale, or out += it where `after` adds
-  kApply = 10,     // out = what `after`, an activation, makes of it
-  kPosition = 11,  // out = row of the matrix that has the number of the token's position
+  kAdapt = 7,      // out += each row's adapter term for (normed) in
+  kActivate = 8,   // out = activation(gates) * ups, panels of which alternate in `in`
+  kScale = 9,      // out = in * scale, or out += it if `after` is kAdd
+  kApply = 10,     // out = after(out), an activation
+  kPosition = 11,  // out = the matrix's row for the token's position
 };
 constexpr int kOps = 12;
 
-// What one adapter adds to a product: B A x, with A as [rank][columns read] and B as [rank][columns written].
+// One adapter's contribution to a matmul: B A x, with A as [rank][columns read] and B as [rank][columns written].
 struct Term {
   int32_t rank;  // 0 adds nothing
   int32_t reserved;
@@ -42,25 +42,25 @@ struct Term {
   const float* b;
 };
 
-// All fields mean the same to every operation that reads them.
+// Each field means the same to every operation that uses it.
 struct Step {
   int32_t op;
   int32_t in, out;        // buffers
-  int32_t in_at, out_at;  // first columns there
-  int32_t cols;           // that are read
+  int32_t in_at, out_at;  // first columns in them
+  int32_t cols;           // columns read
   int32_t after;
   int32_t layer;
   int32_t rotation;
   int32_t window;  // 0 is none
-  float scale;     // of embeddings, of scores, of what is added
+  float scale;     // of embeddings, of scores, of added terms
   float cap;       // 0 is none
   float eps;
-  int32_t norm_size, bias_size;  // numbers in them
-  int32_t width;                 // columns that kAdapt and kActivate write
-  const float* norm;             // null is none; of kAttend for each head of queries and keys
+  int32_t norm_size, bias_size;  // their lengths
+  int32_t width;                 // columns written by kAdapt and kActivate
+  const float* norm;             // null for none; for kAttend, per query and key head
   const float* bias;
   const Matrix* matrix;
-  const Term* terms;  // of kAdapt, one for each adapter
+  const Term* terms;  // for kAdapt, one per adapter
   int32_t num_terms;
   int32_t reserved;
 };
@@ -68,7 +68,7 @@ struct Step {
 struct Shape {
   int32_t heads, kv_heads, head_dim, num_layers;
   int32_t num_pages, cells;  // cells is a Cells
-  int32_t max_rows;          // tokens of a step
+  int32_t max_rows;          // tokens per step
   int32_t threads;
 };
 
@@ -84,7 +84,7 @@ struct Rotation {
   int32_t positions;
 };
 
-// One sequence's tokens of a step.
+// One sequence's tokens in a step.
 struct Piece {
   int32_t row;    // of its first token
   int32_t start;  // that token's position
@@ -97,22 +97,22 @@ struct Batch {
   int32_t num_rows, num_pieces, num_asked, num_draws;
   const int32_t* tokens;
   const Piece* pieces;
-  const int32_t* asked;  // rows whose logits are wanted
+  const int32_t* asked;  // rows whose logits are requested
   Draw* draws;
-  const int32_t* adapters;  // of each row, -1 for none; null where no row has one
+  const int32_t* adapters;  // per row, -1 for none; null if no row has one
 };
 
-// Does not look at what it is given: see check.h.
+// Does not validate its arguments: see check.h.
 class Plan {
  public:
   Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
        std::vector<Rotation> rotations, std::vector<Step> steps);
 
-  // Steps begin to end of the list. What an earlier run has left in the buffers is still there.
+  // Runs steps [begin, end) of the list. Buffers keep their contents from earlier runs.
   void run(const Batch& batch, int begin, int end);
   void copy_page(int from, int to);
   float* buffer(int index) { return buffers_[index].data.get(); }
-  // Seconds by operation since the last call. Measured on one thread, from barrier to barrier.
+  // Seconds per operation since the last call. Measured on one thread, from barrier to barrier.
   std::array<double, kOps> take_profile();
 
  private:
@@ -130,20 +130,20 @@ class Plan {
     BufferShape shape;
     Memory<float> data;
   };
-  // What a thread has for itself.
+  // A thread's own memory.
   struct Own {
-    std::vector<uint8_t> codes;    // of rows that are so few that each thread makes its own
+    std::vector<uint8_t> codes;    // of rows so few that each thread quantizes them itself
     std::vector<float> normed;     // a tile of rows, or those few
     std::vector<float> inner;      // a tile of rows times an adapter's A
-    std::vector<uint8_t> scratch;  // for products
+    std::vector<uint8_t> scratch;  // for matmuls
     DrawScratch draws;
   };
-  // Pieces of an operation's work that are taken.
+  // Number of pieces of an operation's work taken so far.
   struct alignas(64) Taken {
     std::atomic<int> count{0};
   };
 
-  // What a product reads: codes or floats, everyone's or this thread's own.
+  // A matmul's input: codes or floats, shared or this thread's own.
   struct Input {
     const void* x;
     long stride;

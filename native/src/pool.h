@@ -57,7 +57,7 @@ class Pool {
   int size() const { return size_; }
   Barrier& barrier() { return barrier_; }
 
-  // Calls work(0) to work(size - 1), each on a thread of its own, and returns when all have.
+  // Calls work(0) to work(size - 1), each on its own thread, and returns when all are done.
   void run(const std::function<void(int)>& work);
 
  private:
@@ -74,7 +74,7 @@ class Pool {
   std::vector<std::thread> threads_;
 };
 
-// The share of `count` things that is `index`'s among `size`: from begin to end.
+// The part [begin, end) of `count` items that belongs to `index` of `size`.
 struct Share {
   int begin, end;
   Share(int count, int index, int size)

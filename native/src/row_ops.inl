@@ -1,4 +1,4 @@
-// Operations on one row at a time: norms, activations, rotation, soft caps. Included once for each instruction set.
+// Operations on one row at a time: norms, activations, rotation, soft caps. Included once per instruction set.
 #pragma once
 
 #include <cmath>
@@ -6,8 +6,8 @@
 
 namespace OSTRO_ISA {
 
-// 1 / sqrt(mean + eps). Squares that overflow would make a row of zeros, which looks sound: they make it NaN instead,
-// which is noticed.
+// 1 / sqrt(mean + eps). If squares overflow, the row becomes NaN, which is noticed, rather than zeros, which would look
+// plausible.
 static float inverse_root(float mean, float eps) {
   return std::isfinite(mean) ? 1.0f / std::sqrt(mean + eps) : std::numeric_limits<float>::quiet_NaN();
 }
@@ -63,7 +63,7 @@ static void apply(float* x, int cols, After activation) {
   }
 }
 
-// The first half of each head's rotated part against its second half.
+// Rotates each head's rotated part: its first half against its second half.
 static void rotate(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines) {
   const int half = rotated / 2;
   for (int head = 0; head < heads; ++head, x += dim) {
@@ -73,7 +73,7 @@ static void rotate(float* x, int heads, int dim, int rotated, const float* cosin
       store(x + i, a * c - b * s);
       store(x + half + i, b * c + a * s);
     }
-    for (; i < half; ++i) {  // A half of forty, say, is not a multiple of sixteen.
+    for (; i < half; ++i) {  // For example, a half of forty is not a multiple of sixteen.
       const float a = x[i], b = x[half + i], c = cosines[i], s = sines[i];
       x[i] = a * c - b * s;
       x[half + i] = b * c + a * s;
@@ -85,7 +85,7 @@ static void softcap(float* x, int cols, float cap) {
   for (int at = 0; at < cols; at += kPanel) store(x + at, softcapped(load(x + at), cap));
 }
 
-// Names of its own: products of codes have a `dot` too.
+// Named differently because matmuls of codes have a `dot` too.
 static float float_dot(const float* a, const float* b, int count) {
   Floats sums[4] = {zeros(), zeros(), zeros(), zeros()};
   int at = 0;

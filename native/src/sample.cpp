@@ -1,5 +1,6 @@
-// The same distribution, from the same random numbers, as ostro.runner.sampler and ostro.runner.distribution: read there
-// what top-k, top-p and min-p keep, and how a race draws. Weights differ from torch's in their last digits.
+// Implements the same distribution, from the same random numbers, as ostro.runner.sampler and
+// ostro.runner.distribution: see there for top-k, top-p, min-p and the race. Weights differ from torch's in their last
+// digits.
 #include "sample.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace ostro {
 namespace {
 
-constexpr int kBlock = 128;  // tokens that run as one entry first
+constexpr int kBlock = 128;  // tokens that race as one entry first
 constexpr int kCandidates = 256;
 
 // SplitMix64.
@@ -21,7 +22,7 @@ double exponential(uint64_t key, uint64_t index) {
   return -std::log1p(-((static_cast<double>(word >> 12) + 0.5) * 0x1p-52));
 }
 
-// Who arrives first when entry i takes noise[first + i] / weight.
+// The first to arrive if entry i takes noise[first + i] / weight.
 template <typename Weight>
 int winner(uint64_t key, int first, int count, Weight weight) {
   int found = 0;
@@ -52,7 +53,7 @@ int race(const std::vector<float>& weights, int vocab, uint64_t key) {
   return block * kBlock + winner(key, 0, length(block), [&](int i) { return within[i]; });
 }
 
-// Sorts by score, equal scores by lower id: a gap below the best is never negative, so its bits sort as it does.
+// Sorts by score, ties by lower id: a gap below the best is never negative, so its bits sort like an integer.
 void rank(const float* logits, int vocab, float best, int count, std::vector<uint64_t>& ranking) {
   ranking.resize(vocab);
   for (int id = 0; id < vocab; ++id) {
@@ -68,7 +69,7 @@ void rank(const float* logits, int vocab, float best, int count, std::vector<uin
   std::sort(ranking.begin(), ranking.end());
 }
 
-// How many of the ranked tokens are kept; -1 where so few candidates do not tell.
+// How many of the ranked tokens are kept; -1 if there are too few candidates to tell.
 int kept_of(const std::vector<uint64_t>& ranking, const std::vector<float>& weights, double share, float min_p) {
   double sum = 0.0;
   for (size_t i = 0; i < ranking.size(); ++i) {

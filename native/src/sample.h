@@ -11,15 +11,15 @@ namespace ostro {
 struct Draw {
   int32_t row;        // of the logits
   int32_t top_k;      // 0 keeps all
-  float temperature;  // 0 takes the best
+  float temperature;  // 0 is greedy
   float min_p;        // 0 keeps all
-  int32_t token;      // what was drawn
-  float best;         // the row's highest logit; not a number where any of them is none
+  int32_t token;      // the drawn token
+  float best;         // the row's highest logit; NaN if any logit is
   double top_p;       // 1 keeps all
-  uint64_t key;       // where the row's stream of random numbers begins
+  uint64_t key;       // start of the row's random stream
 };
 
-// What a thread needs to draw; kept between steps.
+// A thread's working memory for drawing; kept between steps.
 struct DrawScratch {
   std::vector<float> weights;
   std::vector<uint64_t> ranking;
