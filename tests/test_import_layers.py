@@ -35,7 +35,7 @@ _ROWS = {
     "models": "errors",
     "weights": "errors extras formats models sources",
     "text": "errors formats processes sampling_params",
-    "answers": "errors text",
+    "answers": "errors structured text",
     "kernels": "errors models",
     "torch_models": "errors kernels models",
     "engine": "errors sampling_params",

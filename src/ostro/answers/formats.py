@@ -62,6 +62,8 @@ class CallFormat:
     other_ends: tuple[str, ...] = ()
     repeats: bool = False
     """Whether there is one block for each call, rather than one for all."""
+    between: str = ""
+    """White space between blocks, as it is written; any is read."""
     evidence: tuple[str, ...] = ()
     """Texts that a template's rendering of a call, or of the tools, must all contain for this to be its format."""
     special: tuple[str, ...] = field(default=())
@@ -86,6 +88,7 @@ _HERMES = CallFormat(
     calls=JsonCalls(),
     end="\n</tool_call>",
     repeats=True,
+    between="\n",
     evidence=("<tool_call>",),
     special=("<tool_call>", "</tool_call>"),
 )
@@ -99,6 +102,7 @@ FORMATS: dict[str, CallFormat] = {
         calls=TaggedCalls(),
         end="\n</tool_call>",
         repeats=True,
+        between="\n",
         evidence=("<tool_call>", "<function="),
         special=("<tool_call>", "</tool_call>"),
     ),

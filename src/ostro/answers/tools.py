@@ -20,6 +20,8 @@ class Tool:
     """A function's arguments as a JSON schema. None: it takes none."""
     strict: bool = False
     """Whether a schema that cannot be enforced exactly is refused."""
+    is_enforced: bool = True
+    """Whether calls are held to the schema. If not, since it cannot be compiled, their arguments are any object."""
     is_custom: bool = False
     regex: str | None = None
     """What a custom tool's input must match as a whole."""

@@ -24,6 +24,12 @@ def json_of(text: str, schema: object, root: Mapping[str, object]) -> str:
     return written if written not in ("True", "False", "None") else _dumped(value)
 
 
+def may_be_text(schema: object, root: Mapping[str, object]) -> bool:
+    """Whether a string is one of the types that the schema allows."""
+    types = _types(schema, root)
+    return not types or "string" in types
+
+
 _NOTHING = object()
 
 

@@ -1,0 +1,358 @@
+"""Grammars of answers with tool calls, in llguidance's Lark notation. The whole output is described.
+
+lazy     free text, and calls after the format's marker: where the output could end, nothing is enforced
+forced   calls only, after the reasoning if there is some
+either   calls, or text of a structure
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ostro.answers.formats import CallFormat, HarmonyCalls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from ostro.answers.lark import Lark, alternatives, quoted, regex
+from ostro.answers.profile import ReasoningMarkers
+from ostro.answers.tools import CUSTOM_INPUT, Tool
+from ostro.answers.typed_values import may_be_text
+from ostro.errors import BadRequest
+from ostro.structured import StructuredOutput
+
+# As models write JSON. With nothing left open between tokens, most of a call is forced.
+_SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+# A space, or a line break or two with an indent: pretty-printing passes, endless runs of white space do not.
+_WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+_FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"
+_TO = " to="
+_COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarRequest:
+    format: CallFormat
+    tools: Sequence[Tool]
+    """Those that may be called: at least one."""
+    mode: Literal["lazy", "forced", "either"]
+    structured: StructuredOutput | None = None
+    """What the text must look like if there are no calls: with `either`."""
+    several: bool = True
+    """Whether more than one call may come."""
+    reasoning: ReasoningMarkers | None = None
+    """What surrounds the reasoning that may come first; None if there is none, or if the prompt has begun it."""
+    special_ids: Mapping[str, int]
+
+
+def answer_grammar(asked: GrammarRequest) -> str:
+    return _Grammar(asked).text()
+
+
+class _Grammar:
+    def __init__(self, asked: GrammarRequest) -> None:
+        self._asked = asked
+        self._format = asked.format
+        self._lark = Lark(asked.special_ids)
+
+    def text(self) -> str:
+        if isinstance(self._format.calls, HarmonyCalls):
+            body = self._harmony()
+        elif self._asked.mode == "lazy":
+            body = self._lazy()
+        else:
+            body = self._after_reasoning(self._calls_or_structure())
+        return self._lark.grammar(body)
+
+    # Calls within free text
+
+    def _lazy(self) -> str:
+        """What comes first must not be taken for text if it is reasoning, and not for reasoning if it is text."""
+        first, rest = self._free(after_reasoning=False), self._free(after_reasoning=True)
+        markers = self._asked.reasoning
+        if markers is None:
+            return first
+        # Unfinished reasoning is an output too, as far as the grammar goes: so nothing is enforced within it.
+        return alternatives([self._unfinished_thought(markers), f"{self._thought(markers)} {rest}", first])
+
+    def _free(self, *, after_reasoning: bool) -> str:
+        text = "TEXT" if after_reasoning else self._text_that_comes_first()
+        if not self._format.begin:
+            return self._free_bare(text)
+        block, tail = self._block(), self._lark.rule("TEXT")
+        first = f"{self._lark.up_to(text, self._format.begin)} {block}"
+        if not self._asked.several:
+            return alternatives([text, first])
+        if not self._format.repeats:
+            return alternatives([text, f"{first} {tail}"])
+        more = self._lark.rule(f"{self._lark.up_to('TEXT', self._format.begin)} {block}")
+        return alternatives([text, f"{first} {more}* {tail}"])
+
+    def _free_bare(self, text: str) -> str:
+        """Calls without a marker: from where the text can be nothing else."""
+        begins = self._lark.terminal(alternatives(map(quoted, self._bare_begins())))
+        other = self._lark.terminal(f"{text} & ~({begins} TEXT)")
+        marked = [f"{self._lark.literal(begin)} {self._block()}" for begin in self._special_begins()]
+        return alternatives([other, self._block(), *marked])
+
+    def _bare_begins(self) -> list[str]:
+        names = [tool.name for tool in self._asked.tools]
+        if isinstance(self._format.calls, PythonCalls):
+            return [f"[{name}(" for name in names]
+        return [f'{{"name": {json.dumps(name, ensure_ascii=False)}' for name in names]
+
+    def _special_begins(self) -> list[str]:
+        return [begin for begin in self._format.other_begins if begin in self._asked.special_ids]
+
+    def _text_that_comes_first(self) -> str:
+        markers = self._asked.reasoning
+        if markers is None or markers.start in self._asked.special_ids:
+            return "TEXT"
+        return self._lark.terminal(f"TEXT & ~(/\\s*/ {quoted(markers.start)} TEXT)")
+
+    # Calls alone
+
+    def _calls_or_structure(self) -> str:
+        begin = self._lark.literal(self._format.begin)
+        block = f"{begin} {self._block()}".strip()
+        if self._format.repeats and self._asked.several:
+            block = f"{block} ({self._lark.literal(self._format.between)} {block})*"
+        if self._asked.structured is None:
+            return block
+        return alternatives([block, structure(self._lark, self._asked.structured)])
+
+    def _after_reasoning(self, rest: str) -> str:
+        markers = self._asked.reasoning
+        if markers is None:
+            return rest
+        return f"({self._thought(markers)} /\\n{{0,2}}/)? {self._lark.rule(rest)}"
+
+    # Reasoning. The lexer is greedy: what is to be told apart from other text must be one terminal from its beginning.
+
+    def _thought(self, markers: ReasoningMarkers) -> str:
+        """With both markers."""
+        if markers.start in self._asked.special_ids:
+            return self._lark.rule(f"{self._start(markers)} {self._lark.up_to('TEXT', markers.end)}")
+        return self._lark.up_to(self._thinking(markers), markers.end)
+
+    def _unfinished_thought(self, markers: ReasoningMarkers) -> str:
+        if markers.start in self._asked.special_ids:
+            return f"{self._start(markers)} {self._lark.text_without(markers.end)}"
+        if markers.end in self._asked.special_ids:
+            return self._thinking(markers)
+        return self._lark.terminal(f"{self._thinking(markers)} & ~(TEXT {quoted(markers.end)} TEXT)")
+
+    def _start(self, markers: ReasoningMarkers) -> str:
+        """A special token, before which a model that is free may write white space."""
+        return self._lark.rule(f"{'TEXT ' if self._asked.mode == 'lazy' else ''}{self._lark.literal(markers.start)}")
+
+    def _thinking(self, markers: ReasoningMarkers) -> str:
+        return self._lark.terminal(f"/\\s*/ {quoted(markers.start)} TEXT")
+
+    # Blocks
+
+    def _block(self) -> str:
+        """What comes after the format's beginning."""
+        parts = [self._lark.literal(self._format.lead), self._calls(), self._lark.literal(self._format.end)]
+        return self._lark.rule(" ".join(filter(None, parts)))
+
+    def _calls(self) -> str:
+        match self._format.calls:
+            case JsonCalls() as kind:
+                calls = self._list(self._json_call(kind), ", " if kind.in_list else kind.separator)
+                return f'"[" {calls} "]"' if kind.in_list else calls
+            case NamedCalls() as kind:
+                return self._list(self._named_call(kind), kind.separator)
+            case PythonCalls():
+                return self._python_calls()
+            case TaggedCalls():
+                return self._each(self._tagged_call)
+            case _:
+                raise AssertionError("harmony has a grammar of its own")
+
+    def _list(self, call: str, separator: str) -> str:
+        """Several calls, if the block may hold more than one."""
+        if not self._asked.several or self._format.repeats:
+            return call
+        return f"{call} ({self._lark.literal(separator)} {call})*"
+
+    def _each(self, call: "Callable[[Tool], str]") -> str:
+        return self._lark.rule(alternatives(map(call, self._asked.tools)))
+
+    def _json_call(self, kind: JsonCalls) -> str:
+        def call(tool: Tool) -> str:
+            head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{kind.arguments}": '
+            return f'{quoted(head)} {self._arguments(tool)} "}}"'
+
+        return self._each(call)
+
+    def _named_call(self, kind: NamedCalls) -> str:
+        def call(tool: Tool) -> str:
+            parts = [f"{kind.begin}{tool.name}{kind.name_end}", kind.end]
+            begin, end = map(self._lark.literal, parts)
+            return f"{begin} {self._arguments(tool)} {end}"
+
+        return self._each(call)
+
+    def _arguments(self, tool: Tool) -> str:
+        schema = argument_schema(tool)
+        return '"{}"' if schema is None else self._lark.rule(json_rule(schema, lenient=not tool.strict))
+
+    # Arguments one by one
+
+    def _python_calls(self) -> str:
+        # The bracket and the first name are one literal: see the remark on the lexer.
+        first = self._each(lambda tool: self._python_call(tool, "["))
+        more = f'(", " {self._each(self._python_call)})*' if self._asked.several else ""
+        return " ".join(filter(None, [first, more, quoted("]")]))
+
+    def _python_call(self, tool: Tool, before: str = "") -> str:
+        fields = [
+            _Field(" ".join([quoted(f"{name}="), self._python_value(schema, tool)]), is_required)
+            for name, schema, is_required in _fields(tool)
+        ]
+        return " ".join([quoted(f"{before}{tool.name}("), self._separated(fields), quoted(")")])
+
+    def _python_value(self, schema: object, tool: Tool) -> str:
+        if isinstance(schema, Mapping) and schema.get("type") == "boolean":
+            return '("True" | "False")'
+        return self._lark.rule(json_rule(_within(schema, tool), lenient=not tool.strict))
+
+    def _separated(self, fields: Sequence["_Field"]) -> str:
+        """The fields in their order, with commas between those that are there."""
+        first = later = ""
+        for each in reversed(fields):
+            start = self._lark.rule(f"{each.rule} {later}")
+            more = self._lark.rule(f'", " {each.rule} {later}')
+            first = start if each.is_required else self._lark.rule(alternatives([start, first]))
+            later = more if each.is_required else self._lark.rule(alternatives([more, later]))
+        return first
+
+    def _tagged_call(self, tool: Tool) -> str:
+        rules = []
+        for name, schema, is_required in _fields(tool):
+            rule = f"{quoted(_PARAMETER.format(name))} {self._tagged_value(schema, tool)}"
+            rules.append(rule if is_required else f"({rule})?")
+        return " ".join([quoted(_FUNCTION.format(tool.name)), *rules, quoted("</function>")])
+
+    def _tagged_value(self, schema: object, tool: Tool) -> str:
+        """Up to the end of its tag."""
+        end = _PARAMETER_END
+        if isinstance(schema, Mapping) and (choices := _texts_in(schema)):
+            return f"({alternatives(map(quoted, choices))}) {quoted(end)}"
+        if may_be_text(schema, tool.parameters or {}):
+            return self._lark.up_to("TEXT", end)
+        if isinstance(schema, Mapping) and schema.get("type") == "boolean":
+            return f'("true" | "false" | "True" | "False") {quoted(end)}'
+        return f"{self._lark.rule(json_rule(_within(schema, tool), lenient=not tool.strict))} {quoted(end)}"
+
+    # Messages in channels
+
+    def _harmony(self) -> str:
+        channel, message, end, start = map(self._lark.literal, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+        text, call = self._lark.text_without("<|end|>"), self._harmony_call(f"{channel} ", "commentary ")
+        if self._asked.mode != "lazy":
+            thought = self._lark.rule(f'{channel} "analysis" {message} {text} {end} {start} "assistant"')
+            last = [call]
+            if self._asked.structured is not None:
+                last.append(f'{channel} "final" {message} {structure(self._lark, self._asked.structured)}')
+            return f"{thought}* {self._lark.rule(alternatives(last))}"
+        # All beginnings of an answer without a call are outputs too, so that nothing is enforced there.
+        header = self._lark.terminal(f"TEXT & ~(TEXT {quoted(_TO)} TEXT)")
+        plain = self._lark.terminal(f"TEXT & ~({quoted(_TO)} TEXT)")
+        whole, begun = f"{channel} {header} {message} {text}", f"{channel} {header}"
+        more = self._lark.rule(f'{end} {start} "assistant" {whole}')
+        last = ["", end, f"{end} {start} {header}"]
+        last += [f'{end} {start} "assistant" {begun}', f'{end} {start} "assistant" {call}']
+        last.append(f"{end} {start} {self._harmony_call('', 'assistant')}")
+        several = f"{whole} {more}* {self._lark.rule(alternatives(last))}"
+        return alternatives([plain, begun, several, call, self._harmony_call("", "")])
+
+    def _harmony_call(self, before: str, word: str) -> str:
+        """The word and the recipient are one literal: see the remark on the lexer."""
+        channel, constrain, message = map(self._lark.literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
+        channel = "" if before else f'{channel} "commentary"'
+
+        def call(tool: Tool) -> str:
+            to = quoted(f"{word.rstrip()}{_TO}functions.{tool.name}")
+            return f'{before}{to} {channel} " "? ({constrain} "json")? {message} {self._arguments(tool)}'
+
+        return self._each(call)
+
+
+class _Field(NamedTuple):
+    rule: str
+    is_required: bool
+
+
+def argument_schema(tool: Tool) -> Mapping[str, object] | None:
+    """What a call's arguments must match; None if they are an empty object and nothing else.
+
+    A schema that lists properties, and does not say whether others may come, is taken to mean that none do.
+    """
+    if tool.is_custom:
+        pattern = {} if tool.regex is None else {"pattern": f"^(?:{tool.regex})$"}
+        return _object({CUSTOM_INPUT: {"type": "string", **pattern}}, required=[CUSTOM_INPUT])
+    if tool.parameters is None:
+        return None
+    schema = {key: value for key, value in tool.parameters.items() if key != "x-guidance"}
+    if not tool.is_enforced:
+        return {"type": "object"}
+    if _COMPOSED.isdisjoint(schema) and "properties" in schema and "additionalProperties" not in schema:
+        if not schema["properties"]:
+            return None
+        schema["additionalProperties"] = False
+    return {"type": "object", **schema} if _COMPOSED.isdisjoint(schema) else schema
+
+
+def _object(properties: Mapping[str, object], *, required: Sequence[str]) -> dict[str, object]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _fields(tool: Tool) -> Iterator[tuple[str, object, bool]]:
+    """Name, schema and whether it is required, of each argument that is described."""
+    schema = argument_schema(tool) or {}
+    properties, required = schema.get("properties"), schema.get("required")
+    for name, part in properties.items() if isinstance(properties, Mapping) else ():
+        yield name, part, isinstance(required, list) and name in required
+
+
+def _within(schema: object, tool: Tool) -> object:
+    """A part of the tool's schema, with what it may refer to."""
+    root = tool.parameters or {}
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    return {**schema, **shared} if isinstance(schema, Mapping) else schema
+
+
+def _texts_in(schema: Mapping[str, object]) -> list[str]:
+    """The texts that it allows, if it lists them."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    listed = values if isinstance(values, list) else []
+    texts = [value for value in listed if isinstance(value, str)]
+    return texts if len(texts) == len(listed) else []
+
+
+def json_rule(schema: object, *, lenient: bool) -> str:
+    """JSON of a schema, with separators as models write them."""
+    return _json(schema, {**_SEPARATORS, "lenient": lenient})
+
+
+def _json(schema: object, options: Mapping[str, object]) -> str:
+    # Only an object has a place for options; true, false and others say the same within one.
+    described = schema if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
+    return f"%json {json.dumps({**described, 'x-guidance': options}, ensure_ascii=False)}"
+
+
+def structure(lark: Lark, structured: StructuredOutput) -> str:
+    """Text of a structure, as one of an answer's alternatives."""
+    options = {"whitespace_pattern": structured.whitespace_pattern or _WHITESPACE, "lenient": not structured.strict}
+    if structured.json_schema is not None:
+        return lark.rule(_json(json.loads(structured.json_schema), options))
+    if structured.json_object:
+        return lark.rule(_json({"type": "object"}, options))
+    if structured.choice:
+        return alternatives(map(quoted, structured.choice))
+    if structured.regex is not None:
+        return lark.rule(regex(structured.regex))
+    raise BadRequest(
+        f"{structured.kind} cannot be combined with tools. Set tool_choice to none, or describe the answer by a JSON "
+        "schema, a regex or choices.",
+        param=structured.kind,
+    )

@@ -1,0 +1,71 @@
+"""Text of grammars in llguidance's Lark notation. Knows the notation, and nothing of what is described."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def regex(expression: str) -> str:
+    """An expression within slashes; those in it are escaped, unless they are already."""
+    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL)
+    return f"/{escaped.replace(chr(10), chr(92) + 'n')}/"
+
+
+def alternatives(bodies: Iterable[str]) -> str:
+    """One of these, of which an empty one stands for nothing at all."""
+    given = list(dict.fromkeys(bodies))
+    some = [body for body in given if body]
+    joined = some[0] if len(some) == 1 else f"({' | '.join(some)})"
+    return f"({joined})?" if len(some) < len(given) else joined
+
+
+class Lark:
+    """Rules and terminals under names of their own. `TEXT` is any text; special tokens are never part of it."""
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self._special_ids = special_ids
+        self._names: dict[tuple[str, str], str] = {}
+        longest_first = sorted(special_ids, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def grammar(self, start: str) -> str:
+        definitions = (f"{name}{rest}" for (_, rest), name in self._names.items())
+        return "\n".join(["%llguidance {}", f"start: {start}", "TEXT: /(.|\\n)*/", *definitions, ""])
+
+    def rule(self, body: str) -> str:
+        return self._named("r", f": {body}")
+
+    def terminal(self, body: str) -> str:
+        return self._named("T", f": {body}")
+
+    def literal(self, text: str) -> str:
+        """The text, whose special tokens are those themselves, not their letters. Empty for an empty text."""
+        parts, done = [], 0
+        for found in self._special.finditer(text):
+            parts += [quoted(text[done : found.start()]), self._token(found[0])]
+            done = found.end()
+        parts.append(quoted(text[done:]))
+        return " ".join(part for part in parts if part != '""')
+
+    def up_to(self, text: str, marker: str) -> str:
+        """Text of a terminal, up to and including the first occurrence of the marker."""
+        if marker in self._special_ids:
+            return self.rule(f"{text} {self._token(marker)}")
+        return self._named("r", f"[suffix={quoted(marker)}]: {text}")
+
+    def text_without(self, marker: str) -> str:
+        """Any text in which the marker does not occur."""
+        return "TEXT" if marker in self._special_ids else self.terminal(f"TEXT & ~(TEXT {quoted(marker)} TEXT)")
+
+    def _token(self, text: str) -> str:
+        return f"<[{self._special_ids[text]}]>"
+
+    def _named(self, prefix: str, rest: str) -> str:
+        """A name for a definition: the same for the same one."""
+        if (prefix, rest) not in self._names:
+            self._names[prefix, rest] = f"{prefix}{len(self._names)}"
+        return self._names[prefix, rest]
