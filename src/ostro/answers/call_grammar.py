@@ -31,7 +31,7 @@ _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "
 class GrammarRequest:
     format: CallFormat
     tools: Sequence[Tool]
-    """Those that may be called: at least one."""
+    """Those that may be called. None are needed if a structure is described: harmony's answers have a frame."""
     mode: Literal["lazy", "forced", "either"]
     structured: StructuredOutput | None = None
     """What the text must look like if there are no calls: with `either`."""
@@ -250,7 +250,7 @@ class _Grammar:
         text, call = self._lark.text_without("<|end|>"), self._harmony_call(f"{channel} ", "commentary ")
         if self._asked.mode != "lazy":
             thought = self._lark.rule(f'{channel} "analysis" {message} {text} {end} {start} "assistant"')
-            last = [call]
+            last = [call] if self._asked.tools else []
             if self._asked.structured is not None:
                 last.append(f'{channel} "final" {message} {structure(self._lark, self._asked.structured)}')
             return f"{thought}* {self._lark.rule(alternatives(last))}"
@@ -352,7 +352,7 @@ def structure(lark: Lark, structured: StructuredOutput) -> str:
     if structured.regex is not None:
         return lark.rule(regex(structured.regex))
     raise BadRequest(
-        f"{structured.kind} cannot be combined with tools. Set tool_choice to none, or describe the answer by a JSON "
-        "schema, a regex or choices.",
+        f"{structured.kind} cannot be combined with tools, or used with a model that answers in channels. Describe the "
+        "answer by a JSON schema, a regex or choices.",
         param=structured.kind,
     )

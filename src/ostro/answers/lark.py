@@ -19,7 +19,7 @@ def alternatives(bodies: Iterable[str]) -> str:
     """One of these, of which an empty one stands for nothing at all."""
     given = list(dict.fromkeys(bodies))
     some = [body for body in given if body]
-    joined = some[0] if len(some) == 1 else f"({' | '.join(some)})"
+    joined = some[0] if len(some) == 1 else f"({' | '.join(some)})" if some else ""
     return f"({joined})?" if len(some) < len(given) else joined
 
 

@@ -30,6 +30,8 @@ class TemplateProfile:
     """Whether a system message may come first."""
     late_system: bool = True
     """Whether a system message may come after the first turn."""
+    alternates: bool = False
+    """Whether users' messages and the model's must take turns."""
     short_ids: bool = False
     """Whether calls' ids must be nine letters and digits, as in Mistral's templates."""
     tool_format: str = "generic"
