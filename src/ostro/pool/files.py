@@ -1,6 +1,4 @@
-"""What the pool knows about models' files: whether they are on this machine, and how to keep them there while in
-use.
-"""
+"""The pool's interface to models' files: are they on this machine, and how to keep them there while in use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

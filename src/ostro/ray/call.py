@@ -122,7 +122,7 @@ def _content(content: object) -> str:
 
 
 def _prompt(asked: dict[str, object]) -> tuple[str, int]:
-    """Of several prompts, the first."""
+    """If there are several prompts, the first."""
     prompt = next((asked[name] for name in _PROMPT_FIELDS if name in asked), "")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]

@@ -1,7 +1,7 @@
 """Downloads a model from an object store into the cache: parallel, resumable, verified, and atomic.
 
 list ─> space? ─> blocks, by several threads ─> checksums ─> sync, rename
-  └────────── again, if an object changed or was corrupted ─┘
+  └─────────── again, if an object changed or was corrupted ─┘
 
 A complete model in the cache is used without any network access; `refresh` asks the store for a newer version.
 """

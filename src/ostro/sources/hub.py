@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, downloaded into the Hub's own cache. Of formats, knows only which files to skip.
+"""Models on the Hugging Face Hub, downloaded into the Hub's own cache. Knows which files to skip, but no formats.
 
 Honours the Hub's environment variables: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
 """

@@ -1,5 +1,5 @@
 """Finds models and adapters under a directory or prefix, from one listing. Reads no model's files, and of an adapter's
-only the small ones that name its base. Of formats, knows only file suffixes.
+only the small ones that name its base. Tells formats by file suffix alone.
 
 PLACE/NAME/config.json          NAME            PLACE/FILE.gguf              FILE
 PLACE/ORG/NAME/config.json      ORG/NAME        PLACE/NAME/ONE.gguf          NAME

@@ -1,12 +1,12 @@
 """Decode attention: one query per sequence over the paged KV cache, in a grid that does not depend on sequence lengths.
 
 `plan_decode` turns the lengths into a work list on the device, once per step; every layer's `decode_attention` follows
-it. A sequence is split into even parts, as many as the load of the whole batch calls for, and the program that finishes
-a sequence's last part merges them:
+it. A sequence is split into even parts, as many as the batch's total load requires, and the program that finishes a
+sequence's last part merges them:
 
     lens   [ 600, 130, 0 ]          blocks of 64 keys   10, 3, 0        split 4
-    list   A0 A1 A2 | B0 | C0       long parts first, lest the device wait for one at the end; of equally long ones,
-                                    first parts first: sequences that share a prefix then read it at the same time
+    list   A0 A1 A2 | B0 | C0       long parts first, so that none is left for the end; among equally long ones,
+                                    first parts first, so that sequences read a shared prefix at the same time
 
 An empty row has one empty part, which writes zeros. Knows pages, rows and heads; knows no sequences and no models.
 """

@@ -2,19 +2,19 @@
 # ruff: noqa: N803 -- what is known at compile time is in capitals
 """Samples tokens from logits on the device, inside a CUDA graph, with the same result as `ostro.runner.sampler.sample`.
 
-    block_stats   (row, part of the vocabulary)   of each block of 128: the best score, and what the block weighs
-    cut           (row)                           where top-k, top-p, min-p end; block weights without what they drop
-    finish        (row)                           blocks race, then the tokens of the block that won; greedy: the best
+    block_stats   (row, part of the vocabulary)   for each block of 128: its best score and its weight
+    cut           (row)                           where top-k, top-p and min-p cut; weights of the tokens kept per block
+    finish        (row)                           blocks race, then the winning block's tokens; greedy: the best
 
-The middle kernel is launched only in steps with truncated rows. A block is weighed against its own best score, so one
-pass over the logits suffices: the row's best, known only after that pass, enters when the blocks race. What is read and
-written for a block does not depend on the other rows, or on how the vocabulary is split into parts.
+The middle kernel is launched only in steps with truncated rows. A block's weight is relative to its own best score, so
+one pass over the logits suffices: the row's best, known only after that pass, is applied when the blocks race. A
+block's results do not depend on the other rows, or on how the vocabulary is split into parts.
 
-Tokens are those of the plain sampler for the same scores, settings, seed, choice and position, up to the last digits of
-exp and log. Logit bias and bans are not handled here: the caller adds them to the logits beforehand, bans as -inf.
+Tokens match the plain sampler's for the same scores, settings, seed, choice and position, up to the last digits of exp
+and log. Logit bias and bans are not handled here: the caller adds them to the logits beforehand, bans as -inf.
 
-The log-probabilities of a step need no kernel: `logprob_table` on logits in fp32 and the tokens as int64 is torch
-throughout and waits for nothing.
+A step's log-probabilities need no kernel: `logprob_table`, given fp32 logits and int64 tokens, runs entirely in torch
+and does not synchronise.
 """
 
 import torch

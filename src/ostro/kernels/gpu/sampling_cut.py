@@ -1,19 +1,20 @@
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: N803 -- what is known at compile time is in capitals
-"""Finds where top-k, top-p and min-p cut a row's ranking, without sorting. One program per row; other rows return at
-once.
+"""Finds where top-k, top-p and min-p cut a row's ranking, without sorting. One program per row; rows without truncation
+return at once.
 
-Top-k and top-p each keep a beginning of the ranking by (gap, id), so both together are one last token kept: its gap and
-its id. Min-p needs no search. The gap is searched for among the integers that gaps are as bits: three pivots a pass
-leave a quarter of the bracket, and the values met on the way narrow it further, so few distinct values take few passes.
+Top-k and top-p each keep a prefix of the ranking by (gap, id), so together they are described by the last token kept:
+its gap and its id. Min-p needs no search. The gap is found by a search over gaps as integers (their bits): each pass
+with three pivots leaves a quarter of the bracket, and the values seen narrow it further, so a row with few distinct
+values takes few passes.
 
-A pass over the whole row is what costs. The best scores of the blocks, known already, mostly spare it:
+A pass over the whole row is expensive. The blocks' best scores, already known, usually avoid it:
 
-    top-k   k blocks whose best is within a gap hold at least k tokens within it
-    top-p   where the blocks' best tokens alone hold the share, the nucleus lies within the gap of the last one needed
+    top-k   if k blocks have their best within a gap, at least k tokens are within it
+    top-p   if the blocks' best tokens alone reach the share, the nucleus is within the gap of the last one needed
 
-The tokens within that gap, from the blocks that have any, are gathered in id order and the search runs over them; over
-the row only where they are more than CAPACITY, or no such gap is known.
+The tokens within that gap are gathered in id order, and the search runs over them; it runs over the whole row only if
+there are more than CAPACITY, or if no such gap is known.
 """
 
 import triton

@@ -1,17 +1,17 @@
 """Per-sequence sampling state on the device: one row per slot. Knows no requests and launches no kernel.
 
-A slot is a sequence's place in the device's tables while it runs. The host writes a slot when a sequence takes it;
-after that a step reads everything here and changes `num_output`, `last_token` and `counts` itself.
+A slot is a sequence's row in these tables while it runs. The host writes a slot when a sequence takes it; after that,
+steps read everything here and update `num_output`, `last_token` and `counts` themselves.
 
     settings     [slots, 8] float64   sharpness, top_k, top_p, min_p, repetition, presence, frequency, key
     num_output   [slots] int32        tokens generated so far, which is the position in the random stream
-    last_token   [slots] int32        the token drawn last, which the next step computes
-    counts       [slots, vocab] int16 only once a sequence asks for penalties: 2 * times generated + 1 if in the prompt
+    last_token   [slots] int32        the token drawn last, the next step's input
+    counts       [slots, vocab] int16 only once a sequence uses penalties: 2 * times generated + 1 if in the prompt
 
-All settings of a slot are float64, so that one transfer brings them; the key's 64 bits travel as they are.
+All settings of a slot are float64, so that one transfer suffices; the key's 64 bits are reinterpreted.
 
-A count stops at 16383. A token comes that often only in an output longer than that, and by then a penalty of even 0.01
-has moved its score by 160: further than the logits of a row lie apart.
+Counts saturate at 16383. A token occurs that often only in an output longer than that, and by then a penalty of even
+0.01 has changed its score by 160: more than the range of a row's logits.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Formats numbers and foreign text safely for both a terminal and a page."""
+"""Formats numbers and untrusted text safely for both a terminal and a page."""
 
 import re
 
