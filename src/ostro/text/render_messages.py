@@ -1,14 +1,8 @@
-"""Messages between `renderer` and `render_process`: first a `Setup`, then conversations, each with its reply.
+"""Messages between `renderer` and `render_process`: first a `Setup`, then conversations, each with its reply."""
 
-On the socket a message is its length, four bytes, then its MessagePack.
-"""
-
-import struct
 from typing import Any
 
 import msgspec
-
-LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -16,7 +10,6 @@ class Setup(msgspec.Struct, frozen=True):
     variables: dict[str, str]
     controls: list[str]
     guarded: list[str]
-    seconds: float
     bytes: int
 
 
