@@ -39,7 +39,7 @@ _ROWS = {
     "kernels": "errors models",
     "torch_models": "errors kernels models",
     "engine": "errors sampling_params",
-    "grammar": "engine errors structured",
+    "grammar": "engine errors processes structured",
     "runner": (
         "backends config engine errors extras formats kernels machine models sampling_params sources "
         "torch_extra torch_models weights"

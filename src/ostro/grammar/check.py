@@ -3,13 +3,15 @@ compiling takes.
 """
 
 import json
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, OstroError, Unsupported
 from ostro.grammar.compiler import NotCompiled, compile_grammar
 from ostro.grammar.lark import SpecialIds
-from ostro.grammar.schema import Path, locate, pointer
+from ostro.grammar.schema import Path, check_depth, lint, locate, pointer
 from ostro.grammar.translate import prepared_schema, schema_grammar, translate
 from ostro.structured import StructuredOutput
 
@@ -30,6 +32,37 @@ def check_structured(structured: StructuredOutput, special_ids: SpecialIds, toke
     except NotCompiled as failure:
         raise _explained(failure, structured) from failure
     return constraint
+
+
+def check_constraint(constraint: Constraint, tokenizer: "LLTokenizer") -> None:
+    """Raises BadRequest for a grammar that was made elsewhere, such as from a request's tools."""
+    schemas = list(_inline_schemas(constraint.grammar))
+    for schema in schemas:
+        check_depth(schema, "A schema")
+        lint(schema, "A schema")
+    try:
+        compile_grammar(tokenizer, constraint)
+    except NotCompiled as failure:
+        for schema in schemas:
+            if path := locate(failure.error, schema):
+                raise Unsupported(
+                    f"A schema cannot be enforced exactly: {path[-1]} at {pointer(path)} is not supported "
+                    f"({failure.reason}). Leave it out, or set strict to false to have it ignored."
+                ) from failure
+        raise BadRequest(failure.message) from failure
+
+
+def _inline_schemas(grammar: str) -> Iterator[dict[str, Any]]:
+    """Those that a grammar in Lark's notation contains."""
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"%json\s*", grammar):
+        try:
+            schema, _ = decoder.raw_decode(grammar, match.end())
+        except (ValueError, RecursionError):
+            # The compiler says what is wrong with it.
+            continue
+        if isinstance(schema, dict):
+            yield schema
 
 
 def _lenient(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "LLTokenizer") -> Constraint:

@@ -13,8 +13,8 @@ MAX_OPTIONAL_PROPERTIES = 500
 MAX_ENUM_VALUES = 20_000
 MAX_PATTERN_CHARACTERS = 1024
 """Of a regex within a schema."""
-MAX_REPETITIONS = 100_000
-"""Upper bound in {m,n} of a regex or a grammar, and of the product where they are nested."""
+MAX_REPETITIONS = 10_000
+"""Upper bound in {m,n} of a regex or a grammar: each takes more than 1 kB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A model's vocabulary as llguidance wants it. Knows tokenizers; knows no grammars."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from ostro.errors import OstroError, Unsupported
@@ -27,14 +28,19 @@ class TokenizerLike(Protocol):
 
 def require_llguidance() -> None:
     """Raises Unsupported where the library is not installed: it has no wheels for some platforms."""
-    try:
-        import llguidance  # noqa: F401
-    except ImportError as error:
+    if not _is_installed():
         raise Unsupported(
             "Structured outputs and tool calls need the package llguidance, which is not installed here. Run: "
             "pip install llguidance (it needs a Rust compiler on platforms without a wheel), then restart.",
             param="structured",
-        ) from error
+        )
+
+
+def _is_installed() -> bool:
+    try:
+        return find_spec("llguidance") is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class Vocabulary:

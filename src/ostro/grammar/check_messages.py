@@ -1,0 +1,32 @@
+"""Messages between `checker` and `check_process`: first a `Setup`, then checks, each with its reply."""
+
+import msgspec
+
+from ostro.engine.constraint import Constraint
+from ostro.structured import StructuredOutput
+
+
+class Setup(msgspec.Struct, frozen=True):
+    vocab_size: int
+    special_ids: dict[str, int]
+    eos_ids: list[int]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One of the two."""
+
+    structured: StructuredOutput | None = None
+    constraint: Constraint | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    constraint: Constraint
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    message: str
+    param: str | None
+    unsupported: bool = False
+
+
+Reply = Accepted | Refused

@@ -1,0 +1,197 @@
+"""The process that checks grammars: what it gives, what it may use, and what is kept of it."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from constrained_text import constraint_of
+from text_vocabs import byte_level, control_ids
+
+from ostro.engine.constraint import Constraint
+from ostro.errors import BadRequest, Unavailable, Unsupported
+from ostro.grammar.checker import CheckLimits, GrammarChecker
+from ostro.structured import StructuredOutput
+
+OBJECT = StructuredOutput(json_object=True)
+NOT = StructuredOutput(json_schema='{"properties": {"a": {"not": {}}}}')
+# Seconds to compile, and the linter sees nothing wrong with it.
+SLOW = StructuredOutput(
+    json_schema=json.dumps({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]})
+)
+QUICK = CheckLimits(seconds=0.2)
+
+
+def test_what_is_accepted_is_what_enforces_it_and_comes_the_same_either_way() -> None:
+    checker = GrammarChecker(byte_level())
+    fields: list[dict[str, object]] = [
+        {"json_schema": '{"type": "integer"}', "jump_forward": True},
+        {"choice": ["yes", "nö"]},
+        {"regex": "a+"},
+        {"grammar": 'root ::= "a"'},
+        {"structural_tag": '{"triggers": ["<|im_end|>"], "structures": [{"begin": "<|im_end|>x", "end": ""}]}'},
+    ]
+    for each in fields:
+        structured = StructuredOutput(**each)  # type: ignore[arg-type]
+        assert checker.check(structured) == constraint_of(**each)
+        assert asyncio.run(GrammarChecker(byte_level()).check_async(structured)) == constraint_of(**each)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_refusals_keep_their_kind_their_words_and_their_field(again: bool) -> None:
+    checker = GrammarChecker(byte_level())
+    for _ in range(1 + again):
+        with pytest.raises(Unsupported, match="not at #/properties/a/not is not supported") as refusal:
+            checker.check(NOT)
+    assert refusal.value.param == "json_schema"
+
+
+def test_outcomes_are_kept_refusals_too() -> None:
+    checker = GrammarChecker(byte_level(), limits=QUICK)
+    accepted = checker.check(OBJECT)
+    for structured in (NOT, SLOW):
+        with pytest.raises(BadRequest):
+            checker.check(structured)
+    checker.close()
+    assert checker.check(OBJECT) == accepted
+    assert asyncio.run(checker.check_async(OBJECT)) == accepted
+    for structured in (NOT, SLOW):
+        with pytest.raises(BadRequest):
+            checker.check(structured)
+    with pytest.raises(Unavailable):
+        checker.check(replace(OBJECT, jump_forward=True))
+
+
+def test_what_takes_too_long_is_refused_and_the_next_is_checked() -> None:
+    checker = GrammarChecker(byte_level(), limits=QUICK)
+    with pytest.raises(BadRequest, match=r"json_schema takes more than 0\.2 s to compile") as refusal:
+        checker.check(SLOW)
+    assert refusal.value.param == "json_schema"
+    assert checker.check(OBJECT).grammar
+
+
+def test_what_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None:
+    checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60, bytes=128 << 20))
+    large = StructuredOutput(regex="(((abc){90}){90}){90}")
+    with pytest.raises(BadRequest, match="regex takes more than 128 MiB of memory to compile"):
+        checker.check(large)
+    assert checker.check(OBJECT).grammar
+
+
+def test_what_recurses_too_deeply_for_the_compiler_is_refused() -> None:
+    """The library overflows its stack."""
+    rules = "".join(f"a{number} ::= a{number + 1}\n" for number in range(9000))
+    with pytest.raises(BadRequest, match="grammar takes more than the compiler has"):
+        GrammarChecker(byte_level()).check(StructuredOutput(grammar=f"root ::= a0\n{rules}a9000 ::= [x]"))
+
+
+def test_whoever_waits_for_the_same_check_gets_its_outcome() -> None:
+    checker = GrammarChecker(byte_level(), limits=QUICK)
+
+    async def first() -> None:
+        with pytest.raises(BadRequest):
+            await checker.check_async(SLOW)
+        # Who asks the process now hears that it is closed.
+        checker.close()
+
+    async def later() -> None:
+        with pytest.raises(BadRequest, match="takes more than"):
+            await checker.check_async(SLOW)
+
+    async def scenario() -> None:
+        await asyncio.gather(first(), later(), later())
+
+    asyncio.run(scenario())
+
+
+def test_the_event_loop_goes_on_while_a_schema_is_checked() -> None:
+    checker = GrammarChecker(byte_level(), limits=QUICK)
+
+    async def scenario() -> None:
+        check = asyncio.create_task(checker.check_async(SLOW))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not check.done()
+        with pytest.raises(BadRequest):
+            await check
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_is_killed_is_not_the_schemas_fault() -> None:
+    checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60))
+
+    async def scenario() -> None:
+        check = asyncio.create_task(checker.check_async(SLOW))
+        while checker.pid is None:
+            await asyncio.sleep(0.01)
+        os.kill(checker.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="Try again"):
+            await check
+        assert (await checker.check_async(OBJECT)).grammar
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_or_forgotten_checker_leaves_no_process() -> None:
+    for close in (True, False):
+        checker = GrammarChecker(byte_level())
+        assert checker.pid is None
+        checker.check(OBJECT)
+        pid = checker.pid
+        if close:
+            checker.close()
+        del checker
+        gc.collect()
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def tool(schema: object) -> Constraint:
+    end, _ = control_ids()
+    return Constraint(grammar=f"start: /[a-z]*/ <[{end}]> %json {json.dumps(schema)}\n", lazy=True)
+
+
+def test_a_grammar_that_was_made_elsewhere_is_checked_with_the_schemas_in_it() -> None:
+    checker = GrammarChecker(byte_level(), limits=QUICK)
+    checker.check_constraint(tool({"type": "integer"}), "tools")
+    for schema, named in (
+        ({"items": {"not": {}}}, "not at #/items/not is not supported"),
+        ({"type": "integer", "multipleOf": 99_991}, "multipleOf at #/multipleOf"),
+        (json.loads(SLOW.json_schema or ""), "tools takes more than"),
+        ({"type": "strin"}, "strin"),
+    ):
+        with pytest.raises(BadRequest, match=named) as refusal:
+            checker.check_constraint(tool(schema), "tools")
+        assert refusal.value.param == "tools"
+        with pytest.raises(BadRequest, match=named):
+            asyncio.run(GrammarChecker(byte_level(), limits=QUICK).check_constraint_async(tool(schema), "tools"))
+
+
+def test_without_the_library_everything_imports_and_a_check_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["llguidance"] = None
+from ostro.grammar.checker import GrammarChecker
+from ostro.grammar.compiler import GrammarCompiler
+from ostro.engine.constraint import Constraint
+from ostro.errors import Unsupported
+from ostro.structured import StructuredOutput
+from text_vocabs import byte_level
+for ask in (
+    lambda: GrammarChecker(byte_level()).check(StructuredOutput(json_object=True)),
+    lambda: GrammarCompiler(byte_level, byte_level().vocab_size).prepare(Constraint(grammar="start: /a/")),
+):
+    try:
+        ask()
+    except Unsupported as error:
+        print(error)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert ran.stdout.count("Run: pip install llguidance") == 2
