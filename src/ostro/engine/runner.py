@@ -93,8 +93,8 @@ class StepOutput:
     """One step's results, keyed by sequence id."""
 
     sampled: dict[int, SampledToken] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    """For the positions of this step's chunk that were asked for, in order."""
+    scored: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """For the positions of this step's chunk that were to be scored, in order."""
     pooled: dict[int, list[float]] = field(default_factory=dict)
     solved: dict[int, Solution] = field(default_factory=dict)
     outer_steps: int = 0

@@ -182,13 +182,14 @@ class Scheduler:
         for chunk in batch.chunks:
             seq = chunk.seq
             seq.num_computed = chunk.end
-            seq.num_scored += len(chunk.scored)
+            if chunk.scored:
+                seq.scores = range(chunk.scored.stop, seq.scores.stop)
             self.kv.commit(seq)
             if chunk.samples:
                 # Followers first: they fork from the prompt's pages.
                 for follower in self._followers.pop(seq.id, ()):
                     # The leader's lookup and its prompt's log-probabilities are delivered for all choices.
-                    follower.num_cached, follower.num_scored = seq.num_cached, seq.num_scored
+                    follower.num_cached, follower.scores = seq.num_cached, seq.scores
                     self._start_follower(seq, follower)
                     follower.expect()
                 seq.expect()
@@ -224,7 +225,7 @@ class Scheduler:
                 self._end(seq, FinishReason.ERROR)
             return progress
         if chunk.scored:
-            progress[0].prompt_logprobs = output.prompt_logprobs[chunk.seq.id]
+            progress[0].prompt_logprobs = output.scored[chunk.seq.id]
         progress[0].solution = output.solved.get(chunk.seq.id)
         if chunk.seq.id in output.pooled:
             self._pool(chunk, output.pooled[chunk.seq.id])
@@ -368,7 +369,7 @@ class Scheduler:
             end = _reach(seq, budget)
         else:
             end = start + (1 if wanted == 1 else min(wanted, self._affordable(start, budget)))
-        scored = range(max(start, seq.next_scored), min(end, seq.num_prompt - 1))
+        scored = range(max(start, seq.next_scored), min(end, seq.scores.stop))
         chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored)
         chunks.append(chunk)
         if not self._keeps_kv:
@@ -479,7 +480,7 @@ class Scheduler:
 
 def _is_broken(chunk: Chunk, output: StepOutput) -> bool:
     """Whether what the step was asked for besides tokens is no number. Sampling looks at its own logits."""
-    if chunk.scored and any(map(math.isnan, (each.logprob for each in output.prompt_logprobs[chunk.seq.id]))):
+    if chunk.scored and any(map(math.isnan, (each.logprob for each in output.scored[chunk.seq.id]))):
         return True
     return not math.isfinite(sum(output.pooled.get(chunk.seq.id, ())))
 
@@ -488,7 +489,7 @@ def _reach(seq: Sequence, budget: int) -> int:
     """How far a sequence gets whose model keeps nothing: its prompt at once, but for positions that are scored."""
     if seq.request.one_pass:
         return seq.num_tokens
-    for position in range(seq.next_scored, seq.num_prompt - 1):
+    for position in seq.scores:
         budget -= position + 1
         if budget <= 0:
             return position + 1

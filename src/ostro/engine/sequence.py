@@ -38,10 +38,10 @@ class Sequence:
         "num_computed",
         "num_pending",
         "num_prompt",
-        "num_scored",
         "pages",
         "pooled",
         "request",
+        "scores",
         "stop_ids",
         "token_ids",
     )
@@ -56,8 +56,11 @@ class Sequence:
         self.num_pending = 0
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache when the sequence first ran; None until then."""
-        self.num_scored = 0
-        """Prompt positions whose log-probabilities were delivered, or will be by a step under way."""
+        first = request.prompt_logprobs_from
+        # The last prompt token's logits belong to the first generated one.
+        self.scores = range(0) if first is None else range(max(first, 1) - 1, self.num_prompt - 1)
+        """Positions whose logits are still wanted for the log-probability of the known token that follows them; without
+        those that a step under way brings."""
         self.pooled: list[float] | None = None
         self.max_len = max_len
         """Length at which the sequence ends: prompt and max_tokens, within the context."""
@@ -127,18 +130,13 @@ class Sequence:
 
     @property
     def next_scored(self) -> int:
-        """First position whose logits are still wanted for the prompt's log-probabilities; num_tokens if none."""
-        first = self.request.prompt_logprobs_from
-        if first is None:
-            return self.num_tokens
-        position = max(first, 1) - 1 + self.num_scored
-        # The last prompt token's logits belong to the first generated one.
-        return position if position < self.num_prompt - 1 else self.num_tokens
+        """First position that is still to be scored; num_tokens if none is."""
+        return self.scores.start if self.scores else self.num_tokens
 
     @property
     def is_scored(self) -> bool:
-        """Whether prompt positions are still to be scored, one by one."""
-        return self.next_scored < self.num_tokens and not self.request.one_pass
+        """Whether positions are still to be scored, one by one."""
+        return bool(self.scores) and not self.request.one_pass
 
     @property
     def stops_banned(self) -> bool:

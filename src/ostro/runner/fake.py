@@ -96,7 +96,7 @@ class FakeRunner:
             for seq in chunk.samples:
                 output.sampled[seq.id] = self._sample(attended[-1], seq)
             if chunk.scored:
-                output.prompt_logprobs[chunk.seq.id] = [
+                output.scored[chunk.seq.id] = [
                     self._score(attended[position - chunk.start], chunk.seq.token_ids[position + 1])
                     for position in chunk.scored
                 ]

@@ -172,7 +172,7 @@ class RecomputeRunner:
                 logits = self.model.head(torch.stack([state for *_, state in part]))
                 scored = position_logprobs(logits, [target for _, target, _ in part], top)
                 for (id, *_), logprob in zip(part, scored, strict=True):
-                    output.prompt_logprobs.setdefault(id, []).append(logprob)
+                    output.scored.setdefault(id, []).append(logprob)
 
     def _solve(self, passes: Seq[_Pass], ends: Seq[_End], output: StepOutput) -> None:
         """The most likely token at each position, also in blocks."""

@@ -92,7 +92,7 @@ class TorchRunner:
             if chunk.scored:
                 first = piece.offset + chunk.scored.start - chunk.start
                 rows = hidden[first : first + len(chunk.scored)]
-                output.prompt_logprobs[chunk.seq.id] = self._score(chunk, rows)
+                output.scored[chunk.seq.id] = self._score(chunk, rows)
             if chunk.seq.request.task is Task.EMBED:
                 own = hidden[piece.offset : piece.offset + piece.length]
                 pooled, divisor = pooled_rows(self.pooling, chunk)

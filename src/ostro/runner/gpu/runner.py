@@ -297,7 +297,7 @@ class GpuRunner:
         def add(output: StepOutput) -> None:
             for chunk, top, wait in waits:
                 (table,) = wait()
-                found = output.prompt_logprobs.setdefault(chunk.seq.id, [])
+                found = output.scored.setdefault(chunk.seq.id, [])
                 found += read_logprobs(table, [top] * len(table))
 
         return add

@@ -162,7 +162,7 @@ class NativeRunner:
             self._sample_changed(tokens, pieces, asked, changed, output)
         for chunk, piece in zip(batch.chunks, pieces, strict=True):
             if chunk.scored:
-                output.prompt_logprobs[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
+                output.scored[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
             if chunk.seq.request.task is Task.EMBED:
                 output.pooled[chunk.seq.id] = self._pool(tokens, pieces, chunk, piece)
         return output
