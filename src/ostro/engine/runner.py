@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ostro.engine.batch import Batch
+from ostro.engine.logprob import TokenLogprob
+
+__all__ = ["NOT_FINITE", "ModelRunner", "RunnerSpec", "SampledToken", "Solution", "StepOutput", "TokenLogprob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +45,6 @@ class RunnerSpec:
     """What computes, in words: "native (neon)", "torch (cpu)"."""
     precision: str = ""
     """What weights, keys and values are kept in, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One position's log-probability under the model's own distribution, before temperature and truncation."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1 where no token is more likely."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
 
 
 class SampledToken(NamedTuple):
