@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import cast
 
 from ostro.cli.conversation import Conversation, Terminal
-from ostro.cli.options import add_sampling_options
+from ostro.cli.options import add_sampling_options, add_structured_options, structured_fields
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
 from ostro.client.client import Client
-from ostro.client.options import ChatOptions
+from ostro.client.options import ChatOptions, StructuredOptions
 from ostro.errors import BadRequest, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="the server's API key (default: OSTRO_API_KEY)")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_sampling_options(parser)
+    add_structured_options(parser)
     describe(
         parser,
         {
@@ -88,7 +89,8 @@ def _server(args: argparse.Namespace, terminal: Terminal) -> Iterator[Client]:
 
 def _options(args: argparse.Namespace) -> ChatOptions:
     """Only the given options; the server has defaults for the rest."""
-    given = {name: getattr(args, name, None) for name in ChatOptions.__annotations__}
+    plain = ChatOptions.__annotations__.keys() - StructuredOptions.__annotations__.keys()
+    given = {name: getattr(args, name, None) for name in plain} | structured_fields(args)
     # By identity, because a temperature of 0 equals False.
     chosen = {name: value for name, value in given.items() if value is not None and value is not False and value != []}
     return cast(ChatOptions, chosen)

@@ -8,7 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ostro.cli.files import read_lines, read_text, written_whole
-from ostro.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from ostro.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    add_structured_options,
+    engine_config,
+    sampling_params,
+    structured_fields,
+)
 from ostro.cli.parser import describe
 from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest, SequenceFailed
@@ -16,6 +23,7 @@ from ostro.frontend import Prompt
 from ostro.llm import LLM
 from ostro.outputs import Completion
 from ostro.sampling_params import SamplingParams
+from ostro.schemas import StructuredFields, parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat", action="store_true", help="send the prompt as a user message, through the chat template"
     )
     add_sampling_options(parser)
+    add_structured_options(parser)
     add_engine_options(parser)
     describe(
         parser,
@@ -35,13 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             'ostro generate "Once upon a time" --max-tokens 64': "continue a text",
             'ostro generate --chat "Why is the sky blue?"': "answer a question",
             "ostro generate --prompts in.txt --output out.jsonl": "write one JSON line per prompt",
+            'ostro generate --chat "Is water wet?" --choice yes --choice no': "answer with one of two words",
             "ostro generate - --model qwen2.5-coder-0.5b": "read standard input, use another model",
         },
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args, SamplingParams(max_tokens=None, default_max_tokens=128))
+    structured = parse(StructuredFields, structured_fields(args)).structured
+    params = sampling_params(args, SamplingParams(max_tokens=None, default_max_tokens=128, structured=structured))
     texts = _texts(args)
     # Opened first: an unwritable path should be reported before the work, not after it.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as output:

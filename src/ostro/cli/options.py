@@ -2,8 +2,10 @@
 
 import argparse
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import get_args
 
+from ostro.cli.files import read_text
 from ostro.config import (
     CpuBackend,
     Device,
@@ -16,6 +18,7 @@ from ostro.config import (
     meaning_of,
     read_size,
 )
+from ostro.errors import BadRequest
 from ostro.sampling_params import PARAMETERS, SamplingParams
 
 
@@ -142,6 +145,49 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, type=float, metavar="X", help=text)
         else:
             group.add_argument(flag, type=int, metavar="N", help=text)
+
+
+def add_structured_options(parser: argparse.ArgumentParser) -> None:
+    """What the output must look like. See `structured_fields`."""
+    group = parser.add_argument_group("structured output")
+    group.add_argument("--json", action="store_true", help="answer with a JSON object")
+    group.add_argument(
+        "--json-schema", metavar="FILE", help="answer with JSON of this schema: a file, or the schema itself"
+    )
+    group.add_argument(
+        "--lenient",
+        action="store_true",
+        help="ignore what cannot be enforced of the schema, instead of refusing it",
+    )
+    group.add_argument("--regex", metavar="TEXT", help="answer with text that this regular expression matches")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="answer with one of these texts; repeatable")
+    group.add_argument("--grammar", metavar="FILE", help="answer by this grammar, in GBNF or in Lark's notation")
+    group.add_argument(
+        "--jump-forward", action="store_true", help="append the only possible tokens without sampling them"
+    )
+
+
+def structured_fields(args: argparse.Namespace) -> dict[str, object]:
+    """The fields of a request that say what `add_structured_options` took; raises BadRequest for a file that cannot
+    be read.
+    """
+    given: dict[str, object] = {}
+    if args.json:
+        given["response_format"] = {"type": "json_object"}
+    if args.json_schema is not None:
+        schema = args.json_schema if args.json_schema.lstrip().startswith("{") else read_text(Path(args.json_schema))
+        given["structured_outputs"] = {"json": schema, "strict": not args.lenient}
+    elif args.lenient:
+        raise BadRequest("--lenient is for --json-schema: leave it out.")
+    if args.regex is not None:
+        given["regex"] = args.regex
+    if args.choice is not None:
+        given["guided_choice"] = args.choice
+    if args.grammar is not None:
+        given["grammar"] = read_text(Path(args.grammar))
+    if args.jump_forward:
+        given["jump_forward"] = True
+    return given
 
 
 def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
