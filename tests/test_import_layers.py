@@ -47,7 +47,7 @@ _ROWS = {
     "engine_process": "backends config engine errors processes runner sampling_params sources weights",
     "planning": "backends config errors kernels machine models runner sources torch_extra weights",
     "outputs": "engine errors",
-    "frontend": "config engine errors outputs sampling_defaults sampling_params sources text weights",
+    "frontend": "config engine errors grammar outputs sampling_defaults sampling_params sources text weights",
     "driver": "engine errors frontend outputs",
     "llm": (
         "config driver engine errors frontend outputs planning runner sampling_defaults sampling_params "

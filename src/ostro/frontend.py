@@ -5,14 +5,17 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from ostro.config import EngineConfig
+from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
 from ostro.errors import BadRequest, ModelNotFound, Unsupported
+from ostro.grammar.checker import GrammarChecker
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
@@ -56,6 +59,8 @@ class Sampling(NamedTuple):
     params: SamplingParams
     """With the model's own defaults for what the caller left out."""
     bad_word_ids: tuple[tuple[int, ...], ...]
+    constraint: Constraint | None = None
+    """What the output must match."""
 
 
 class Frontend:
@@ -86,9 +91,22 @@ class Frontend:
         chosen = load_tokenizer(config, checkpoint, tokenizer)
         return cls(name or checkpoint.name, chosen, checkpoint.pooling, sampling_defaults(checkpoint, config))
 
-    def sampling(self, params: SamplingParams) -> Sampling:
-        """For `request`. Tokenises the bad words: their length, and not the prompt's, is what it costs."""
-        return Sampling(self.defaults.fill(params), self.tokenizer.bad_word_ids(params.bad_words))
+    def sampling(self, params: SamplingParams, constraint: Constraint | None = None) -> Sampling:
+        """For `request`. Tokenises the bad words: their length, and not the prompt's, is what it costs. `constraint` is
+        what `checker` made of the params' structured output, if they have one.
+        """
+        return Sampling(self.defaults.fill(params), self.tokenizer.bad_word_ids(params.bad_words), constraint)
+
+    @cached_property
+    def checker(self) -> GrammarChecker:
+        """Of structured outputs; its process starts with the first."""
+        return GrammarChecker(self.tokenizer)
+
+    def close(self) -> None:
+        """Ends the processes that render templates and check structured outputs."""
+        self.tokenizer.close()
+        if "checker" in self.__dict__:
+            self.checker.close()
 
     def request(self, prompt: Prompt, sampling: Sampling, *, max_len: int, adapter: str | None = None) -> Request:
         """For a continuation of the prompt, by the model with the adapter.
@@ -105,6 +123,7 @@ class Frontend:
             seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
             eos_ids=self.tokenizer.eos_ids,
             bad_word_ids=sampling.bad_word_ids,
+            constraint=sampling.constraint,
             prompt_logprobs_from=None if params.prompt_logprobs is None else 1,
             adapter=adapter,
         )
@@ -200,7 +219,6 @@ class Collector:
     def __init__(self, tokenizer: Tokenizer, request: Request, *, normalize: bool = False) -> None:
         params = request.params
         self.request = request
-        self._stop_ids = request.stop_ids
         self._normalize = normalize
         self._streams = [
             TextStream(tokenizer, request.prompt_ids, params, shown_ids=request.shown_ids) for _ in range(params.n)
@@ -221,7 +239,7 @@ class Collector:
             self.completion.num_cached = step.num_cached
             self.completion.embedding = self._vector(step.pooled)
             self.completion.solution = step.solution
-        text = stream.push(step.token_ids, last_is_stop=self._ends_in_stop(step))
+        text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
         if step.finish_reason is not None:
             text += stream.flush()
         token_ids, logprobs = step.token_ids, step.logprobs
@@ -241,11 +259,6 @@ class Collector:
             choice.finish_reason = step.finish_reason.value
         kept = None if choice.logprobs is None else logprobs
         return Delta(step.choice, text, choice.finish_reason, token_ids, kept, step.error)
-
-    def _ends_in_stop(self, step: Progress) -> bool:
-        """Whether the last token is there only to end the choice. The last one of a structure is text."""
-        stopped = step.finish_reason is FinishReason.STOP and bool(step.token_ids)
-        return stopped and step.token_ids[-1] in self._stop_ids
 
     def _vector(self, pooled: list[float] | None) -> list[float] | None:
         if pooled is None or not self._normalize:

@@ -70,6 +70,10 @@ class LLM:
         return self._frontend.tokenizer
 
     @property
+    def frontend(self) -> Frontend:
+        return self._frontend
+
+    @property
     def sampling_defaults(self) -> SamplingDefaults:
         """The model's own, for what SamplingParams leave out."""
         return self._frontend.defaults
@@ -195,7 +199,7 @@ class LLM:
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""
-        return self._prepare(prompt, self._frontend.sampling(params), adapter)
+        return self._prepare(prompt, self._sampling(params), adapter)
 
     def prepare_scoring(
         self,
@@ -248,13 +252,17 @@ class LLM:
     ) -> list[Request]:
         batch = _as_list(prompts)
         if isinstance(params, Sequence):
-            each = [self._frontend.sampling(own) for own in params]
+            each = [self._sampling(own) for own in params]
         else:
-            each = [self._frontend.sampling(params or SamplingParams())] * len(batch)
+            each = [self._sampling(params or SamplingParams())] * len(batch)
         if len(each) != len(batch):
             raise BadRequest(f"{len(batch)} prompts need as many sampling params, got {len(each)}.", param="params")
         chosen = _for_each(adapter, len(batch))
         return [self._prepare(prompt, own, name) for prompt, own, name in zip(batch, each, chosen, strict=True)]
+
+    def _sampling(self, params: SamplingParams) -> Sampling:
+        structured = params.structured
+        return self._frontend.sampling(params, None if structured is None else self._frontend.checker.check(structured))
 
     def _prepare(self, prompt: Prompt, sampling: Sampling, adapter: str | None) -> Request:
         return self._checked(self._frontend.request(prompt, sampling, max_len=self._max_len, adapter=adapter))

@@ -5,6 +5,7 @@ lines ─> jobs ─> one continuous batch ─> results, in line order
 """
 
 import argparse
+import asyncio
 import reprlib
 import sys
 from collections.abc import Callable, Sequence
@@ -37,7 +38,10 @@ from ostro.schemas import (
     WireModel,
     parse,
 )
+from ostro.server.chat_preparation import ChatPreparation
+from ostro.server.chat_request import ChatRequest, PreparedChat
 from ostro.server.chat_turn import AnswerStream
+from ostro.server.chat_wire import chat_request
 from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
 
 
@@ -162,20 +166,42 @@ def _started(llm: LLM, line: BatchRequest) -> _Job | BatchResult:
     return _Job(line.custom_id, requests, respond)
 
 
+# Of a conversation's text: a file has been read already, so this is only a bound on what a template makes of it.
+_MAX_CHARACTERS = 64 << 20
+
 _Work = tuple[list[Request], Callable[[list[Completion]], WireModel]]
 
 
 def _completions(llm: LLM, body: object) -> _Work:
     request = parse(CompletionRequest, body)
-    requests = _prepared(llm, request, request.prompt, request.sampling_params())
+    params, source = request.sampling_params(), request.format_source
+    with nullcontext() if source is None else source.named_in_errors():
+        requests = _prepared(llm, request, request.prompt, params)
     return requests, lambda done: completion_response(request, done, llm.tokenizer, model=llm.name)
 
 
 def _chat(llm: LLM, body: object) -> _Work:
     request = parse(ChatCompletionRequest, body)
-    params = request.sampling_params()
-    requests = _prepared(llm, request, [llm.chat_prompt(request.template_messages())], params)
-    return requests, lambda done: chat_response(request, done[0], AnswerStream(done[0]), llm.tokenizer, model=llm.name)
+    chat = chat_request(request, request.template_messages(), request.sampling_params())
+    with nullcontext() if chat.format_source is None else chat.format_source.named_in_errors():
+        prepared = asyncio.run(_prepared_chat(llm, request, chat))
+
+    def respond(done: list[Completion]) -> WireModel:
+        answers = AnswerStream(done[0], prepared, shows_reasoning=chat.reasoning.include)
+        return chat_response(request, done[0], answers, llm.tokenizer, model=llm.name)
+
+    return [prepared.request], respond
+
+
+async def _prepared_chat(llm: LLM, request: ChatCompletionRequest, chat: ChatRequest) -> PreparedChat:
+    constrains = llm.core.runner.spec.constrains
+    preparation = ChatPreparation(llm.frontend, constrains=constrains, max_characters=_MAX_CHARACTERS)
+    plan, rendered, reading = await preparation.prompt(chat)
+    constraint = await preparation.constraint(chat, reading)
+    ids = llm.tokenizer.encode_rendered(rendered)
+    # The constraint has what the params say of the output.
+    [made] = _prepared(llm, request, [ids], chat.params.with_changes(structured=None))
+    return PreparedChat(replace(made, constraint=constraint, shown_ids=reading.kept_ids), plan, reading)
 
 
 def _embeddings(llm: LLM, body: object) -> _Work:

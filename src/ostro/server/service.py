@@ -4,7 +4,7 @@ HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,19 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ostro.answers.plan import AnswerPlan, plan_answer
-from ostro.answers.profile import TemplateProfile
 from ostro.config import EngineConfig
 from ostro.engine.admission import AdmissionRules
+from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request
 from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.handle import EngineHandle, State, Stream
 from ostro.engine_process.messages import Heartbeat, Located, ModelInfo
-from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError, Unsupported
+from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
+from ostro.server.chat_preparation import ChatPreparation
 from ostro.server.chat_request import ChatRequest, PreparedChat
 from ostro.text.tokenizer import ChatText, Tokenizer
 from ostro.weights import Pooling, open_checkpoint
@@ -211,7 +211,7 @@ class ModelService:
             await asyncio.wait([self._loading])
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._frontend is not None:
-            self._frontend.tokenizer.close()
+            self._frontend.close()
 
     async def prepare(
         self,
@@ -241,7 +241,8 @@ class ModelService:
     ) -> list[Request]:
         """The engine's requests for the prompts, all with the same params."""
         frontend, admission = self._ready()
-        sampling = await self._sampling(frontend, params)
+        constraint = None if params.structured is None else await frontend.checker.check_async(params.structured)
+        sampling = await self._sampling(frontend, params, constraint)
 
         def make(prompt: Prompt) -> Request:
             if params.truncate_prompt_tokens is None:
@@ -259,10 +260,9 @@ class ModelService:
         frontend, admission = self._ready()
         if chat.params.truncate_prompt_tokens is None:
             _check_fits(_last_words(chat.messages), frontend.tokenizer, admission, "messages")
-        sampling = await self._sampling(frontend, chat.params)
-        plan = self._plan(chat)
-        rendered = await self._render(plan, chat)
-        reading = plan.reading(rendered.text)
+        preparation = self._chat_preparation()
+        plan, rendered, reading = await preparation.prompt(chat)
+        sampling = await self._sampling(frontend, chat.params, await preparation.constraint(chat, reading))
 
         def make(rendered: ChatText) -> Request:
             ids = frontend.tokenizer.encode_rendered(rendered)
@@ -411,31 +411,12 @@ class ModelService:
         """The text of the prompt that `prepare_chat` makes, for callers that only count or show it; raises BadRequest
         if the messages or the text are too long.
         """
-        return await self._render(self._plan(chat), chat)
+        _, rendered, _ = await self._chat_preparation().prompt(chat)
+        return rendered
 
-    def _plan(self, chat: ChatRequest) -> AnswerPlan:
-        """What to render for the request, and how to read the answer."""
-        return plan_answer(
-            chat.messages,
-            TemplateProfile(),
-            tools=chat.tools,
-            choice=chat.tool_choice,
-            parallel=chat.parallel_tool_calls,
-            reasoning=chat.reasoning,
-            template_kwargs=chat.template_kwargs,
-        )
-
-    async def _render(self, plan: AnswerPlan, chat: ChatRequest) -> ChatText:
+    def _chat_preparation(self) -> ChatPreparation:
         frontend, admission = self._ready()
-        _check_messages([*plan.messages, *(plan.tools or ()), plan.template_kwargs], admission)
-        return await frontend.tokenizer.render_chat(
-            plan.messages,
-            tools=plan.tools,
-            template_kwargs=plan.template_kwargs,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            max_characters=_most_characters(admission),
-        )
+        return ChatPreparation(frontend, constrains=admission.constrains, max_characters=_most_characters(admission))
 
     def check_text(self, text: str, name: str) -> None:
         """Raises BadRequest for a text that is too long to be tokenised; `name` is the caller's name for it."""
@@ -457,12 +438,10 @@ class ModelService:
             # Nobody cancelled the caller: `stop` has cancelled the work.
             raise self._handle.unavailable() from None
 
-    async def _sampling(self, frontend: Frontend, params: SamplingParams) -> Sampling:
-        if params.structured is not None:
-            raise Unsupported("Structured outputs are not supported.", param="structured")
+    async def _sampling(self, frontend: Frontend, params: SamplingParams, constraint: Constraint | None) -> Sampling:
         if not params.bad_words:
-            return frontend.sampling(params)
-        return await self.run_off_loop(partial(frontend.sampling, params))
+            return frontend.sampling(params, constraint)
+        return await self.run_off_loop(partial(frontend.sampling, params, constraint))
 
     async def _make_all(
         self, make: Callable[[_T], Request], items: Sequence[_T], length: Callable[[_T], int]
@@ -510,29 +489,6 @@ def _check_text(text: Prompt, admission: AdmissionRules, name: str) -> None:
             f"most {most} characters is tokenised. Send less of it.",
             param=name,
         )
-
-
-def _check_messages(messages: Sequence[Message], admission: AdmissionRules) -> None:
-    """Raises BadRequest for messages with more characters than `_check_text` allows a text. Counts every string, names
-    of fields included: the template may ignore it, but it is still sent to the render process.
-    """
-    most, total = _most_characters(admission), 0
-    left: list[object] = [messages]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            total += len(value)
-            if total > most:
-                raise BadRequest(
-                    f"messages has more than {most} characters in all, and the context {admission.max_len} tokens. "
-                    "Send fewer or shorter messages.",
-                    param="messages",
-                )
-        elif isinstance(value, Mapping):
-            left += value.keys()
-            left += value.values()
-        elif isinstance(value, Sequence):
-            left += value
 
 
 def _most_characters(admission: AdmissionRules) -> int:

@@ -1,0 +1,120 @@
+"""What a chat request comes to for one model, up to the text of its prompt: planned, checked and rendered. Knows no
+engine process: servers and offline batches share it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ostro.answers.plan import AnswerPlan, Reading, plan_answer
+from ostro.answers.profile import TemplateProfile
+from ostro.answers.tools import Tool
+from ostro.engine.constraint import Constraint
+from ostro.errors import BadRequest
+from ostro.frontend import Frontend
+from ostro.server.chat_request import ChatRequest
+from ostro.text.tokenizer import ChatText
+
+
+class ChatPreparation:
+    def __init__(self, frontend: Frontend, *, constrains: bool, max_characters: int) -> None:
+        """`constrains` is whether the engine can hold outputs to grammars. Texts longer than `max_characters` are
+        refused.
+        """
+        self._frontend = frontend
+        self._constrains = constrains
+        self._max_characters = max_characters
+
+    async def prompt(self, chat: ChatRequest) -> tuple[AnswerPlan, ChatText, Reading]:
+        """The prompt's text, by the model's chat template, and how to read what follows it. Raises BadRequest if the
+        request contradicts itself, or the messages or the text are too long.
+        """
+        plan = await self._plan(chat)
+        self._check_length([*plan.messages, *(plan.tools or ()), plan.template_kwargs])
+        rendered = await self._frontend.tokenizer.render_chat(
+            plan.messages,
+            tools=plan.tools,
+            template_kwargs=plan.template_kwargs,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            max_characters=self._max_characters,
+        )
+        reading = plan.reading(rendered.text)
+        return plan, rendered._replace(text=rendered.text + reading.prompt_suffix), reading
+
+    async def constraint(self, chat: ChatRequest, reading: Reading) -> Constraint | None:
+        """What the output is held to: the grammar of calls, of which a structured output is a part, or a structured
+        output alone. Raises BadRequest if it cannot be compiled.
+        """
+        checker = self._frontend.checker
+        if reading.grammar is None:
+            if chat.params.structured is None:
+                return None
+            alone = await checker.check_async(chat.params.structured)
+            return replace(alone, free_until=reading.free_until)
+        if reading.lazy and not self._constrains:
+            # Calls are still read, as far as the model writes them well.
+            return None
+        constraint = Constraint(
+            grammar=reading.grammar,
+            free_until=reading.free_until,
+            lazy=reading.lazy,
+            jump_forward=chat.jump_forward,
+        )
+        await checker.check_constraint_async(constraint, "tools")
+        return constraint
+
+    async def _plan(self, chat: ChatRequest) -> AnswerPlan:
+        """Raises BadRequest that names a strict tool whose schema cannot be enforced. Calls of other tools are held to
+        what can be.
+        """
+        plan = _planned(chat, chat.tools)
+        tools = list(chat.tools)
+        for check in plan.checks:
+            try:
+                await self._frontend.checker.check_async(check.structured)
+            except BadRequest as error:
+                if check.is_strict:
+                    raise _named_after_tool(error, chat.tools[check.tool_index], check.tool_index) from error
+                tools[check.tool_index] = replace(tools[check.tool_index], is_enforced=False)
+        return plan if tools == list(chat.tools) else _planned(chat, tools)
+
+    def _check_length(self, values: Sequence[object]) -> None:
+        """Raises BadRequest for values with more characters in all than a text may have. Counts every string, names of
+        fields included: the template may ignore it, but it is still sent to the render process.
+        """
+        total = 0
+        left: list[object] = list(values)
+        while left:
+            value = left.pop()
+            if isinstance(value, str):
+                total += len(value)
+                if total > self._max_characters:
+                    raise BadRequest(
+                        f"messages has more than {self._max_characters} characters in all, tools included, which no "
+                        "context has room for. Send fewer or shorter messages.",
+                        param="messages",
+                    )
+            elif isinstance(value, Mapping):
+                left += value.keys()
+                left += value.values()
+            elif isinstance(value, Sequence):
+                left += value
+
+
+def _planned(chat: ChatRequest, tools: Sequence[Tool]) -> AnswerPlan:
+    return plan_answer(
+        chat.messages,
+        TemplateProfile(),
+        tools=tools,
+        choice=chat.tool_choice,
+        parallel=chat.parallel_tool_calls,
+        structured=chat.params.structured,
+        reasoning=chat.reasoning,
+        template_kwargs=chat.template_kwargs,
+        continue_final_message=chat.continue_final_message,
+    )
+
+
+def _named_after_tool(error: BadRequest, tool: Tool, index: int) -> BadRequest:
+    place = f"tools[{index}].custom.format" if tool.is_custom else f"tools[{index}].function.parameters"
+    return type(error)(f"Invalid schema for function '{tool.name}': {error.message}", param=place)
