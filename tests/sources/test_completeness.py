@@ -67,6 +67,8 @@ def test_files_are_chosen_by_name() -> None:
     both = ["config.json", INDEX, *SHARDS, PICKLE_INDEX, *PICKLES, "training_args.bin", "optimizer.bin"]
     assert model_files(both) == ["config.json", INDEX, *SHARDS]
     assert model_files(both[:1] + both[5:]) == ["config.json", PICKLE_INDEX, *PICKLES]
+    templates = ["config.json", "additional_chat_templates/tool_use.jinja", "model.safetensors"]
+    assert model_files([*templates, "additional_chat_templates/rag.jinja", "code/a.jinja"]) == templates
     assert model_files(["config.json", "q4.gguf", "pytorch_model.bin"]) == ["config.json", "q4.gguf"]
     assert gguf_files(["a.gguf", "a.gguf.bak", "b.gguf"], "a.gguf") == ["a.gguf"]
     split = ["s-00001-of-00002.gguf", "s-00002-of-00002.gguf"]

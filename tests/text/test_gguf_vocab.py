@@ -97,6 +97,12 @@ def test_a_file_without_a_template_gets_the_one_that_its_tokens_identify() -> No
     )
 
 
+def test_file_may_have_a_template_for_tools() -> None:
+    metadata = read_gguf_header(byte_level_file()).metadata
+    assert gguf_vocab(metadata).tool_template is None
+    assert gguf_vocab({**metadata, "tokenizer.chat_template.tool_use": "{{ tools }}"}).tool_template == "{{ tools }}"
+
+
 @given(
     text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=40)
     | st.sampled_from(CORPUS)

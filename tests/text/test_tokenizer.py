@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,25 @@ def test_default_is_taken_of_several_named_templates(tmp_path: Path) -> None:
     template = Tokenizer.load(directory).chat_template
     assert template is not None
     assert template.source == "d"
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_conversation_with_tools_goes_by_the_template_for_tools(tmp_path: Path, in_file: bool) -> None:
+    directory = shutil.copytree(model_directory(), tmp_path / "model")
+    named = [{"name": "default", "template": "plain"}]
+    if in_file:
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }} tools")
+    else:
+        named.append({"name": "tool_use", "template": "{{ tools }} tools"})
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    with closing(Tokenizer.load(directory)) as tokenizer:
+        renderer = tokenizer.renderer
+        hello = {"role": "user", "content": "Hi"}
+        assert renderer.render([hello]) == "plain"
+        assert renderer.render([hello], tools=[{"a": 1}]) == "[{'a': 1}] tools"
+        assert renderer.render([hello, {"role": "tool", "content": "1"}]) == "None tools"
+        assert renderer.render([{"role": "assistant", "content": "", "tool_calls": [{}]}]) == "None tools"
 
 
 def test_ends_come_from_the_model_config_where_no_other_file_names_them(tmp_path: Path) -> None:

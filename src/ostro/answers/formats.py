@@ -4,6 +4,9 @@
 
 from dataclasses import dataclass, field
 
+PROBE = "ostro_probe"
+"""The name of the tool that templates are probed with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
@@ -65,7 +68,7 @@ class CallFormat:
     between: str = ""
     """White space between blocks, as it is written; any is read."""
     evidence: tuple[str, ...] = ()
-    """Texts that a template's rendering of a call, or of the tools, must all contain for this to be its format."""
+    """Texts that a template's rendering of a call of PROBE must all contain for this to be its format."""
     special: tuple[str, ...] = field(default=())
     """Texts that are special tokens in most vocabularies of the format: readers must see them."""
 
@@ -139,33 +142,33 @@ FORMATS: dict[str, CallFormat] = {
         evidence=("[TOOL_CALLS]",),
         special=("[TOOL_CALLS]",),
     ),
-    "phi4_mini": CallFormat(
-        begin="<|tool_call|>",
-        other_begins=("functools",),
-        calls=JsonCalls(in_list=True),
-        end="<|/tool_call|>",
-        evidence=("<|tool_call|>",),
-        special=("<|tool_call|>", "<|/tool_call|>"),
-    ),
     "functools": CallFormat(
         begin="functools",
         other_begins=("<|tool_call|>",),
         calls=JsonCalls(in_list=True),
         other_ends=("<|/tool_call|>",),
-        evidence=("functools[",),
+        evidence=("functools",),
+        special=("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    "phi4_mini": CallFormat(
+        begin="<|tool_call|>",
+        other_begins=("functools",),
+        calls=JsonCalls(in_list=True),
+        end="<|/tool_call|>",
+        evidence=("<|tool|>",),
         special=("<|tool_call|>", "<|/tool_call|>"),
     ),
     "llama3_json": CallFormat(
         other_begins=("<|python_tag|>",),
         calls=JsonCalls(arguments="parameters", separator="; "),
-        evidence=('"parameters": ', "<|start_header_id|>"),
+        evidence=(f'{{"name": "{PROBE}", "parameters": ',),
         special=("<|python_tag|>",),
     ),
     "pythonic": CallFormat(
         other_begins=("<|python_start|>",),
         calls=PythonCalls(),
         other_ends=("<|python_end|>",),
-        evidence=("[ostro_probe(",),
+        evidence=(f"[{PROBE}(",),
         special=("<|python_start|>", "<|python_end|>"),
     ),
     "generic": _HERMES,

@@ -8,6 +8,8 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+from ostro.answers.call_text import calls_text
+from ostro.answers.formats import FORMATS
 from ostro.answers.profile import TemplateProfile
 from ostro.answers.tools import CUSTOM_INPUT, Tool
 from ostro.errors import BadRequest
@@ -20,11 +22,10 @@ _INSTRUCTIONS = """\
 You can call the functions below. Each line describes one, its parameters as a JSON schema:
 {tools}
 
-To call a function, write a block like this one, with its name and its arguments as JSON:
-<tool_call>
-{{"name": "…", "arguments": {{…}}}}
-</tool_call>
+To call a function, write exactly this, with its name and its arguments in place of the example's:
+{example}
 The results are then given to you in <tool_response> blocks. If no function is of use, answer in plain text."""
+_EXAMPLE = ("name", {"argument": "value"})
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
@@ -51,7 +52,7 @@ def template_messages(messages: Sequence[Message], tools: Sequence[Tool], profil
         names |= {str(call.get("id")): _name(call) for call in _calls(message)}
         turns += _turns(message, profile, names)
     if tools:
-        turns = _with_instructions(turns, tools)
+        turns = _with_instructions(turns, tools, profile)
     if profile.late_system and profile.system and not profile.alternates:
         return turns
     return list(_merged(_without_system(turns, profile), profile))
@@ -65,14 +66,23 @@ def _turns(message: Message, profile: TemplateProfile, names: Mapping[str, str])
     if not calls:
         yield {key: value for key, value in message.items() if key != "tool_calls"}
     elif profile.argument_form is None:
-        yield _with_written_calls(message, calls)
-    elif profile.several_calls or len(calls) == 1:
-        yield _with_calls(message, calls, profile)
+        yield _with_written_calls(message, calls, profile)
     else:
-        # One at a time: the first brings what was said and thought.
-        for number, call in enumerate(calls):
-            rest = {"role": message["role"], "content": ""}
-            yield _with_calls(rest if number else message, [call], profile)
+        yield from _calling(message, calls, profile)
+
+
+def _calling(message: Message, calls: Sequence[Mapping[str, object]], profile: TemplateProfile) -> Iterator[Message]:
+    """In as many messages as the template needs. The first brings what was thought."""
+    said = message.get("content")
+    if said and profile.text_beside_calls == "before":
+        yield {key: value for key, value in message.items() if key != "tool_calls"}
+        message = {"role": message["role"]}
+    if profile.text_beside_calls != "together":
+        message = {**message, "content": None}
+    together = [calls] if profile.several_calls else [[call] for call in calls]
+    for some in together:
+        yield _with_calls(message, some, profile)
+        message = {"role": message["role"]}
 
 
 def _calls(message: Message) -> list[Mapping[str, object]]:
@@ -118,10 +128,9 @@ def _call(call: Mapping[str, object], profile: TemplateProfile) -> Mapping[str, 
     return {"id": _id(call.get("id"), profile), "type": "function", "function": function}
 
 
-def _with_written_calls(message: Message, calls: Sequence[Mapping[str, object]]) -> Message:
-    written = (_dumped({"name": _name(call), "arguments": _arguments(call)}) for call in calls)
-    blocks = (f"<tool_call>\n{call}\n</tool_call>" for call in written)
-    content = "\n".join(filter(None, [_text(message.get("content")), *blocks]))
+def _with_written_calls(message: Message, calls: Sequence[Mapping[str, object]], profile: TemplateProfile) -> Message:
+    written = calls_text(FORMATS[profile.tool_format], [(_name(call), _arguments(call)) for call in calls])
+    content = "\n".join(filter(None, [_text(message.get("content")), written]))
     return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
 
 
@@ -148,9 +157,9 @@ def _id(given: object, profile: TemplateProfile) -> str:
     return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:_SHORT_ID_LENGTH])
 
 
-def _with_instructions(turns: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+def _with_instructions(turns: Sequence[Message], tools: Sequence[Tool], profile: TemplateProfile) -> list[Message]:
     described = "\n".join(_dumped(_function(tool)) for tool in tools)
-    told = _INSTRUCTIONS.format(tools=described)
+    told = _INSTRUCTIONS.format(tools=described, example=calls_text(FORMATS[profile.tool_format], [_EXAMPLE]))
     if turns and turns[0].get("role") == "system":
         first = {**turns[0], "content": f"{_text(turns[0].get('content'))}\n\n{told}"}
         return [first, *turns[1:]]

@@ -26,6 +26,9 @@ class TemplateProfile:
     """Whether one message may hold more than one call."""
     null_content: bool = False
     """Whether a message with calls may have no content. If not, it is an empty string."""
+    text_beside_calls: Literal["together", "before", "nowhere"] = "together"
+    """Where a text shows that a message has beside its calls: with them, only in a message of its own before them, or
+    nowhere, so that it is left out."""
     system: bool = True
     """Whether a system message may come first."""
     late_system: bool = True

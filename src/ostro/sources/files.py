@@ -19,10 +19,11 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "tokenizer.model", "vocab.json")
 WeightFormat = Literal["safetensors", "gguf", "pickle"]
 
-# No code, and only those subdirectories that are used: an adapter, and an embedding model's modules.
+# No code, and only those subdirectories that are used: an adapter, an embedding model's modules, and the chat template
+# for tools.
 _WANTED = re.compile(
     r"(?:(?:adapter|\d+_\w+)/)?(?!\.)[^/]+\.(?:json|safetensors|jinja)|tokenizer\.model|[^/]+\.gguf"
-    r"|pytorch_model(?:-\d{5}-of-\d{5})?\.bin"
+    r"|pytorch_model(?:-\d{5}-of-\d{5})?\.bin|additional_chat_templates/tool_use\.jinja"
 )
 _FORMATS: dict[WeightFormat, re.Pattern[str]] = {
     "safetensors": re.compile(r"(?!adapter_)[^/]+\.safetensors|model\.safetensors\.index\.json"),
@@ -39,6 +40,7 @@ _OF_TOKENIZER = frozenset(
         *VOCABULARIES,
         *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
         *("chat_template.jinja", "chat_template.json", "config.json", "generation_config.json"),
+        "additional_chat_templates/tool_use.jinja",
     }
 )
 _CONFIGS = ("config.json", ADAPTER_CONFIG)

@@ -105,13 +105,17 @@ class Choice:
 
 
 def choose_template(
-    choice: str | None, own: str | None, variables: Mapping[str, str], has_token: Callable[[str], bool]
+    choice: str | None,
+    own: str | None,
+    variables: Mapping[str, str],
+    has_token: Callable[[str], bool],
+    own_for_tools: str | None = None,
 ) -> Choice:
     """What the operator chose: a built-in's name or a file; else the model's own template; else the built-in that the
     model's tokens identify; else none. `has_token` tells whether the vocabulary has a token.
     """
     if choice is None and own is not None:
-        return Choice(ChatTemplate(own, variables))
+        return Choice(ChatTemplate(own, variables, own_for_tools))
     if choice is None:
         return _identified(variables, has_token)
     if choice.endswith(".jinja"):

@@ -29,3 +29,9 @@ class ChatTemplate:
 
     source: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    tool_source: str | None = None
+    """Another one for conversations with tools, if the model has that: many call it `tool_use`."""
+
+    @property
+    def whole_source(self) -> str:
+        return self.source + (self.tool_source or "")

@@ -41,6 +41,8 @@ class GgufVocab:
     special_pieces: dict[str, str]
     """What templates call `bos_token`, `eos_token` and so on."""
     chat_template: str | None
+    tool_template: str | None
+    """Another one for conversations with tools."""
 
 
 def gguf_vocab(metadata: Mapping[str, object]) -> GgufVocab:
@@ -79,6 +81,7 @@ def gguf_vocab(metadata: Mapping[str, object]) -> GgufVocab:
         ),
         special_pieces={label: pieces[token] for name, label in labels.items() if (token := ids[name]) is not None},
         chat_template=template,
+        tool_template=fields.text("tokenizer.chat_template.tool_use"),
     )
 
 

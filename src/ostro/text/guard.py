@@ -82,6 +82,6 @@ def frame(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
 def guarded_texts(added: Collection[AddedToken], template: ChatTemplate | None) -> tuple[ControlTexts, ControlTexts]:
     """Those of special tokens; and those with the other tokens that the template uses as markers."""
     special = {token.content for token in added if token.special}
-    source = template.source if template is not None else ""
+    source = template.whole_source if template is not None else ""
     markers = {token.content for token in added if _MARKER.fullmatch(token.content) and token.content in source}
     return ControlTexts(special), ControlTexts(special | markers)

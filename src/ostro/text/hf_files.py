@@ -11,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 
+_TOOL_TEMPLATE = "tool_use"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _BERT_SPECIALS = {
     "unk_token": "[UNK]",
@@ -27,6 +28,8 @@ class Settings:
     eos_ids: frozenset[int]
     special_pieces: dict[str, str]
     chat_template: str | None
+    tool_template: str | None
+    """Another one for conversations with tools."""
 
 
 def read_core(directory: Path) -> tokenizers.Tokenizer:
@@ -85,11 +88,13 @@ def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
         pieces.setdefault("eos_token", end)
     bos, eos = (core.token_to_id(pieces[name]) if name in pieces else None for name in ("bos_token", "eos_token"))
     ends = set(ids_in(generation.get("eos_token_id")))
+    template, tool_template = _chat_templates(directory, config)
     return Settings(
         bos_id=next(ids_in(generation.get("bos_token_id")), None) if bos is None else bos,
         eos_ids=frozenset(ends if eos is None else ends | {eos}),
         special_pieces=pieces,
-        chat_template=_chat_template(directory, config),
+        chat_template=template,
+        tool_template=tool_template,
     )
 
 
@@ -115,16 +120,22 @@ def ids_in(value: object) -> Iterator[int]:
             yield token
 
 
-def _chat_template(directory: Path, config: Mapping[str, object]) -> str | None:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadCheckpoint(f"Cannot read {path}: {error}. Download it again.") from error
+def _chat_templates(directory: Path, config: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """That of plain conversations, and that of those with tools if it is another one."""
     value = _json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(value, list):
-        # Several by name; the plain conversation goes by the default one.
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+    # Several by name; the plain conversation goes by the default one.
+    listed = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    named = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, Mapping)}
+    plain = _text(directory / "chat_template.jinja") or named.get("default")
+    with_tools = _text(directory / "additional_chat_templates" / f"{_TOOL_TEMPLATE}.jinja") or named.get(_TOOL_TEMPLATE)
+    return plain if isinstance(plain, str) else None, with_tools if isinstance(with_tools, str) else None
+
+
+def _text(path: Path) -> str | None:
+    """Of the file, if there is one."""
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error}. Download it again.") from error

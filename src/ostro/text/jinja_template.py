@@ -9,7 +9,6 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import NoReturn, cast
 
 from jinja2 import Template, TemplateError, nodes
@@ -28,10 +27,11 @@ _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 
 
 class JinjaTemplate:
-    """A chat template, compiled when it is first rendered."""
+    """A chat template, and that for tools if there is another, compiled when they are first rendered."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self._compiled_sources: dict[str, Template] = {}
 
     def render(
         self,
@@ -50,6 +50,7 @@ class JinjaTemplate:
         if continue_final_message:
             prepared[-1]["content"] = f"{prepared[-1].get('content') or ''}{end}"
         text = self._rendered(
+            self._source(with_tools=bool(tools) or any(map(_is_about_tools, prepared))),
             {
                 **self._template.variables,
                 "documents": None,
@@ -57,13 +58,16 @@ class JinjaTemplate:
                 "messages": prepared,
                 "tools": tools,
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            }
+            },
         )
         return _before(end, text) if continue_final_message else text
 
-    def _rendered(self, values: Mapping[str, object]) -> str:
+    def _source(self, *, with_tools: bool) -> str:
+        return (self._template.tool_source if with_tools else None) or self._template.source
+
+    def _rendered(self, source: str, values: Mapping[str, object]) -> str:
         try:
-            return self._compiled.render(values)
+            return self._compiled(source).render(values)
         except _Refused as refusal:
             raise BadRequest(
                 f"The chat template refused the messages: {_short(refusal)}", param="messages"
@@ -74,9 +78,14 @@ class JinjaTemplate:
             # Nothing but the template runs here, and Jinja's functions and Python's operators raise all kinds.
             raise BadRequest(f"The chat template failed: {_short(error)}", param="messages") from error
 
-    @cached_property
-    def _compiled(self) -> Template:
-        return _ENVIRONMENT.from_string(self._template.source)
+    def _compiled(self, source: str) -> Template:
+        if source not in self._compiled_sources:
+            self._compiled_sources[source] = _ENVIRONMENT.from_string(source)
+        return self._compiled_sources[source]
+
+
+def _is_about_tools(message: Message) -> bool:
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
 def _prepared(message: Message) -> dict[str, object]:

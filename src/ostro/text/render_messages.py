@@ -7,6 +7,7 @@ import msgspec
 
 class Setup(msgspec.Struct, frozen=True):
     source: str
+    tool_source: str | None
     variables: dict[str, str]
     controls: list[str]
     guarded: list[str]

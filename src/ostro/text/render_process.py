@@ -16,7 +16,7 @@ from ostro.text.render_messages import Conversation, Refused, Rendered, Setup, T
 
 class _Rendering:
     def __init__(self, setup: Setup) -> None:
-        self._template = JinjaTemplate(ChatTemplate(setup.source, setup.variables))
+        self._template = JinjaTemplate(ChatTemplate(setup.source, setup.variables, setup.tool_source))
         self._controls, self._guarded = ControlTexts(setup.controls), ControlTexts(setup.guarded)
         self._out_of_memory = msgspec.msgpack.encode(
             Refused(f"The chat template failed: it needs more than {setup.bytes >> 20} MiB of memory.")

@@ -52,9 +52,10 @@ class Renderer:
         that cannot be sent to a process: its source or a variable holds half a surrogate pair.
         """
         self.limits = limits or RenderLimits()
-        self._is_too_long = len(template.source) > MAX_SOURCE_CHARACTERS
+        self._is_too_long = len(template.whole_source) > MAX_SOURCE_CHARACTERS
         setup = Setup(
             template.source,
+            template.tool_source,
             dict(template.variables),
             sorted(() if controls is None else controls.texts),
             sorted(() if guarded is None else guarded.texts),

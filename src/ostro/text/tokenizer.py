@@ -98,7 +98,9 @@ class Tokenizer:
         from ostro.text.gguf_vocab import gguf_vocab
 
         vocab = gguf_vocab(read_gguf_header(path).metadata)
-        template, turn_end = _template(choice, vocab.chat_template, vocab.special_pieces, vocab.core)
+        template, turn_end = _template(
+            choice, vocab.chat_template, vocab.tool_template, vocab.special_pieces, vocab.core
+        )
         return cls(
             vocab.core,
             bos_id=vocab.bos_id,
@@ -113,7 +115,9 @@ class Tokenizer:
 
         core = read_core(directory)
         settings = read_settings(directory, core)
-        template, turn_end = _template(choice, settings.chat_template, settings.special_pieces, core)
+        template, turn_end = _template(
+            choice, settings.chat_template, settings.tool_template, settings.special_pieces, core
+        )
         return cls(core, bos_id=settings.bos_id, eos_ids=settings.eos_ids | turn_end, chat_template=template)
 
     def start(self) -> None:
@@ -225,6 +229,11 @@ class Tokenizer:
             ids = [token for token in ids if token not in self._special_ids]
         return b"".join(map(self._bytes.__getitem__, ids))
 
+    def special_id(self, text: str) -> int | None:
+        """Of the special token with this text, if there is one."""
+        token = self._core.token_to_id(text)
+        return token if token in self._special_ids else None
+
     def token_bytes(self, id: int) -> bytes:
         """Exact. Empty for an id the vocabulary does not have (the logits may be wider than it)."""
         return self._bytes[id]
@@ -301,9 +310,13 @@ def _is_byte_level(core: tokenizers.Tokenizer) -> bool:
 
 
 def _template(
-    choice: str | None, own: str | None, variables: Mapping[str, str], core: tokenizers.Tokenizer
+    choice: str | None,
+    own: str | None,
+    own_for_tools: str | None,
+    variables: Mapping[str, str],
+    core: tokenizers.Tokenizer,
 ) -> tuple[ChatTemplate | None, frozenset[int]]:
     """The template, and the token by which a built-in one ends a turn."""
-    chosen = choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None)
+    chosen = choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None, own_for_tools)
     token = None if chosen.turn_end is None else core.token_to_id(chosen.turn_end)
     return chosen.template, frozenset() if token is None else frozenset({token})

@@ -94,7 +94,7 @@ def test_template_without_tools_has_them_in_the_system_message() -> None:
     [system, user] = contents(plan(tools=[F]))
     assert system[0] == "system"
     assert '{"name": "f", "description": "It finds.", "parameters": {"type": "object"' in str(system[1])
-    assert '<tool_call>\n{"name": "…", "arguments": {…}}\n</tool_call>' in str(system[1])
+    assert '<tool_call>\n{"name": "name", "arguments": {"argument": "value"}}\n</tool_call>' in str(system[1])
     assert user == ("user", "Hello.")
     [system, _] = contents(plan({"role": "system", "content": "Be brief."}, HELLO, tools=[F]))
     assert str(system[1]).startswith("Be brief.\n\nYou can call")
