@@ -1,11 +1,15 @@
-"""Hypothesis profiles, signals, and the device for tests of GPU kernels.
+"""Hypothesis profiles, signals, certificates, and the device for tests of GPU kernels.
 
-`default` explores anew each run; `ci` repeats the same examples, so a red build stays red.
+`default` tries new examples in each run; `ci` repeats the same examples, so a red build stays red.
 """
 
+import functools
 import os
 import signal
+import ssl
+from typing import Any
 
+import certifi
 import pytest
 import torch
 from hypothesis import settings
@@ -24,6 +28,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+_make_context = ssl.create_default_context
+
+
+@functools.cache
+def _public_trust() -> ssl.SSLContext:
+    return _make_context(cafile=certifi.where())
+
+
+def _create_default_context(*args: Any, **options: Any) -> ssl.SSLContext:
+    return _make_context(*args, **options) if args or options != {"cafile": certifi.where()} else _public_trust()
+
+
+# Every client of httpx parses all public certificates, which takes 40 ms, and tests speak plain HTTP.
+ssl.create_default_context = _create_default_context
 
 
 @pytest.fixture(autouse=True)

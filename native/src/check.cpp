@@ -251,6 +251,7 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
       asked(INT_MAX),
       pages(shape.num_pages),
       vocab(INT_MAX),
+      drawn(0),
       positions(INT_MAX),
       adapters(INT_MAX),
       steps(static_cast<int>(steps.size())) {
@@ -259,6 +260,7 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
     if (static_cast<Op>(step.op) == Op::kEmbed) vocab = std::min(vocab, step.matrix->rows);
     if (static_cast<Op>(step.op) == Op::kPosition) positions = std::min(positions, step.matrix->rows);
     if (static_cast<Op>(step.op) == Op::kGather) asked = buffers[step.out].rows;
+    if (static_cast<Op>(step.op) == Op::kSample) drawn = std::max(drawn, step.cols);
     if (static_cast<Op>(step.op) == Op::kAdapt) adapters = std::min(adapters, step.num_terms);
   }
 }
@@ -273,6 +275,8 @@ std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin,
   for (int i = 0; i < batch.num_draws; ++i) {
     require_range("a draw's row", batch.draws[i].row, 0, batch.num_asked - 1);
     require_range("top_k", batch.draws[i].top_k, 0, INT_MAX);
+    if (batch.draws[i].allowed)
+      require_range("the number of words of a mask", batch.draws[i].num_words, (limits.drawn + 31) / 32, INT_MAX);
   }
   if (batch.adapters)
     for (int i = 0; i < batch.num_rows; ++i) require_range("an adapter", batch.adapters[i], -1, limits.adapters - 1);

@@ -118,9 +118,30 @@ void keep_best(const float* logits, int vocab, Draw& draw, DrawScratch& scratch)
   for (const auto& [id, weight] : stays) weights[id] = weight;
 }
 
+// A ban adds infinity below instead of writing it: NaN or an infinite logit then stays visible to the check of the row.
+void mask(const float* logits, int vocab, const uint32_t* allowed, float* masked) {
+  constexpr int kBits = 32;
+  for (int at = 0; at < vocab; at += kBits) {
+    const uint32_t word = allowed[at / kBits];
+    const int count = std::min(kBits, vocab - at);
+    if (word == ~0u) {
+      std::copy_n(logits + at, count, masked + at);
+    } else if (word == 0) {
+      for (int i = 0; i < count; ++i) masked[at + i] = logits[at + i] - INFINITY;
+    } else {
+      for (int i = 0; i < count; ++i) masked[at + i] = logits[at + i] - (word >> i & 1 ? 0.0f : INFINITY);
+    }
+  }
+}
+
 }  // namespace
 
 void draw_token(const Kernels& kernels, const float* logits, int vocab, Draw& draw, DrawScratch& scratch) {
+  if (draw.allowed) {
+    scratch.masked.resize(vocab);
+    mask(logits, vocab, draw.allowed, scratch.masked.data());
+    logits = scratch.masked.data();
+  }
   float best = -INFINITY;
   bool numbers = true;
   for (int i = 0; i < vocab; ++i) {

@@ -17,14 +17,20 @@ struct Draw {
   float best;         // the row's highest logit; NaN if any logit is
   double top_p;       // 1 keeps all
   uint64_t key;       // start of the row's random stream
+  // Tokens that may be drawn: token i is bit i % 32 of word i / 32. Null allows all.
+  const uint32_t* allowed;
+  int32_t num_words;  // in `allowed`
+  int32_t reserved;
 };
 
 // A thread's working memory for drawing; kept between steps.
 struct DrawScratch {
+  std::vector<float> masked;
   std::vector<float> weights;
   std::vector<uint64_t> ranking;
 };
 
+// Leaves the logits as they are: log-probabilities are read from them afterwards.
 void draw_token(const Kernels& kernels, const float* logits, int vocab, Draw& draw, DrawScratch& scratch);
 
 }  // namespace ostro

@@ -123,7 +123,10 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
   for (int start = 0; start + length <= 4 * kPage; start += length, length = 1) {
     const Piece pieces[2] = {{0, start, length, 4, pages[0]}, {length, start, length, 4, pages[1]}};
     const int32_t asked[2] = {length - 1, 2 * length - 1};
-    Draw draws[2] = {{0, 0, 0, 0, 0, 0, 1, 0}, {1, 0, 0.8f, 0, 0, 0, 0.9, 99u + static_cast<unsigned>(start)}};
+    const unsigned key = 99u + static_cast<unsigned>(start);
+    const std::vector<uint32_t> words((kVocab + 31) / 32, 0xA5A5A5A5u);
+    Draw draws[2] = {{0, 0, 0, 0, 0, 0, 1, 0, nullptr, 0, 0},
+                     {1, 0, 0.8f, 0, 0, 0, 0.9, key, words.data(), static_cast<int32_t>(words.size()), 0}};
     // One sequence has an adapter, and the other none, or one that adds nothing here.
     std::vector<int32_t> adapters(2 * length, start % 2 ? 1 : -1);
     std::fill_n(adapters.begin(), length, 0);

@@ -219,6 +219,7 @@ class Collector:
     def __init__(self, tokenizer: Tokenizer, request: Request, *, normalize: bool = False) -> None:
         params = request.params
         self.request = request
+        self._stop_ids = request.stop_ids
         self._normalize = normalize
         self._streams = [
             TextStream(tokenizer, request.prompt_ids, params, shown_ids=request.shown_ids) for _ in range(params.n)
@@ -239,7 +240,7 @@ class Collector:
             self.completion.num_cached = step.num_cached
             self.completion.embedding = self._vector(step.pooled)
             self.completion.solution = step.solution
-        text = stream.push(step.token_ids, last_is_stop=step.finish_reason is FinishReason.STOP)
+        text = stream.push(step.token_ids, last_is_stop=self._ends_in_stop(step))
         if step.finish_reason is not None:
             text += stream.flush()
         token_ids, logprobs = step.token_ids, step.logprobs
@@ -259,6 +260,11 @@ class Collector:
             choice.finish_reason = step.finish_reason.value
         kept = None if choice.logprobs is None else logprobs
         return Delta(step.choice, text, choice.finish_reason, token_ids, kept, step.error)
+
+    def _ends_in_stop(self, step: Progress) -> bool:
+        """Whether the last token is there only to end the choice. The last one of a structure is text."""
+        stopped = step.finish_reason is FinishReason.STOP and bool(step.token_ids)
+        return stopped and step.token_ids[-1] in self._stop_ids
 
     def _vector(self, pooled: list[float] | None) -> list[float] | None:
         if pooled is None or not self._normalize:

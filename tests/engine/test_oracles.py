@@ -8,9 +8,12 @@ import pytest
 from engine_driver import Driver, Outcome, make_request
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from scripted_grammar import EOS, ScriptedGrammars, scripted
 
+from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason
+from ostro.errors import SequenceFailed
 
 VOCABULARY = 13
 # Prompts are cut from these, so that many begin alike; one repeats itself within a page.
@@ -88,6 +91,10 @@ class Seen:
     aborted_choices: int = 0
     scored_prompts: int = 0
     recomputed_tokens: int = 0
+    structures_completed: int = 0
+    structures_failed: int = 0
+    forced_tokens: int = 0
+    forced_and_scored: int = 0
 
     def add(self, driver: Driver, aborted: set[tuple[int, int]]) -> None:
         counters, batches = driver.engine.scheduler.counters, driver.runner.batches
@@ -102,6 +109,12 @@ class Seen:
         self.aborted_choices += len(aborted)
         if not driver.runner.spec.keeps_kv:
             self.recomputed_tokens += counters.computed_tokens
+        self.forced_tokens += counters.forced_tokens
+        for request in driver.constrained:
+            outcomes = [driver.outcomes[request.id, choice] for choice in range(request.params.n)]
+            self.structures_failed += sum(outcome.error is not None for outcome in outcomes)
+            self.structures_completed += sum(outcome.finish_reason is FinishReason.STOP for outcome in outcomes)
+            self.forced_and_scored += sum(each.logprob != -1.0 for outcome in outcomes for each in outcome.logprobs)
         self.scored_prompts += sum(bool(outcome.prompt_logprobs) for outcome in driver.outcomes.values())
 
 
@@ -113,12 +126,53 @@ def prompts(page_size: int, longest: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @st.composite
+def constraints(draw: st.DrawFn) -> Constraint:
+    """Automata of a few states, many with one way out of them: there tokens are forced."""
+    states = draw(st.integers(1, 7))
+    token, state = st.integers(0, VOCABULARY - 1).filter(lambda token: token != EOS), st.integers(0, states)
+    ways = st.dictionaries(token, state, min_size=1, max_size=1) | st.dictionaries(token, state, min_size=2, max_size=5)
+    # The last one is the end of every way that leads there.
+    edges = {at: draw(ways) for at in range(states)}
+    some = st.lists(st.integers(0, states - 1), max_size=2).map(tuple)
+    traps = draw(st.just(()) | st.just(()) | some)
+    made = partial(scripted, edges, ends=draw(some), free=draw(st.just(()) | some), jump_forward=draw(st.booleans()))
+    return made(traps=traps if can_begin(made(traps=traps)) else ())
+
+
+def can_begin(constraint: Constraint) -> bool:
+    """Whether a first token can be sampled: else the request is refused."""
+    matcher = ScriptedGrammars(VOCABULARY).prepare(constraint).start()
+    for token in matcher.forced():
+        matcher.take(token)
+    try:
+        matcher.mask()
+    except SequenceFailed:
+        return False
+    return True
+
+
+@st.composite
 def requests(draw: st.DrawFn, id: int, *, page_size: int, max_len: int) -> Request:
     prompt = draw(prompts(page_size, max_len))
     room = max_len - len(prompt)
     output = draw(st.integers(min(room, 4), min(room, 24)) | st.just(0) | (st.none() if room else st.just(0)))
     if draw(st.integers(0, 9)) == 0:
         return make_request(id, prompt, max_tokens=0, task=Task.EMBED)
+    constraint = draw(st.none() | st.none() | constraints())
+    if constraint is not None:
+        return make_request(
+            id,
+            prompt,
+            max_tokens=output,
+            n=draw(st.sampled_from([1, 1, 2, 3, 4])),
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            stop_token_ids=draw(st.sampled_from([(), (), (5,), (5, 6)])),
+            eos_ids=(EOS,),
+            logprobs=draw(st.none() | st.just(0)),
+            prompt_logprobs_from=draw(st.none() | st.none() | st.integers(0, len(prompt))),
+            tenant=draw(st.sampled_from(["", "", "another"])),
+            constraint=constraint,
+        )
     return make_request(
         id,
         prompt,
@@ -177,6 +231,7 @@ def _twin(request: Request, id: int) -> Request:
         eos_ids=request.eos_ids,
         cache_salt=request.cache_salt,
         task=request.task,
+        constraint=request.constraint,
     )
 
 

@@ -49,7 +49,9 @@ REQUEST = Request(
     priority=-1,
     turn=3,
     task=Task.EMBED,
-    constraint=Constraint(grammar="start: /é+/", free_until="</think>", lazy=True, jump_forward=True, is_users=True),
+    constraint=Constraint(
+        grammar="start: /é+/", free_until="</think>", free_tokens=9, lazy=True, jump_forward=True, is_users=True
+    ),
 )
 PROGRESS = Progress(
     7,

@@ -131,6 +131,20 @@ def test_forced_tokens_can_always_be_taken(name: str) -> None:
     assert written.decode() == "The quick brown fox jumps 日本語 🙂"
 
 
+@pytest.mark.parametrize("letter", ["the quick fox ", "日", "a"])
+def test_forced_text_of_any_length_is_followed_piece_by_piece(letter: str) -> None:
+    """A constant of 24,000 characters was tokenised anew for each of its tokens."""
+    matcher = start(constraint_of(choice=[letter * 1000], jump_forward=True))
+    written = b""
+    while not matcher.is_done:
+        tokens = matcher.forced() or [min(allowed(matcher) or set())]
+        assert len(tokens) <= 500
+        for token in tokens:
+            matcher.take(token)
+            written += byte_level().token_bytes(token)
+    assert written.decode() == letter * 1000
+
+
 def test_forced_text_that_looks_like_a_special_token_is_text() -> None:
     """The library's own tokenisation makes the special token of it, which its grammar then refuses."""
     matcher = start(constraint_of(json_schema='{"const": "<|im_end|> hi"}', jump_forward=True))
@@ -161,6 +175,32 @@ def test_any_token_may_come_before_the_marker_and_the_grammar_begins_after_it() 
     assert matcher.mask() is not None
     assert byte_level().decode(matcher.forced()) == "yes"
     take_all(matcher, "yes")
+    assert matcher.is_done
+
+
+@pytest.mark.parametrize("marker", ["</think>", "<think>", "<|im_end|>"])
+@pytest.mark.parametrize("jump_forward", [False, True])
+def test_the_marker_must_come_once_the_budget_before_it_is_spent(marker: str, jump_forward: bool) -> None:
+    made = replace(constraint_of(choice=["yes"]), free_until=marker, free_tokens=3, jump_forward=jump_forward)
+    matcher = start(made)
+    written: list[int] = []
+    for token in (*tokens_of("a"), *tokens_of("b"), *tokens_of("c")):
+        assert matcher.mask() is None
+        assert matcher.forced() == []
+        matcher.take(token)
+    while byte_level().decode(written, skip_special=False) != marker:
+        due = matcher.forced() if jump_forward else list(allowed(matcher) or ())[:2]
+        assert jump_forward or len(due) == 1
+        for token in due:
+            matcher.take(token)
+        written += due
+    take_all(matcher, "yes")
+    assert matcher.is_done
+
+
+def test_a_marker_in_time_leaves_the_budget_behind() -> None:
+    matcher = start(replace(constraint_of(choice=["yes"]), free_until="<think>", free_tokens=3))
+    take_all(matcher, "a<think>yes")
     assert matcher.is_done
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from native_models import native, needs_library, packed, savable_model
-from sampler_oracle import expected_choice
+from sampler_oracle import expected_choice, mask_of
 from tiny_models import LLAMA, VOCAB
 
 from ostro.engine.batch import Batch, Chunk
@@ -134,7 +134,7 @@ def sequences(draw: st.DrawFn, id: int) -> Sequence:
         stop_token_ids=tuple(draw(st.lists(ANY_ID, max_size=2))),
         ignore_eos=draw(st.booleans()),
     )
-    return sequence(
+    seq = sequence(
         id,
         params,
         prompt=tuple(draw(st.lists(TOKENS, min_size=1, max_size=6))),
@@ -143,6 +143,9 @@ def sequences(draw: st.DrawFn, id: int) -> Sequence:
         eos_ids=frozenset(draw(st.lists(ANY_ID, max_size=2))),
         bad_word_ids=tuple(draw(st.lists(st.lists(ANY_ID, min_size=1, max_size=3).map(tuple), max_size=3))),
     )
+    if (allowed := draw(st.none() | st.sets(TOKENS, min_size=1))) is not None:
+        seq.mask = mask_of(allowed)
+    return seq
 
 
 @settings(max_examples=150, deadline=None)
@@ -211,6 +214,41 @@ def test_a_row_with_every_token_banned_fails_alone(runner: NativeRunner) -> None
     assert "Every token is banned" in failed.error
     assert good.error is None
     assert also.error is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.5, "logit_bias": {9: 4.0}}])
+def test_a_masked_draw_is_the_free_draw_from_logits_without_the_banned_tokens(
+    settings: dict[str, Any], runner: NativeRunner
+) -> None:
+    """With the model's own log-probabilities: a mask changes what is drawn, not how likely the model found it."""
+    drawn = set()
+    for seed in range(30):
+        params = SamplingParams(**{"temperature": 1.0, "seed": seed, "logprobs": 2, **settings})
+        allowed = {(seed * 7 + step) % VOCAB for step in (0, 3, 4, 31)} | {9, VOCAB - 1}
+        seq = sequence(0, params)
+        logits = logits_of(runner, [seq])
+        seq.mask = mask_of(allowed)
+        [ours] = natively(runner, [seq])
+        banned = logits.clone()
+        banned[0, [token for token in range(VOCAB) if token not in allowed]] = -math.inf
+        seq.mask = None
+        [theirs] = sampler.sample(banned, [seq])
+        [own] = position_logprobs(logits, [ours.token_id], 2)
+        assert ours.token_id == theirs.token_id
+        assert ours.logprob is not None
+        assert_alike(ours.logprob, own)
+        drawn.add(ours.token_id)
+    assert len(drawn) > 3
+
+
+def test_a_row_whose_mask_and_bans_leave_nothing_fails_alone(runner: NativeRunner) -> None:
+    seqs = [sequence(id, SamplingParams(temperature=1.0), bad_word_ids=((4,), (5,))) for id in range(2)]
+    seqs[1].mask = mask_of({4, 5})
+    good, failed = natively(runner, seqs)
+    assert good.error is None
+    assert failed.error is not None
+    assert "Every token is banned" in failed.error
+    assert sampler.sample(logits_of(runner, seqs), seqs)[1].error == failed.error
 
 
 @settings(max_examples=200, deadline=None)

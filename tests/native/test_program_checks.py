@@ -11,7 +11,7 @@ from native_models import needs_library, packed, savable_model
 from tiny_models import GEMMA2, LLAMA
 
 from ostro.errors import BadCheckpoint
-from ostro.kernels.cpu.library import Op, instruction_sets
+from ostro.kernels.cpu.library import CDraw, Op, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program
 
@@ -71,6 +71,7 @@ def run(program: Program, **changes: Any) -> None:
         np.array(given["tokens"], np.int32),
         [Piece(given["row"], given["start"], given["length"], pages)],
         np.array(given["asked"], np.int32),
+        given.get("draws"),
     )
 
 
@@ -229,6 +230,17 @@ def test_a_batch_that_does_not_fit_is_refused(weights: PackedFile, changes: dict
     with pytest.raises(AssertionError, match=why):
         run(program, **changes)
     run(program)
+
+
+def test_a_mask_narrower_than_the_vocabulary_is_refused(weights: PackedFile) -> None:
+    program = made(weights)
+    words = np.full(2, 0xFFFFFFFF, np.uint32)
+    draws = (CDraw * 1)()
+    draws[0].allowed, draws[0].num_words = words.ctypes.data, 1
+    with pytest.raises(AssertionError, match="the number of words of a mask is 1, not from 2"):
+        run(program, draws=draws)
+    draws[0].num_words = 2
+    run(program, draws=draws)
 
 
 def test_a_page_that_is_none_is_not_copied(weights: PackedFile) -> None:

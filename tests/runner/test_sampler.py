@@ -47,6 +47,7 @@ def sequences(draw: st.DrawFn, vocab: int) -> Sequence:
         logit_bias=draw(st.dictionaries(any_id, st.floats(-5, 5), max_size=3)),
         logprobs=draw(st.one_of(st.none(), st.integers(0, 20))),
         min_tokens=draw(st.integers(0, 8)),
+        allowed=draw(st.none() | st.sets(token, min_size=1)),
     )
 
 

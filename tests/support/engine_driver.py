@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from scripted_grammar import EOS, AutomatonMatcher, ScriptedGrammars
+
 from ostro.engine.batch import Batch
+from ostro.engine.constraint import Constraint
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
+from ostro.errors import SequenceFailed
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 
@@ -24,6 +28,8 @@ class Outcome:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     pooled: list[float] | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    error: str | None = None
 
 
 class CheckedRunner:
@@ -108,8 +114,10 @@ class Driver:
         )
         self.runner = CheckedRunner(fake, limits)
         self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching)
+        self.grammars = ScriptedGrammars(vocab_size)
         self.outcomes: dict[tuple[int, int], Outcome] = {}
         self.forks_without_page = 0
+        self.constrained: list[Request] = []
         self._num_sequences = 0
         self._num_aborts = 0
 
@@ -118,7 +126,10 @@ class Driver:
         return self.engine.scheduler.counters.computed_tokens
 
     def add(self, request: Request) -> None:
-        self.engine.add(request)
+        constraint = request.constraint
+        self.engine.add(request, None if constraint is None else self.grammars.prepare(constraint))
+        if constraint is not None:
+            self.constrained.append(request)
         self._num_sequences += request.params.n
         for choice in range(request.params.n):
             self.outcomes[request.id, choice] = Outcome()
@@ -164,6 +175,8 @@ class Driver:
         """What the choice must be given, computed without an engine and without pages."""
         params, prompt = request.params, len(request.prompt_ids)
         count = self.engine.scheduler.max_len - prompt if params.max_tokens is None else params.max_tokens
+        if request.constraint is not None:
+            return self._expected_constrained(request, choice, count)
         seq = EngineSequence(0, request, choice=choice, max_len=prompt + count)
         outcome = Outcome(self.runner.fake.expected_tokens(seq, count), FinishReason.LENGTH)
         for at, token in enumerate(outcome.token_ids):
@@ -174,7 +187,41 @@ class Driver:
             outcome.prompt_logprobs = self.runner.fake.expected_prompt_logprobs(request)
         if request.task is Task.EMBED:
             outcome.pooled = self.runner.fake.expected_pooled(request)
+        if params.logprobs is not None:
+            outcome.logprobs = [TokenLogprob(token, -1.0, 1) for token in outcome.token_ids]
         return outcome
+
+    def _expected_constrained(self, request: Request, choice: int, count: int) -> Outcome:
+        """The same for a constrained request: token by token, with a matcher and no engine."""
+        assert request.constraint is not None
+        fake, matcher = self.runner.fake, self.grammars.prepare(request.constraint).start()
+        # It has no matcher: what it may sample is set here.
+        twin = EngineSequence(0, replace(request, constraint=None), choice=choice, max_len=10**6)
+        given = Outcome(prompt_logprobs=fake.expected_prompt_logprobs(request) if choice == 0 else [])
+        logprobs: list[TokenLogprob] = []
+        while given.finish_reason is None:
+            tokens = matcher.forced()[: count - twin.num_output]
+            whole, first = [*twin.token_ids, *tokens], twin.num_tokens
+            logprobs += [fake.expected_logprob(whole, at) for at in range(first, len(whole))]
+            try:
+                given.finish_reason = _taken(twin, matcher, tokens)
+                if given.finish_reason is None and matcher.is_done:
+                    given.finish_reason = FinishReason.STOP
+                elif given.finish_reason is None and twin.num_output >= count:
+                    given.finish_reason = FinishReason.LENGTH
+                elif given.finish_reason is None:
+                    twin.mask = _with_stops(matcher.mask(), twin.stop_ids)
+                    sampled = fake.expected_next(twin).token_id
+                    logprobs.append(TokenLogprob(sampled, -1.0, 1))
+                    given.finish_reason = _taken(twin, matcher, [sampled])
+            except SequenceFailed as error:
+                # Forced tokens come with what follows them, and nothing does.
+                given.finish_reason, given.error = FinishReason.ERROR, error.message
+            else:
+                given.token_ids = twin.output_ids
+        if request.params.logprobs is not None:
+            given.logprobs = logprobs[: len(given.token_ids)]
+        return given
 
     def check_outcomes(self, *requests: Request) -> None:
         for request in requests:
@@ -187,6 +234,8 @@ class Driver:
         self._count_fork(gain, outcome)
         outcome.token_ids += gain.token_ids
         outcome.prompt_logprobs += gain.prompt_logprobs
+        outcome.logprobs += gain.logprobs
+        outcome.error = gain.error
         outcome.finish_reason = gain.finish_reason
         outcome.pooled = gain.pooled
 
@@ -214,6 +263,25 @@ class Driver:
         assert scheduler.counters.steps <= gains * longest_wait
 
 
+def _with_stops(mask: memoryview | None, stop_ids: frozenset[int]) -> memoryview | None:
+    if mask is None or not mask[EOS >> 3] >> (EOS & 7) & 1:
+        return mask
+    words = bytearray(mask)
+    for token in stop_ids:
+        words[token >> 3] |= 1 << (token & 7)
+    return memoryview(words)
+
+
+def _taken(twin: EngineSequence, matcher: AutomatonMatcher, tokens: list[int]) -> FinishReason | None:
+    """Appends tokens up to the first that ends the sequence."""
+    for token in tokens:
+        twin.token_ids.append(token)
+        if token in twin.stop_ids:
+            return FinishReason.STOP
+        matcher.take(token)
+    return None
+
+
 def make_request(
     id: int,
     prompt_ids: Sequence[int],
@@ -230,6 +298,8 @@ def make_request(
     priority: int = 0,
     task: Task = Task.GENERATE,
     tenant: str = "",
+    logprobs: int | None = None,
+    constraint: Constraint | None = None,
 ) -> Request:
     params = SamplingParams(
         n=n,
@@ -238,6 +308,7 @@ def make_request(
         min_tokens=min_tokens,
         stop_token_ids=tuple(stop_token_ids),
         ignore_eos=ignore_eos,
+        logprobs=logprobs,
     )
     return Request(
         id=id,
@@ -250,4 +321,5 @@ def make_request(
         priority=priority,
         task=task,
         tenant=tenant,
+        constraint=constraint,
     )

@@ -6,7 +6,7 @@ going the other way, so that a test can pass over the rare example in which the 
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import pstdev
 
@@ -38,7 +38,9 @@ def make_seq(
     logprobs: int | None = None,
     min_tokens: int = 0,
     stop_token_ids: tuple[int, ...] = (),
+    allowed: Collection[int] | None = None,
 ) -> Sequence:
+    """`allowed` are the only tokens that its mask leaves."""
     params = SamplingParams(
         max_tokens=None,
         temperature=temperature,
@@ -57,7 +59,17 @@ def make_seq(
     request = Request(id=0, prompt_ids=prompt, params=params, seed=seed, eos_ids=eos_ids, bad_word_ids=bad_word_ids)
     seq = Sequence(0, request, choice=choice, max_len=1000)
     seq.token_ids.extend(output)
+    if allowed is not None:
+        seq.mask = mask_of(allowed)
     return seq
+
+
+def mask_of(allowed: Collection[int], most: int = 4096) -> memoryview:
+    """The words that allow these tokens, for any vocabulary up to `most`."""
+    words = bytearray(most // 8)
+    for token in allowed:
+        words[token >> 3] |= 1 << (token & 7)
+    return memoryview(words)
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,11 @@ class Choice:
 def expected_scores(logits: list[float], seq: Sequence) -> list[np.float32]:
     params = seq.request.params
     scores = [np.float32(logit) for logit in logits]
+    if seq.mask is not None:
+        scores = [
+            score if seq.mask[token >> 3] >> (token & 7) & 1 else np.float32(-math.inf)
+            for token, score in enumerate(scores)
+        ]
     for token, bias in params.logit_bias.items():
         if token < len(scores):
             scores[token] += np.float32(bias)

@@ -45,6 +45,8 @@ class AdmissionRules:
                 "or serve the model on another device.",
                 param="structured",
             )
+        if request.constraint is not None:
+            self._check_constrained(request)
         if params.structured is not None and request.constraint is None:
             raise Unsupported("Structured outputs are not available here: leave them out.", param="structured")
         self.longest(request, prompt=prompt)
@@ -75,6 +77,18 @@ class AdmissionRules:
         if length + output > self.max_len:
             raise ContextLengthExceeded(limit=self.max_len, prompt=length, output=output, param=prompt)
         return length + output
+
+    def _check_constrained(self, request: Request) -> None:
+        """Raises BadRequest for settings that contradict a structure, which itself says where the output may end."""
+        if request.task is not Task.GENERATE or request.one_pass:
+            raise BadRequest("Only generated text can have a structure: leave it out.", param="structured")
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(request.params, name):
+                raise BadRequest(
+                    f"{name} cannot be combined with a structured output or tools, which decide where the output may "
+                    "end. Leave one of them out.",
+                    param=name,
+                )
 
     def _check_puzzle(self, puzzle: int) -> None:
         if not self.num_puzzles:

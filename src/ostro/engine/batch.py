@@ -18,7 +18,15 @@ class Chunk(NamedTuple):
     reaches its end, and the other choices of its request when they are about to fork from it."""
 
     scored: range = range(0)
-    """Positions whose logits give the log-probability of the prompt token that follows them."""
+    """Positions whose logits give the log-probability of the token that follows them: one of the prompt, or one that
+    was not sampled because no other was possible."""
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most likely tokens are listed at each of those positions, at most."""
+        params, first_output = self.seq.request.params, self.seq.num_prompt - 1
+        wanted = params.prompt_logprobs if self.scored.start < first_output else None
+        return max(wanted or 0, (params.logprobs or 0) if self.scored.stop > first_output else 0)
 
     @property
     def end(self) -> int:

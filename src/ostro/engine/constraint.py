@@ -12,6 +12,8 @@ class Constraint:
     """In llguidance's own notation."""
     free_until: str = ""
     """The grammar begins after the first occurrence of this text in the output: any token may come before that."""
+    free_tokens: int | None = None
+    """After so many tokens without `free_until`, that text is the only one that may come."""
     lazy: bool = False
     """Tokens are masked only where the output could not end. Where it could, any token may come, and one that the
     grammar has no place for is passed over."""

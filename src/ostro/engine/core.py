@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from ostro.engine.batch import Batch
+from ostro.engine.constraint import Prototype
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, StepOutput
 from ostro.engine.scheduler import Limits, Progress, Scheduler
@@ -43,9 +44,9 @@ class EngineCore:
         """Raises BadRequest for a request that can never run."""
         self.scheduler.check(request)
 
-    def add(self, request: Request) -> None:
-        """Queues a request; raises BadRequest for one that can never run."""
-        self.scheduler.add(request)
+    def add(self, request: Request, prototype: Prototype | None = None) -> None:
+        """Queues a request; raises BadRequest for one that can never run. `prototype` is its constraint, compiled."""
+        self.scheduler.add(request, prototype)
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
         self.scheduler.abort(request_id, choice)

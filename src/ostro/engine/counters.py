@@ -9,6 +9,9 @@ class Counters:
     steps: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    """Sampled or forced."""
+    forced_tokens: int = 0
+    """Tokens that were not sampled, since a structure left no others."""
     preemptions: int = 0
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""

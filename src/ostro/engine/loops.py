@@ -29,17 +29,20 @@ class LoopWatch:
         # Period -> length of its run, for runs of at least a stride.
         self._runs: dict[int, int] = {}
 
-    def take(self, token_ids: list[int], start: int, end: int) -> bool:
-        """Whether the output, token_ids[start:end], ends in a loop. To be called at each of its tokens, in order."""
-        looping = bool(self._runs) and self._follow(token_ids, end - 1)
+    def take(self, token_ids: list[int], start: int, end: int, patience: int = 1) -> bool:
+        """Whether the output, token_ids[start:end], ends in a loop. To be called at each of its tokens, in order.
+
+        With more `patience` a loop has to be so many times as long.
+        """
+        looping = bool(self._runs) and self._follow(token_ids, end - 1, patience)
         if not (end - start) % _STRIDE:
             self._look(token_ids, start, end)
         return looping
 
-    def _follow(self, token_ids: list[int], last: int) -> bool:
+    def _follow(self, token_ids: list[int], last: int, patience: int) -> bool:
         token = token_ids[last]
         self._runs = {period: run + 1 for period, run in self._runs.items() if token_ids[last - period] == token}
-        return any(run >= _LONG_ENOUGH[period] for period, run in self._runs.items())
+        return any(run >= patience * _LONG_ENOUGH[period] for period, run in self._runs.items())
 
     def _look(self, token_ids: list[int], start: int, end: int) -> None:
         recent, runs = token_ids[end - _STRIDE : end], dict[int, int]()

@@ -46,3 +46,9 @@ class Request:
     """Special tokens whose text is kept for whoever reads the output. The engine has no use for them."""
     puzzle: int = 0
     """Whose embedding an HRM sees before the tokens; 0 stands for none in particular."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a choice."""
+        params = self.params
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)

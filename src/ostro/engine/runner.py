@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ostro.engine.batch import Batch
+from ostro.engine.logprob import TokenLogprob
+
+__all__ = ["NOT_FINITE", "ModelRunner", "RunnerSpec", "SampledToken", "Solution", "StepOutput", "TokenLogprob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +47,6 @@ class RunnerSpec:
     """What weights, keys and values are kept in, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One position's log-probability under the model's own distribution, before temperature and truncation."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1 where no token is more likely."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
-
-
 class SampledToken(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
@@ -93,8 +84,8 @@ class StepOutput:
     """One step's results, keyed by sequence id."""
 
     sampled: dict[int, SampledToken] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    """For the positions of this step's chunk that were asked for, in order."""
+    scored: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """For the positions of this step's chunk that were to be scored, in order."""
     pooled: dict[int, list[float]] = field(default_factory=dict)
     solved: dict[int, Solution] = field(default_factory=dict)
     outer_steps: int = 0

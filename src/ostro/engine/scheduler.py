@@ -35,13 +35,14 @@ from dataclasses import dataclass, field
 
 from ostro.engine.admission import AdmissionRules
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.constraint import Prototype
 from ostro.engine.counters import Counters
 from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.engine.tenants import Holdings, divide, next_in_line
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, SequenceFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +130,15 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, request: Request) -> None:
-        """Queues a request. One that could never run is refused here, and nothing changes."""
+    def add(self, request: Request, prototype: Prototype | None = None) -> None:
+        """Queues a request. One that could never run is refused here, and nothing changes.
+
+        `prototype` is the request's constraint, compiled; it has one if and only if it has a constraint.
+        """
         self.check(request)
-        max_len = self._admission.longest(request)
+        assert (request.constraint is None) == (prototype is None), f"request {request.id} is not compiled"
         assert request.id not in self._live, f"request {request.id} was added twice"
-        seqs = [self._sequence(request, choice, max_len) for choice in range(request.params.n)]
+        seqs = self._sequences(request, prototype)
         self._live[request.id] = list(seqs)
         self._tenants[request.tenant] += 1
         leader, *followers = seqs
@@ -182,13 +186,14 @@ class Scheduler:
         for chunk in batch.chunks:
             seq = chunk.seq
             seq.num_computed = chunk.end
-            seq.num_scored += len(chunk.scored)
+            if chunk.scored:
+                seq.scores = range(chunk.scored.stop, seq.scores.stop)
             self.kv.commit(seq)
             if chunk.samples:
                 # Followers first: they fork from the prompt's pages.
                 for follower in self._followers.pop(seq.id, ()):
                     # The leader's lookup and its prompt's log-probabilities are delivered for all choices.
-                    follower.num_cached, follower.num_scored = seq.num_cached, seq.num_scored
+                    follower.num_cached, follower.scores = seq.num_cached, seq.scores
                     self._start_follower(seq, follower)
                     follower.expect()
                 seq.expect()
@@ -212,10 +217,12 @@ class Scheduler:
         read = not chunk.samples and chunk.end == seq.num_known == seq.max_len
         # Numbers that are none end all choices of the request, wherever in its prompt they came up.
         failed = bool(chunk.scored or output.pooled) and _is_broken(chunk, output)
+        prompt_logprobs = self._take_scores(chunk, output) if chunk.scored and not failed else []
         gaining = chunk.samples or (seq, *(self._followers.pop(seq.id, ()) if read or failed else ()))
         # Who was aborted while the step ran gets nothing more.
         live = [seq for seq in gaining if seq.finish_reason is None]
         if not live:
+            seq.unheard_logprobs += prompt_logprobs
             return []
         progress = [Progress(seq.request.id, seq.choice, num_cached=seq.num_cached or 0) for seq in live]
         if failed:
@@ -223,8 +230,11 @@ class Scheduler:
                 gain.finish_reason, gain.error = FinishReason.ERROR, NOT_FINITE
                 self._end(seq, FinishReason.ERROR)
             return progress
-        if chunk.scored:
-            progress[0].prompt_logprobs = output.prompt_logprobs[chunk.seq.id]
+        if chunk.scored or chunk.seq.unheard_logprobs:
+            progress[0].prompt_logprobs = chunk.seq.unheard_logprobs + prompt_logprobs
+            chunk.seq.unheard_logprobs = []
+        if chunk.seq.num_forced and (chunk.samples or read):
+            self._deliver_forced(chunk.seq, live, progress)
         progress[0].solution = output.solved.get(chunk.seq.id)
         if chunk.seq.id in output.pooled:
             self._pool(chunk, output.pooled[chunk.seq.id])
@@ -232,11 +242,35 @@ class Scheduler:
             if chunk.samples:
                 self._take_token(seq, output.sampled[seq.id], gain)
             elif read:
-                self._end(seq, FinishReason.LENGTH)
+                self._end(seq, seq.closing)
             gain.finish_reason = seq.finish_reason
             if seq.finish_reason is not None:
                 gain.pooled = seq.pooled
         return progress
+
+    def _take_scores(self, chunk: Chunk, output: StepOutput) -> list[TokenLogprob]:
+        """The log-probabilities of prompt tokens. Those of forced tokens are kept until the tokens are delivered."""
+        seq, found = chunk.seq, output.scored[chunk.seq.id]
+        num_of_prompt = seq.num_prompt - 1 - chunk.scored.start
+        if num_of_prompt >= len(found):
+            return found
+        params, border = seq.request.params, max(0, num_of_prompt)
+        seq.forced_logprobs += [each.listing(params.logprobs or 0) for each in found[border:]]
+        return [each.listing(params.prompt_logprobs or 0) for each in found[:border]]
+
+    def _deliver_forced(self, leader: Sequence, live: list[Sequence], progress: list[Progress]) -> None:
+        """Forced tokens come with the token that follows them, or with the end. Choices about to fork have the same."""
+        for seq, gain in zip(live, progress, strict=True):
+            self._tell_forced(seq, gain)
+            gain.logprobs += leader.forced_logprobs
+        leader.forced_logprobs = []
+
+    def _tell_forced(self, seq: Sequence, gain: Progress) -> None:
+        known = seq.num_known
+        gain.token_ids += seq.token_ids[known - seq.num_forced : known]
+        self.counters.generated_tokens += seq.num_forced
+        self.counters.forced_tokens += seq.num_forced
+        seq.num_forced = 0
 
     def _pool(self, chunk: Chunk, vector: list[float]) -> None:
         """Adds the chunk's share to its sequence's vector. A preempted sequence starts over."""
@@ -259,8 +293,14 @@ class Scheduler:
             self.kv.commit(seq)
         if sampled.token_id in seq.stop_ids and seq.num_known - seq.num_prompt > seq.request.params.min_tokens:
             self._end(seq, FinishReason.STOP)
+        elif seq.matcher is not None and (failure := seq.follow(sampled.token_id)) is not None:
+            gain.error = failure
+            self._end(seq, FinishReason.ERROR)
         elif seq.num_known >= seq.max_len:
-            self._end(seq, FinishReason.LENGTH)
+            # Forced tokens at the end need no step, unless their log-probabilities are wanted.
+            if not seq.scores:
+                self._tell_forced(seq, gain)
+                self._end(seq, seq.closing)
         elif looping:
             self._end(seq, FinishReason.REPETITION)
 
@@ -290,11 +330,12 @@ class Scheduler:
     def _carry_on(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds running sequences to the step, then waiting ones that fit."""
         preempted = self.counters.preemptions
-        # Sequences with one token to go come first: they are cheap, and someone reads along.
+        # Sequences with one token to go, or a few forced ones, come first: they are cheap, and someone reads along.
+        # Only these may need more pages, and whoever gives theirs up ranks behind them: it is not in the step yet.
         decoding: list[Sequence] = []
         reading: list[Sequence] = []
         for seq in self.running:
-            (reading if seq.num_to_compute > 1 else decoding).append(seq)
+            (reading if seq.num_to_compute > 1 + seq.num_forced else decoding).append(seq)
         self._go_on(decoding, chunks, budgets, {})
         self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
         if self.waiting and self.counters.preemptions == preempted:
@@ -368,7 +409,7 @@ class Scheduler:
             end = _reach(seq, budget)
         else:
             end = start + (1 if wanted == 1 else min(wanted, self._affordable(start, budget)))
-        scored = range(max(start, seq.next_scored), min(end, seq.num_prompt - 1))
+        scored = range(max(start, seq.next_scored), min(end, seq.scores.stop))
         chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored)
         chunks.append(chunk)
         if not self._keeps_kv:
@@ -472,14 +513,22 @@ class Scheduler:
             if seq in self._followers.get(leader.id, ()):
                 self._followers[leader.id].remove(seq)
 
-    def _sequence(self, request: Request, choice: int, max_len: int) -> Sequence:
-        self._next_id += 1
-        return Sequence(self._next_id, request, choice=choice, max_len=max_len)
+    def _sequences(self, request: Request, prototype: Prototype | None) -> list[Sequence]:
+        """One for each choice, and each with a matcher of its own."""
+        max_len, seqs = self._admission.longest(request), []
+        for choice in range(request.params.n):
+            self._next_id += 1
+            try:
+                matcher = None if prototype is None else prototype.start()
+                seqs.append(Sequence(self._next_id, request, choice=choice, max_len=max_len, matcher=matcher))
+            except SequenceFailed as error:
+                raise BadRequest(error.message, param="structured") from error
+        return seqs
 
 
 def _is_broken(chunk: Chunk, output: StepOutput) -> bool:
     """Whether what the step was asked for besides tokens is no number. Sampling looks at its own logits."""
-    if chunk.scored and any(map(math.isnan, (each.logprob for each in output.prompt_logprobs[chunk.seq.id]))):
+    if chunk.scored and any(map(math.isnan, (each.logprob for each in output.scored[chunk.seq.id]))):
         return True
     return not math.isfinite(sum(output.pooled.get(chunk.seq.id, ())))
 
@@ -488,7 +537,7 @@ def _reach(seq: Sequence, budget: int) -> int:
     """How far a sequence gets whose model keeps nothing: its prompt at once, but for positions that are scored."""
     if seq.request.one_pass:
         return seq.num_tokens
-    for position in range(seq.next_scored, seq.num_prompt - 1):
+    for position in seq.scores:
         budget -= position + 1
         if budget <= 0:
             return position + 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import SequenceFailed
-from ostro.grammar.vocabulary import Vocabulary
+from ostro.grammar.vocabulary import WORD_BITS, Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -23,10 +23,14 @@ class GrammarMatcher:
         self._marker = constraint.free_until.encode()
         # The end of the output, in which the marker may have begun; None once it was found.
         self._tail: bytes | None = b"" if self._marker else None
+        self._num_free = 0
+        # What is left of the marker once it is due.
+        self._due: list[int] = []
+        self._keep_budget()
 
     def mask(self) -> memoryview | None:
         if self._tail is not None:
-            return None
+            return self._only(self._due[0]) if self._due else None
         address, length = self._words.buffer_info()
         self._inner.unsafe_compute_mask_ptr(address, 4 * length)
         self._check()
@@ -49,7 +53,11 @@ class GrammarMatcher:
             self._check()
 
     def forced(self) -> list[int]:
-        if not self._constraint.jump_forward or self._tail is not None or self.is_done or self._is_open:
+        if not self._constraint.jump_forward or self.is_done:
+            return []
+        if self._tail is not None:
+            return list(self._due)
+        if self._is_open:
             return []
         tokens = self._inner.compute_ff_tokens()
         num_valid = self._inner.validate_tokens(tokens) if tokens else 0
@@ -69,6 +77,16 @@ class GrammarMatcher:
         for index, word in self._vocabulary.special_words:
             self._words[index] |= word
 
+    def _keep_budget(self) -> None:
+        """The marker is due once as many tokens as may have come without it."""
+        if self._tail is not None and self._num_free == self._constraint.free_tokens:
+            self._due = self._vocabulary.marker_ids(self._constraint.free_until)
+
+    def _only(self, token_id: int) -> memoryview:
+        words = array("I", bytes(4 * self._vocabulary.num_words))
+        words[token_id // WORD_BITS] = 1 << token_id % WORD_BITS
+        return memoryview(words)
+
     def _search(self, token_id: int) -> None:
         """The grammar begins right after the marker, be it in the middle of a token."""
         tokens = self._vocabulary.tokens
@@ -76,6 +94,10 @@ class GrammarMatcher:
         _, found, rest = text.partition(self._marker)
         if not found:
             self._tail = text[-(len(self._marker) - 1) :] if len(self._marker) > 1 else b""
+            self._num_free += 1
+            if self._due and token_id == self._due[0]:
+                del self._due[0]
+            self._keep_budget()
             return
         self._tail = None
         pieces = self._vocabulary.tokenizer.tokenize_bytes(rest) if rest else []

@@ -1,6 +1,7 @@
 """A model's vocabulary as llguidance wants it. Knows tokenizers; knows no grammars."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +11,12 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 WORD_BITS = 32
+
+# Of forced text that is tokenised at once: the rest has its turn later, and must not cost each step a megabyte's time.
+_MAX_CHARACTERS = 160
+_MARGIN = 4
+"""Tokens at the end of it."""
+_MAX_TEXTS = 1 << 14
 
 
 class TokenizerLike(Protocol):
@@ -65,6 +72,12 @@ class Vocabulary:
         self.special_words = _words(special_ids)
         """The words of a mask that hold special tokens, by index, with those tokens' bits."""
 
+    def marker_ids(self, text: str) -> list[int]:
+        """How a model writes a marker: as one token, if there is one for it, be it special or not."""
+        if text.encode() in self.tokens:
+            return [self.tokens.index(text.encode())]
+        return list(self.tokenizer.tokenize_str(text))
+
 
 class _Source:
     """What LLTokenizer reads a vocabulary from.
@@ -81,10 +94,18 @@ class _Source:
         self._tokenizer = tokenizer
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_ids, eos_id
         self.built: LLTokenizer | None = None
+        # Every mask of forced text asks for it, and the same property names come again and again.
+        self._ids = lru_cache(_MAX_TEXTS)(self._uncached)
 
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("takes text only")
+        if len(text) <= _MAX_CHARACTERS:
+            return list(self._ids(text))
+        # The end of what was cut is not as the whole text would have it.
+        return list(self._ids(text[:_MAX_CHARACTERS])[:-_MARGIN])
+
+    def _uncached(self, text: str) -> list[int]:
         # The second way is for vocabularies that put a space before a text's first word.
         for prefix in ("", "\n"):
             ids = self._encode(prefix + text)

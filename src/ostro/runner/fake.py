@@ -69,6 +69,7 @@ class FakeRunner:
             context_price=context_price,
             steps_ahead=steps_ahead,
             keeps_kv=keeps_kv,
+            constrains=True,
             backend="fake",
             precision="no weights",
         )
@@ -96,7 +97,7 @@ class FakeRunner:
             for seq in chunk.samples:
                 output.sampled[seq.id] = self._sample(attended[-1], seq)
             if chunk.scored:
-                output.prompt_logprobs[chunk.seq.id] = [
+                output.scored[chunk.seq.id] = [
                     self._score(attended[position - chunk.start], chunk.seq.token_ids[position + 1])
                     for position in chunk.scored
                 ]
@@ -113,6 +114,16 @@ class FakeRunner:
             twin.token_ids.append(token)
             attended += _slot_value(attended, token)
         return twin.output_ids
+
+    def expected_next(self, seq: Sequence) -> SampledToken:
+        """What the sequence must sample after its tokens, under its mask."""
+        *_, attended = _attended(seq.token_ids)
+        return self._sample(attended, seq)
+
+    def expected_logprob(self, token_ids: list[int], at: int) -> TokenLogprob:
+        """Of the token at that place, had it been scored."""
+        *_, attended = _attended(token_ids[:at])
+        return self._score(attended, token_ids[at])
 
     def expected_prompt_logprobs(self, request: Request) -> list[TokenLogprob]:
         """The log-probabilities that the request asks for, from its first wanted position on."""
@@ -155,6 +166,8 @@ class FakeRunner:
         token = self._next_scripted(seq)
         if token is None:
             token = draw % self._spec.vocab_size
+        if seq.mask is not None and not seq.mask.cast("B")[token >> 3] >> (token & 7) & 1:
+            token = _allowed(seq.mask, draw, self._spec.vocab_size)
         if seq.stops_banned and token in seq.stop_ids:
             token = (token + 1) % self._spec.vocab_size
         wants = request.params.logprobs is not None
@@ -190,6 +203,18 @@ def _last(prompt: list[int], key: list[int]) -> int:
     """Where the key begins last in the prompt; -1 if it does not."""
     starts = range(len(prompt) - len(key), -1, -1)
     return next((start for start in starts if prompt[start : start + len(key)] == key), -1)
+
+
+def _allowed(mask: memoryview, draw: int, vocab: int) -> int:
+    """One of the tokens that the mask allows."""
+    bits = int.from_bytes(mask, "little") & ((1 << vocab) - 1)
+    rank, token = draw % bits.bit_count(), 0
+    for width in (1 << exponent for exponent in reversed(range(vocab.bit_length()))):
+        if rank >= (below := (bits & ((1 << width) - 1)).bit_count()):
+            rank -= below
+            bits >>= width
+            token += width
+    return token
 
 
 def _attended(token_ids: Iterable[int]) -> Iterator[int]:

@@ -4,13 +4,16 @@ import math
 
 from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 
+ALL_BANNED = (
+    "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens; with a structured output they "
+    "may leave none of the tokens that it allows."
+)
+
 
 def outcome(token_id: int, best: float, logprob: TokenLogprob | None) -> SampledToken:
     """The best score reveals whether the row could be sampled: NaN and infinity both show up in it."""
     if best == -math.inf:
-        return SampledToken(
-            -1, error="Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens."
-        )
+        return SampledToken(-1, error=ALL_BANNED)
     if not math.isfinite(best):
         return SampledToken(-1, error=NOT_FINITE)
     return SampledToken(token_id, logprob)

@@ -77,6 +77,7 @@ class RecomputeRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             keeps_kv=False,
+            constrains=True,
             num_puzzles=0 if config.dialect == "aios" else max(1, config.num_puzzles),
             device=self.device.type,
             backend=f"torch ({self.device.type})",
@@ -163,7 +164,7 @@ class RecomputeRunner:
             if not _is_last(each) and not _solves(each):
                 seq = each.chunk.seq
                 targets = seq.token_ids[each.asked.start + 1 : each.asked.stop + 1]
-                wanted = rows.setdefault(seq.request.params.prompt_logprobs or 0, [])
+                wanted = rows.setdefault(each.chunk.num_top, [])
                 wanted += [(seq.id, target, state) for target, state in zip(targets, own, strict=True)]
         block = self._rows_at_a_time
         for top, wanted in rows.items():
@@ -172,7 +173,7 @@ class RecomputeRunner:
                 logits = self.model.head(torch.stack([state for *_, state in part]))
                 scored = position_logprobs(logits, [target for _, target, _ in part], top)
                 for (id, *_), logprob in zip(part, scored, strict=True):
-                    output.prompt_logprobs.setdefault(id, []).append(logprob)
+                    output.scored.setdefault(id, []).append(logprob)
 
     def _solve(self, passes: Seq[_Pass], ends: Seq[_End], output: StepOutput) -> None:
         """The most likely token at each position, also in blocks."""

@@ -1,7 +1,7 @@
 """Logits to tokens: one token a sequence, each row with its own settings. Keeps no state between steps.
 
-    logits ── edits (`runner.edits`) ── greedy: the best
-       │                             └─ gaps / temperature ── top-k ── top-p ── min-p ── draw
+    logits ── edits, masks (`score_edits`) ── greedy: the best
+       │                                   └─ gaps / temperature ── top-k ── top-p ── min-p ── draw
        └── log-probabilities: of the logits as the model gave them
 
 A step's rows are grouped by what they need, and only those rows pay for it:

@@ -1,22 +1,25 @@
-"""Applies the changes listed by `edits` to torch scores: logit bias, penalties, bans and top-n-sigma."""
+"""Applies the changes listed by `edits` to torch scores: logit bias, penalties, bans, masks and top-n-sigma."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ostro.engine import sequence
 from ostro.runner.edits import Change, Edits, all_edits, edits_without_penalties, sigma_rows
 
+_WORD_BITS = 32
+
 
 def edited(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
     """Returns `logits` itself if no row needs a change, otherwise a modified copy."""
-    return _cut(_changed(logits, all_edits(seqs, logits.shape[-1])), seqs)
+    return _cut(_masked(_changed(logits, all_edits(seqs, logits.shape[-1])), seqs), seqs)
 
 
 def without_penalties(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
     """The same, except for penalties that the sampler applies from its own tables."""
-    return _cut(_changed(logits, edits_without_penalties(seqs, logits.shape[-1])), seqs)
+    return _cut(_masked(_changed(logits, edits_without_penalties(seqs, logits.shape[-1])), seqs), seqs)
 
 
 def _changed(logits: Tensor, edits: Iterable[Edits]) -> Tensor:
@@ -27,6 +30,19 @@ def _changed(logits: Tensor, edits: Iterable[Edits]) -> Tensor:
         index = (rows.long(), tokens.long())
         scores[index] = _CHANGES[change](scores[index], amounts.to(scores.dtype))
     return scores
+
+
+def _masked(scores: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
+    masks = {row: seq.mask for row, seq in enumerate(seqs) if seq.mask is not None}
+    if not masks:
+        return scores
+    index = torch.tensor(list(masks)).to(scores.device, non_blocking=True)
+    words = torch.from_numpy(np.stack([np.frombuffer(mask, np.int32) for mask in masks.values()]))
+    bits = torch.arange(_WORD_BITS, dtype=torch.int32, device=scores.device)
+    banned = (words.to(scores.device, non_blocking=True).unsqueeze(-1) >> bits & 1 == 0).flatten(1)
+    # Infinity is subtracted, not written: NaN or an infinite score stays visible to the check that fails its row.
+    own = scores[index]
+    return scores.index_copy(0, index, torch.where(banned[:, : own.shape[-1]], own - torch.inf, own))
 
 
 def _cut(scores: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:

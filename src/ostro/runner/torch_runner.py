@@ -59,6 +59,7 @@ class TorchRunner:
             max_batch_tokens=max_batch_tokens,
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
+            constrains=True,
             pages_bytes=page_bytes(shape, page_size, parameter.itemsize) * num_pages,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), format_name(parameter.dtype)),
@@ -92,7 +93,7 @@ class TorchRunner:
             if chunk.scored:
                 first = piece.offset + chunk.scored.start - chunk.start
                 rows = hidden[first : first + len(chunk.scored)]
-                output.prompt_logprobs[chunk.seq.id] = self._score(chunk, rows)
+                output.scored[chunk.seq.id] = self._score(chunk, rows)
             if chunk.seq.request.task is Task.EMBED:
                 own = hidden[piece.offset : piece.offset + piece.length]
                 pooled, divisor = pooled_rows(self.pooling, chunk)
@@ -131,7 +132,7 @@ class TorchRunner:
         output.sampled.update(zip((seq.id for seq in seqs), sample(logits, seqs), strict=True))
 
     def _score(self, chunk: Chunk, hidden: Tensor) -> list[TokenLogprob]:
-        top = chunk.seq.request.params.prompt_logprobs or 0
+        top = chunk.num_top
         targets = chunk.seq.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
         block = max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
         return [

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 6
+_VERSION = 7
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -166,6 +166,9 @@ class CDraw(Structure):
         ("best", c_float),
         ("top_p", c_double),
         ("key", c_uint64),
+        ("allowed", c_void_p),
+        ("num_words", c_int32),
+        ("reserved", c_int32),
     )
 
 

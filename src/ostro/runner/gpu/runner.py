@@ -288,7 +288,7 @@ class GpuRunner:
         for chunk, end in zip(chunks, ends, strict=True):
             first = end - chunk.length + chunk.scored.start - chunk.start
             targets = chunk.seq.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1] if chunk.scored else []
-            top = chunk.seq.request.params.prompt_logprobs or 0
+            top = chunk.num_top
             for at in range(0, len(targets), self._block):
                 some = send(np.array(targets[at : at + self._block]), self.device)
                 logits = self._head(hidden[first + at : first + at + len(some)]).float()
@@ -297,7 +297,7 @@ class GpuRunner:
         def add(output: StepOutput) -> None:
             for chunk, top, wait in waits:
                 (table,) = wait()
-                found = output.prompt_logprobs.setdefault(chunk.seq.id, [])
+                found = output.scored.setdefault(chunk.seq.id, [])
                 found += read_logprobs(table, [top] * len(table))
 
         return add

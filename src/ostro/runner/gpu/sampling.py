@@ -12,12 +12,11 @@ from torch import Tensor
 from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
+from ostro.runner import outcome as row_outcome
 from ostro.runner.edits import cuts
 from ostro.runner.score_edits import without_penalties
 
-_FAILURES = {
-    ALL_BANNED: "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens.",
-}
+_FAILURES = {ALL_BANNED: row_outcome.ALL_BANNED}
 
 
 class SamplerKind(NamedTuple):

@@ -93,6 +93,7 @@ class NativeRunner:
             max_batch_seqs=max_batch_seqs,
             context_price=_context_price(spec, packed),
             generates=spec.logits is not None,
+            constrains=True,
             pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes, cells.slot_bytes) * num_pages,
             backend=f"native ({isa})",
             precision=in_words(spec.precision.split(", "), cells.name.lower()),
@@ -162,7 +163,7 @@ class NativeRunner:
             self._sample_changed(tokens, pieces, asked, changed, output)
         for chunk, piece in zip(batch.chunks, pieces, strict=True):
             if chunk.scored:
-                output.prompt_logprobs[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
+                output.scored[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
             if chunk.seq.request.task is Task.EMBED:
                 output.pooled[chunk.seq.id] = self._pool(tokens, pieces, chunk, piece)
         return output
@@ -210,7 +211,7 @@ class NativeRunner:
         return self.program.buffer(number)[:, : self._spec.vocab_size]
 
     def _score(self, tokens: Rows, pieces: Seq[Piece], chunk: Chunk, piece: Piece) -> list[TokenLogprob]:
-        top = chunk.seq.request.params.prompt_logprobs or 0
+        top = chunk.num_top
         first = piece.row - chunk.start
         found: list[TokenLogprob] = []
         for at in range(chunk.scored.start, chunk.scored.stop, self.program.max_asked):

@@ -1,6 +1,6 @@
 """Sampling around the native core's draws: what is changed in rows before, and how each draw is described.
 
-    logits ── bias, penalties, bans, top-n-sigma (numpy, in place) ── temperature, top-k, top-p, min-p, draw (native)
+    logits ── bias, penalties, bans, top-n-sigma (numpy, in place) ── mask, temperature, truncation, draw (native)
 
 `runner.sampler` says what each setting means: both give the same tokens for the same seed.
 """
@@ -86,7 +86,9 @@ def edit(logits: Floats, rows: Seq[Row]) -> None:
         for change, cells in all_edits(list(seqs.values()), logits.shape[-1]):
             index = (numbers[cells[0].astype(np.intp)], cells[1].astype(np.intp))
             logits[index] = _CHANGES[change](logits[index], cells[2].astype(np.float32))
-        for row, kept in zip(*sigma_rows(list(seqs.values())), strict=True):
+        wanting = list(seqs.values())
+        for row, kept in zip(*sigma_rows(wanting), strict=True):
+            _mask(logits[numbers[row]], wanting[row].mask)
             _cut(logits[numbers[row]], kept)
 
 
@@ -95,12 +97,22 @@ def draws_of(rows: Seq[Row], vocab: int) -> "Array[CDraw]":
     for draw, (row, seq) in zip(draws, rows, strict=True):
         params = seq.request.params
         draw.row = row
+        if seq.mask is not None:
+            words = np.frombuffer(seq.mask, np.uint32)
+            draw.allowed, draw.num_words = words.ctypes.data, len(words)
         if params.greedy:
             continue
         draw.temperature, draw.top_p, draw.min_p = params.temperature, params.top_p, params.min_p
         draw.top_k = params.top_k if 0 < params.top_k < vocab else 0
         draw.key = stream_key(seq.request.seed, seq.choice, seq.num_output) & _WORD
     return draws
+
+
+def _mask(scores: Floats, mask: memoryview | None) -> None:
+    """What top-n-sigma is not to count; the draw masks all others itself."""
+    if mask is not None:
+        allowed = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(scores), bitorder="little")
+        scores[allowed == 0] -= np.inf
 
 
 def _cut(scores: Floats, deviations: float) -> None:

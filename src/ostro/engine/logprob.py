@@ -1,0 +1,19 @@
+"""A position's log-probability. Knows no tensors."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position's log-probability under the model's own distribution, before masks, temperature and truncation."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 where no token is more likely."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
+
+    def listing(self, count: int) -> "TokenLogprob":
+        """The same with no more than `count` of the most likely tokens."""
+        return self if len(self.top) <= count else replace(self, top=self.top[:count])
