@@ -44,13 +44,16 @@ _ROWS = {
         "backends config engine errors extras formats kernels machine models sampling_params sources "
         "torch_extra torch_models weights"
     ),
-    "engine_process": "backends config engine errors processes runner sampling_params sources weights",
+    "model_tokenizer": "config errors sources text weights",
+    "engine_process": (
+        "backends config engine errors grammar model_tokenizer processes runner sampling_params sources weights"
+    ),
     "planning": "backends config errors kernels machine models runner sources torch_extra weights",
     "outputs": "engine errors",
-    "frontend": "config engine errors grammar outputs sampling_defaults sampling_params sources text weights",
+    "frontend": "config engine errors grammar model_tokenizer outputs sampling_defaults sampling_params text weights",
     "driver": "engine errors frontend outputs",
     "llm": (
-        "config driver engine errors frontend outputs planning runner sampling_defaults sampling_params "
+        "config driver engine errors frontend grammar outputs planning runner sampling_defaults sampling_params "
         "sources text weights"
     ),
     "evaluation": "errors extras llm outputs sampling_params",

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Ite
 from contextlib import suppress
 from typing import NamedTuple
 
+from ostro.engine.constraint import Grammars, Prototype
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
@@ -74,13 +75,14 @@ class _Inbox:
 class Driver:
     """Any number of threads may `drive` and any number of tasks may `adrive` at a time."""
 
-    def __init__(self, core: EngineCore, collect: Callable[[Request], Collector]) -> None:
+    def __init__(self, core: EngineCore, collect: Callable[[Request], Collector], grammars: Grammars) -> None:
         self._core = core
         self._collect = collect
+        self._grammars = grammars
         self._turn = threading.Condition()
         # The condition guards everything below. While a thread steps, `_under_way` and the engine belong to it.
         self._is_stepping = False
-        self._arrivals: deque[tuple[Request, _Inbox]] = deque()
+        self._arrivals: deque[tuple[Request, Prototype | None, _Inbox]] = deque()
         self._departures: deque[int] = deque()
         self._under_way: dict[int, tuple[Collector, _Inbox]] = {}
         self._worker: threading.Thread | None = None
@@ -90,7 +92,7 @@ class Driver:
         inbox = _Inbox()
         try:
             for request in requests:
-                self._submit([request], inbox)
+                self._submit([(request, self._compiled(request))], inbox)
             while inbox.unfinished:
                 if not inbox.has_news:
                     self._advance(inbox)
@@ -103,7 +105,11 @@ class Driver:
         """The same for a caller that awaits; the event loop keeps running while the worker thread steps."""
         inbox = _Inbox(asyncio.get_running_loop())
         try:
-            self._submit(requests, inbox)
+            if all(request.constraint is None for request in requests):
+                prototypes: list[Prototype | None] = [None] * len(requests)
+            else:
+                prototypes = await asyncio.to_thread(lambda: [self._compiled(request) for request in requests])
+            self._submit(list(zip(requests, prototypes, strict=True)), inbox)
             while inbox.unfinished:
                 await inbox.news()
                 yield inbox.take()
@@ -112,11 +118,15 @@ class Driver:
 
     # --- callers ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, requests: Sequence[Request], inbox: _Inbox) -> None:
+    def _compiled(self, request: Request) -> Prototype | None:
+        """The request's constraint, compiled in the caller's thread: nobody else's steps wait for it."""
+        return None if request.constraint is None else self._grammars.prepare(request.constraint)
+
+    def _submit(self, requests: Sequence[tuple[Request, Prototype | None]], inbox: _Inbox) -> None:
         with self._turn:
-            for request in requests:
+            for request, prototype in requests:
                 inbox.unfinished.add(request.id)
-                self._arrivals.append((request, inbox))
+                self._arrivals.append((request, prototype, inbox))
             if not self._is_stepping:
                 self._take_mail()
             if inbox.loop is not None and self._worker is None:
@@ -188,9 +198,9 @@ class Driver:
         """Arrivals before departures: a request may have done both."""
         refused = set[_Inbox]()
         while self._arrivals:
-            request, inbox = self._arrivals.popleft()
+            request, prototype, inbox = self._arrivals.popleft()
             try:
-                self._core.add(request)
+                self._core.add(request, prototype)
             except OstroError as error:
                 inbox.failure = error
                 refused.add(inbox)

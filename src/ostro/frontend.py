@@ -3,7 +3,7 @@
 import itertools
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,12 @@ from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
-from ostro.errors import BadRequest, ModelNotFound, Unsupported
+from ostro.errors import BadRequest, Unsupported
 from ostro.grammar.checker import GrammarChecker
+from ostro.model_tokenizer import load_tokenizer
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
-from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
-from ostro.text.hf_files import ids_in
-from ostro.text.id_text import IdTokenizer
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
@@ -31,26 +29,6 @@ Message = Mapping[str, object]
 
 # Tokens, where nobody has named a number.
 _USUAL_ANSWER = 1024
-
-
-def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:
-    """The model's own, or the one that the settings name: at `path` if that is known, else fetched if need be.
-
-    HRMs of upstream's dialect, which solve puzzles, may do without.
-    """
-    if config.tokenizer is None:
-        try:
-            own = checkpoint.tokenizer_path
-        except ModelNotFound:
-            dialect = checkpoint.config.get("dialect") if config.hrm_dialect == "auto" else config.hrm_dialect
-            vocab_size = checkpoint.config.get("vocab_size")
-            if dialect != "upstream" or not isinstance(vocab_size, int):
-                raise
-            return IdTokenizer(vocab_size)
-        return Tokenizer.load(own, chat_template=config.chat_template, eos_ids=_eos_ids(checkpoint))
-    with naming_tokenizer(config.tokenizer):
-        path = path or fetch_tokenizer(config.tokenizer, progress=True)
-        return Tokenizer.load(path, chat_template=config.chat_template, eos_ids=_eos_ids(checkpoint))
 
 
 class Sampling(NamedTuple):
@@ -206,11 +184,6 @@ def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> SamplingD
     if config.generation_config == "ignore":
         return SamplingDefaults()
     return SamplingDefaults.read(checkpoint.generation_config, source=checkpoint.name)
-
-
-def _eos_ids(checkpoint: Checkpoint) -> Iterator[int]:
-    told = checkpoint.generation_config.get("eos_token_id")
-    return ids_in(checkpoint.config.get("eos_token_id") if told is None else told)
 
 
 class Collector:

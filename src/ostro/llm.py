@@ -16,6 +16,7 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.frontend import Frontend, Message, Prompt, Sampling
+from ostro.grammar.compiler import GrammarCompiler
 from ostro.outputs import Completion, Delta, Score, Solution, embedding, score, solution
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
@@ -63,7 +64,9 @@ class LLM:
             pages_per_seq=self.config.pages_per_seq,
             adapters=self.config.adapter_names,
         )
-        self._driver = Driver(self.core, self._frontend.collector)
+        frontend = self._frontend
+        grammars = GrammarCompiler(lambda: frontend.tokenizer, self.core.runner.spec.vocab_size)
+        self._driver = Driver(self.core, frontend.collector, grammars)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -22,5 +22,9 @@ class Counters:
     restarts: int = 0
     """How often the engine's process was replaced by another; counted by the side that starts them."""
 
+    @property
+    def sampled_tokens(self) -> int:
+        return self.generated_tokens - self.forced_tokens
+
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

@@ -1,6 +1,7 @@
 """The engine process: builds the runner, steps the engine, sends its heartbeat. `engine_process.handle` starts it.
 
 reader thread      socket ──> inbox             the API process is gone when the socket ends: exit at once
+grammar threads    constraint ──> inbox         compiled while the request waits
 main thread        inbox ──> engine ──> socket   one message a step, for all sequences
 heartbeat thread   counters ──> socket           also while a step runs
 """
@@ -23,10 +24,12 @@ import msgspec
 
 from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
+from ostro.engine.constraint import Grammars, Prototype
 from ostro.engine.core import EngineCore
 from ostro.engine.counters import Counters
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import ModelRunner
+from ostro.engine_process.compiling import Compiled, ConstraintCompiler
 from ostro.engine_process.faults import Faults
 from ostro.engine_process.messages import (
     LENGTH,
@@ -49,6 +52,8 @@ from ostro.engine_process.messages import (
     frame,
 )
 from ostro.errors import BadRequest, ModelError, OstroError
+from ostro.grammar.compiler import GrammarCompiler
+from ostro.grammar.vocabulary import TokenizerLike
 from ostro.processes.log_relay import relay_logs
 from ostro.processes.spawn import leave
 from ostro.runner.fake import FakeRunner
@@ -90,12 +95,16 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._messages: SimpleQueue[ToEngine] = SimpleQueue()
+        self._messages: SimpleQueue[ToEngine | Compiled] = SimpleQueue()
         threading.Thread(target=self._receive, name="reader", daemon=True).start()
 
-    def get(self) -> ToEngine:
+    def get(self) -> ToEngine | Compiled:
         """Waits if there is none."""
         return self._messages.get()
+
+    def put(self, compiled: Compiled) -> None:
+        """From this process itself; safe from any thread."""
+        self._messages.put(compiled)
 
     def empty(self) -> bool:
         return self._messages.empty()
@@ -109,11 +118,14 @@ class Inbox:
 class EngineLoop:
     """Takes requests from the inbox, steps the engine while there is work, sends what each step brought."""
 
-    def __init__(self, core: EngineCore, inbox: Inbox, channel: Channel, faults: Faults) -> None:
+    def __init__(self, core: EngineCore, inbox: Inbox, channel: Channel, faults: Faults, grammars: Grammars) -> None:
         self.core = core
         self.inbox = inbox
         self.channel = channel
         self.faults = faults
+        self._compiler = ConstraintCompiler(grammars, inbox.put)
+        # By id, requests whose constraints are being compiled: their choices that were aborted meanwhile.
+        self._compiling: dict[int, list[int]] = {}
 
     def run(self) -> None:
         """Returns once the API process asks to stop."""
@@ -144,8 +156,10 @@ class EngineLoop:
             match self.inbox.get():
                 case Submit(request=request):
                     self._submit(request)
+                case Compiled() as compiled:
+                    self._take_compiled(compiled)
                 case Abort(request_id=request_id, choice=choice):
-                    self.core.abort(request_id, choice)
+                    self._abort(request_id, choice)
                 case Stop():
                     return False
                 case Boot():
@@ -153,10 +167,46 @@ class EngineLoop:
         return True
 
     def _submit(self, request: Request) -> None:
+        if request.constraint is None:
+            self._add(request)
+            return
         try:
-            self.core.add(request)
+            self.core.check(request)
         except BadRequest as error:
-            self.channel.send(Refused(request.id, error.message, error.param))
+            self._refuse(request, error)
+        else:
+            self._compiling[request.id] = []
+            self._compiler.submit(request)
+
+    def _take_compiled(self, compiled: Compiled) -> None:
+        request = compiled.request
+        aborted = self._compiling.pop(request.id, None)
+        if aborted is None:
+            # All of it was aborted.
+            return
+        if compiled.error is not None:
+            self._refuse(request, compiled.error)
+            return
+        self._add(request, compiled.prototype)
+        for choice in aborted:
+            self.core.abort(request.id, choice)
+
+    def _abort(self, request_id: int, choice: int | None) -> None:
+        if request_id not in self._compiling:
+            self.core.abort(request_id, choice)
+        elif choice is None:
+            del self._compiling[request_id]
+        else:
+            self._compiling[request_id].append(choice)
+
+    def _add(self, request: Request, prototype: Prototype | None = None) -> None:
+        try:
+            self.core.add(request, prototype)
+        except BadRequest as error:
+            self._refuse(request, error)
+
+    def _refuse(self, request: Request, error: OstroError) -> None:
+        self.channel.send(Refused(request.id, error.message, error.param))
 
     def _check_pages(self) -> None:
         """An engine that has lost pages would come to a halt later, far from the cause: better a fresh one now."""
@@ -269,6 +319,18 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
     return load_runner(checkpoint, config)
 
 
+def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> Grammars:
+    """Of the model, whose tokenizer is loaded when the first constraint is compiled. `width` is that of the logits."""
+
+    def tokenizer() -> TokenizerLike:
+        # It takes longer to import than all else here, and most engines never need it.
+        from ostro.model_tokenizer import load_tokenizer
+
+        return load_tokenizer(config, checkpoint)
+
+    return GrammarCompiler(tokenizer, width)
+
+
 def warm_up(core: EngineCore) -> None:
     """Computes a few tokens, for one sequence and for two, so that the first request finds everything prepared.
 
@@ -323,7 +385,8 @@ def main() -> int:
         return 1
     channel.send(Ready(msgspec.structs.replace(info, name=name)))
     with held:
-        EngineLoop(core, inbox, channel, faults).run()
+        grammars = model_grammars(checkpoint, boot.config, core.runner.spec.vocab_size)
+        EngineLoop(core, inbox, channel, faults, grammars).run()
     return 0
 
 

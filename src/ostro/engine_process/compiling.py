@@ -1,0 +1,48 @@
+"""Compiles the constraints of requests while they wait, in threads beside the loop that steps the engine.
+
+The first one takes a second or so: the model's vocabulary is read for it, also there. A grammar that does not compile
+fails its own request.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from ostro.engine.constraint import Grammars, Prototype
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, OstroError
+
+_log = logging.getLogger(__name__)
+
+# Compiling competes with the model for the cores.
+_MAX_THREADS = 2
+
+
+class Compiled(NamedTuple):
+    request: Request
+    prototype: Prototype | None
+    error: OstroError | None = None
+    """Why there is no prototype."""
+
+
+class ConstraintCompiler:
+    def __init__(self, grammars: Grammars, deliver: Callable[[Compiled], None]) -> None:
+        """`deliver` is called from another thread. No thread starts before the first request."""
+        self._grammars, self._deliver = grammars, deliver
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grammar")
+
+    def submit(self, request: Request) -> None:
+        self._threads.submit(self._compile, request)
+
+    def _compile(self, request: Request) -> None:
+        assert request.constraint is not None
+        try:
+            self._deliver(Compiled(request, self._grammars.prepare(request.constraint)))
+        except OstroError as error:
+            self._deliver(Compiled(request, None, error))
+        # The library is written in Rust: what it panics with is not an Exception.
+        except BaseException:  # noqa: BLE001
+            _log.exception("A grammar could not be compiled.")
+            failure = BadRequest("The structured output cannot be compiled. Simplify it.", param="structured")
+            self._deliver(Compiled(request, None, failure))
