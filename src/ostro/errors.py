@@ -3,10 +3,12 @@
     OstroError
     ├── BadRequest                    400  the caller can fix it
     │   ├── ContextLengthExceeded     400  prompt and output together exceed the model's context length
+    │   ├── PreviousResponseUnknown   400  the response to continue is not stored here
     │   ├── RequestRefused            400  it crashed the engine more than once
     │   └── Unsupported               400  the loaded model or this build cannot do what was requested
     ├── NotAuthorized                 401  no key, or one that is not valid here
     ├── NotAllowed                    403  this caller may not do it, whatever else they send
+    ├── UnknownResponse               404  no stored response has the requested id
     ├── ModelNotFound                 503  a model's files are not where they should be
     │   └── UnknownModel              404  no model has the requested name
     ├── BodyTimeout                   408  a request's body arrived too slowly
@@ -93,6 +95,10 @@ class ContextLengthExceeded(BadRequest):
         self.limit, self.prompt, self.output = limit, prompt, output
 
 
+class PreviousResponseUnknown(BadRequest):
+    openai_code = "previous_response_not_found"
+
+
 class RequestRefused(BadRequest):
     openai_code = "request_refused"
 
@@ -111,6 +117,12 @@ class NotAllowed(OstroError):
     http_status = 403
     openai_type = "invalid_request_error"
     openai_code = "not_allowed"
+
+
+class UnknownResponse(OstroError):
+    http_status = 404
+    openai_type = "invalid_request_error"
+    openai_code = "response_not_found"
 
 
 class ModelNotFound(OstroError):

@@ -10,6 +10,7 @@ from ostro.schemas import parse
 from ostro.schemas.messages import CountMessageTokens, CreateMessage
 from ostro.server.dialects import message_request
 from ostro.server.dialects.message_request import continues_answer, conversation
+from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 
 Json = dict[str, Any]
@@ -131,12 +132,10 @@ def test_thinking_is_reasoning(fields: Json, settings: ReasoningSettings) -> Non
 
 
 def test_an_output_format_is_a_structured_output() -> None:
-    schema = {"type": "object"}
-    form = {"format": {"type": "json_schema", "schema": schema}}
-    found = message_request.structured_output(request(output_config=form))
-    assert found is not None
-    assert (found.json_schema, found.strict) == ('{"type": "object"}', True)
-    assert message_request.structured_output(request()) is None
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    found = request(output_config=form).sampling_params().structured
+    assert found == StructuredOutput.from_schema({"type": "object"})
+    assert request().sampling_params().structured is None
 
 
 def test_what_claude_code_sends_is_taken() -> None:
@@ -180,6 +179,7 @@ def test_tokens_are_counted_without_a_limit() -> None:
         ({"tool_choice": "auto"}, "tool_choice", False),
         ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "thinking.budget_tokens", False),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", False),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "regex": "a"}, "output_config", False),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers", True),
         ({"container": "c"}, "container", True),
         ({"n": 2}, "n", True),

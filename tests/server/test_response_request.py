@@ -10,6 +10,7 @@ from ostro.schemas import parse
 from ostro.schemas.responses import CreateResponse
 from ostro.server.dialects import response_request
 from ostro.server.dialects.response_request import conversation, offered_tools, sealed, unsealed
+from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 
 Json = dict[str, Any]
@@ -161,17 +162,17 @@ def test_tool_choices_are_those_of_chat(given: object, choice: ToolChoice) -> No
 
 
 def test_formats_are_structured_outputs() -> None:
+    def structured(form: Json) -> StructuredOutput | None:
+        return request(text={"format": form}).sampling_params().structured
+
     schema = {"type": "object", "properties": {"ä": {"type": "string"}}}
-    found = response_request.structured_output(
-        request(text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}})
-    )
+    named = {"type": "json_schema", "name": "x", "schema": schema}
+    found = structured(named | {"strict": True})
     assert found is not None
-    assert '"ä"' in str(found.json_schema)
-    assert found.strict
-    loose = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    assert response_request.structured_output(request(text=loose)).strict is False  # type: ignore[union-attr]
-    assert response_request.structured_output(request(text={"format": {"type": "json_object"}})).json_object  # type: ignore[union-attr]
-    assert response_request.structured_output(request(text={"format": {"type": "text"}})) is None
+    assert found == StructuredOutput.from_schema(schema)
+    assert structured(named) == StructuredOutput.from_schema(schema, strict=False)
+    assert structured({"type": "json_object"}) == StructuredOutput(json_object=True)
+    assert structured({"type": "text"}) is None
 
 
 def test_what_codex_sends_is_taken() -> None:
@@ -216,6 +217,7 @@ def test_what_is_included_of_hosted_tools_asks_for_nothing() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", False),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", False),
         ({"text": {"verbosity": "low"}}, "text.verbosity", True),
+        ({"text": {"format": {"type": "json_object"}}, "regex": "a+"}, "text", False),
         ({"include": ["everything"]}, "include[0]", False),
         ({"conversation": "conv_1"}, "conversation", True),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", True),

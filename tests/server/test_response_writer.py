@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.errors import ContextLengthExceeded, OstroError, QueueFull, RequestTimeout, SequenceFailed, Unavailable
 from ostro.schemas import parse
-from ostro.schemas.responses import CreateResponse, Response
+from ostro.schemas.responses import CreateResponse, ResponseObject
 from ostro.server.dialects.outcome import Counts, Outcome
 from ostro.server.dialects.response_request import offered_tools, unsealed
 from ostro.server.dialects.response_writer import ResponseWriter
@@ -82,7 +82,7 @@ def test_the_clients_accumulator_ends_with_the_response_that_the_last_event_tell
     data = stream(each, script.events)
     final = told(data)[-1]["response"]
     assert final == json.loads(json.dumps(each.response))
-    Response.model_validate(final)
+    ResponseObject.model_validate(final)
     read = accumulated(data)
     assert read.output_text == script.text
     assert [(item.type, item.id) for item in read.output] == [(item["type"], item["id"]) for item in final["output"]]
@@ -174,7 +174,7 @@ def test_a_custom_tools_call_has_an_input() -> None:
     ]
     [item] = told(data)[-1]["response"]["output"]
     assert (item["type"], item["call_id"], item["input"]) == ("custom_tool_call", "call_0", "ls -l")
-    Response.model_validate(each.response)
+    ResponseObject.model_validate(each.response)
 
 
 def test_a_tool_of_a_namespace_is_called_by_its_two_names() -> None:
@@ -278,14 +278,14 @@ def test_a_failure_is_the_last_event_and_has_a_code_that_clients_know(error: Ost
     assert last["type"] == "response.failed"
     assert last["response"]["error"] == {"code": code, "message": error.public}
     assert last["response"]["output"][0]["status"] == "incomplete"
-    Response.model_validate(each.response)
+    ResponseObject.model_validate(each.response)
 
 
 def test_a_cancelled_response_says_so() -> None:
     each = writer()
     data = each.begin() + each.push([Text("Hal")]) + each.cancel()
     assert told(data)[-1]["response"]["status"] == "cancelled"
-    Response.model_validate(each.response)
+    ResponseObject.model_validate(each.response)
 
 
 def test_the_settings_are_those_of_the_request() -> None:

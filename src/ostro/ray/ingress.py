@@ -89,7 +89,7 @@ class Ingress:
             except ClientGone:
                 pass
             except OstroError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call.of(scope)

@@ -34,6 +34,16 @@ from ostro.schemas.generation import (
     Usage,
 )
 from ostro.schemas.hrm import SolveRequest, SolveResponse
+from ostro.schemas.messages import (
+    AssistantMessage,
+    CountMessageTokens,
+    CreateMessage,
+    MessageEvent,
+    MessagesError,
+    MessagesModel,
+    MessagesModelList,
+    MessageTokens,
+)
 from ostro.schemas.models import Alive, Health, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
 from ostro.schemas.native import (
     GenerateEvent,
@@ -44,6 +54,15 @@ from ostro.schemas.native import (
     LoglikelihoodResponse,
     PseudoLoglikelihoodResponse,
     TokenCounts,
+)
+from ostro.schemas.responses import (
+    CountResponseTokens,
+    CreateResponse,
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
 )
 from ostro.schemas.structured import FormatSource, ResponseFormat, StructuredFields, StructuredOutputs
 from ostro.schemas.tokenizer import (
@@ -58,6 +77,7 @@ from ostro.schemas.wire import RequestModel, WireModel, bad_request, parse
 
 __all__ = [
     "Alive",
+    "AssistantMessage",
     "BatchError",
     "BatchRequest",
     "BatchResponse",
@@ -79,6 +99,11 @@ __all__ = [
     "CompletionRequest",
     "CompletionResponse",
     "CompletionTokensDetails",
+    "CountMessageTokens",
+    "CountResponseTokens",
+    "CreateMessage",
+    "CreateResponse",
+    "DeletedResponse",
     "DetokenizeRequest",
     "DetokenizeResponse",
     "Embedding",
@@ -95,9 +120,16 @@ __all__ = [
     "GenerateUsageEvent",
     "GenerationRequest",
     "Health",
+    "InputItemList",
+    "InputTokens",
     "LoglikelihoodRequest",
     "LoglikelihoodResponse",
     "Message",
+    "MessageEvent",
+    "MessageTokens",
+    "MessagesError",
+    "MessagesModel",
+    "MessagesModelList",
     "ModelCard",
     "ModelList",
     "ModelStats",
@@ -107,7 +139,9 @@ __all__ = [
     "PseudoLoglikelihoodResponse",
     "Readiness",
     "RequestModel",
+    "ResponseEvent",
     "ResponseFormat",
+    "ResponseObject",
     "SolveRequest",
     "SolveResponse",
     "Stats",

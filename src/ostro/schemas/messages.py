@@ -7,8 +7,10 @@ from pydantic import ConfigDict, Field, model_validator
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.generation import GenerationRequest, Words
 from ostro.schemas.prompts import Text
+from ostro.schemas.structured import FormatSource
 from ostro.schemas.tagged import tagged, text_or_list
 from ostro.schemas.wire import RequestModel, WireModel, refusal
+from ostro.structured import StructuredOutput
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 1024
@@ -228,6 +230,21 @@ class MessagesInput(GenerationRequest):
     thinking: Thinking | None = None
     """None is the model's own default."""
     output_config: OutputConfig = OutputConfig()
+
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        if self.output_config.format is not None and super()._asked() is not None:
+            complaint = "contradicts the other field that says what the output must look like: give one of them"
+            raise refusal("output_config", complaint)
+        return self
+
+    def _asked(self) -> tuple[FormatSource, StructuredOutput] | None:
+        form = self.output_config.format
+        if form is None:
+            return super()._asked()
+        source = FormatSource("output_config.format", "schema for output_config.format")
+        with source.named_in_errors():
+            return source, StructuredOutput.from_schema(form.schema_, jump_forward=self.jump_forward)
 
 
 class CreateMessage(MessagesInput):

@@ -8,8 +8,10 @@ from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.schemas.chat import TopLogprob
 from ostro.schemas.generation import GenerationRequest
 from ostro.schemas.prompts import Text
+from ostro.schemas.structured import FormatSource
 from ostro.schemas.tagged import tagged, text_or_list
-from ostro.schemas.wire import RequestModel, WireModel, refusal
+from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal
+from ostro.structured import StructuredOutput
 
 MAX_ITEMS = 4096
 MAX_PARTS = 1024
@@ -418,6 +420,28 @@ class ResponseInput(GenerationRequest):
     truncation: Literal["auto", "disabled"] = "disabled"
     """`auto` drops items from the beginning of a conversation that is too long."""
 
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        if self.text.format.type != "text" and super()._asked() is not None:
+            raise refusal(
+                "text", "contradicts the other field that says what the output must look like: give one of them"
+            )
+        return self
+
+    def _asked(self) -> tuple[FormatSource, StructuredOutput] | None:
+        form = self.text.format
+        if isinstance(form, TextFormat):
+            return super()._asked()
+        if isinstance(form, JsonObjectFormat):
+            source = FormatSource("text.format", "text.format")
+            return source, StructuredOutput(json_object=True, jump_forward=self.jump_forward)
+        source = FormatSource("text.format", f"schema for text.format '{form.name}'")
+        with source.named_in_errors():
+            output = StructuredOutput.from_schema(
+                form.schema_, strict=form.strict is True, jump_forward=self.jump_forward
+            )
+        return source, output
+
 
 class CreateResponse(ResponseInput):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -469,7 +493,7 @@ class OutputText(WireModel):
     text: str
     annotations: list[str]
     """Always empty."""
-    logprobs: list[OutputLogprob] | None = None
+    logprobs: list[OutputLogprob]
 
 
 class OutputMessage(WireModel):
@@ -484,7 +508,7 @@ class OutputFunctionCall(WireModel):
     type: Literal["function_call"]
     id: str
     call_id: str
-    namespace: str | None = None
+    namespace: str | None = left_out()
     name: str
     arguments: str
     """JSON."""
@@ -495,7 +519,7 @@ class OutputCustomCall(WireModel):
     type: Literal["custom_tool_call"]
     id: str
     call_id: str
-    namespace: str | None = None
+    namespace: str | None = left_out()
     name: str
     input: str
     status: ItemStatus
@@ -510,8 +534,8 @@ class OutputReasoning(WireModel):
     type: Literal["reasoning"]
     id: str
     summary: list[ReasoningText]
-    content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
+    content: list[ReasoningText] | None = left_out()
+    encrypted_content: str | None = left_out()
     """Send the item back with the next request of a tool loop, and the model sees its reasoning again."""
     status: ItemStatus
 
@@ -543,7 +567,7 @@ class ResponseUsage(WireModel):
     total_tokens: int
 
 
-class Response(WireModel):
+class ResponseObject(WireModel):
     """The answer, with the request's settings."""
 
     id: str

@@ -4,20 +4,28 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, Message, WireModel
+from ostro.schemas import Message, WireModel
 from ostro.server.body import BodyLimits, Schema, read_request
+from ostro.server.dialects.response_store import ResponseStore
 from ostro.server.limits import Gate
 from ostro.server.models import Models
 from ostro.server.record import RequestRecord
 
 # Fewer are converted sooner than a thread is woken.
 _MANY_PARTS = 64
+
+
+class SamplingRequest(Protocol):
+    """A request of any endpoint that generates."""
+
+    def sampling_params(self) -> SamplingParams: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +42,11 @@ class HttpOptions:
     healthz_waits: bool = False
     """Whether /healthz means ready, as /readyz does, rather than alive."""
 
-    def params(self, request: CompletionRequest | ChatCompletionRequest | GenerateRequest) -> SamplingParams:
+    response_store_bytes: int = 64 << 20
+    """What stored responses may take; 0 stores none."""
+    response_store_seconds: float = 3600.0
+
+    def params(self, request: SamplingRequest) -> SamplingParams:
         """What a request asks for, with the operator's defaults for what it leaves open."""
         params = self.defaults.fill(request.sampling_params())
         if params.max_tokens is None and self.defaults.max_tokens is not None:
@@ -50,6 +62,7 @@ class Api:
     models: Models
     gate: Gate
     options: HttpOptions
+    responses: ResponseStore = field(default_factory=ResponseStore)
     started: int = field(default_factory=lambda: int(time.time()))
 
     async def read(self, schema: type[Schema], http: Request) -> Schema:
@@ -91,3 +104,8 @@ def record_of(http: Request) -> RequestRecord:
     record = http.scope["state"]["record"]
     assert isinstance(record, RequestRecord)
     return record
+
+
+def end_record(http: Request, record: RequestRecord) -> None:
+    """Counts and logs work that outlived its HTTP request, under a record of its own."""
+    http.scope["state"]["end_record"](record)

@@ -11,12 +11,26 @@ from ostro.server import error_handlers
 from ostro.server.api import Api, HttpOptions
 from ostro.server.api_docs import pages
 from ostro.server.body import BodyBudget, BodyLeases
+from ostro.server.dialects.response_store import ResponseStore
 from ostro.server.documentation import document
 from ostro.server.limits import Gate, GateLimits
 from ostro.server.logging import RequestLog
 from ostro.server.models import Models
 from ostro.server.record import RequestRecord
-from ostro.server.routes import admin, chat, completions, embeddings, health, hrm, models, native, root, tokenizer
+from ostro.server.routes import (
+    admin,
+    chat,
+    completions,
+    embeddings,
+    health,
+    hrm,
+    messages,
+    models,
+    native,
+    responses,
+    root,
+    tokenizer,
+)
 
 
 def build_app(
@@ -36,7 +50,8 @@ def build_app(
     """
     version = version or metadata.version("ostro")
     options = options or HttpOptions()
-    api = Api(models=served, gate=gate or Gate(GateLimits()), options=options)
+    store = ResponseStore(max_bytes=options.response_store_bytes, seconds=options.response_store_seconds)
+    api = Api(models=served, gate=gate or Gate(GateLimits()), options=options, responses=store)
     app = FastAPI(
         title="Ostro",
         version=version,
@@ -58,6 +73,8 @@ def build_app(
     error_handlers.install(app)
     for router in (
         chat.router(api),
+        responses.router(api),
+        messages.router(api),
         completions.router(api),
         embeddings.router(api),
         native.router(api),

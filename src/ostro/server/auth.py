@@ -174,7 +174,7 @@ class Authentication:
         try:
             return check_caller(self.keyring, self.hosts, paths, headers)
         except NotAuthorized:
-            given = bearer(headers)
+            given = given_key(headers)
             if given is not None and not self.keyring.knows(given):
                 self._throttle.fail(address)
             raise
@@ -195,7 +195,7 @@ def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str],
     """The caller; None is anonymous. Raises NotAuthorized for a key that does not fit the path, and NotAllowed for a
     request without a key to a host name that is not the server's.
     """
-    key = keyring.identify(paths, bearer(headers))
+    key = keyring.identify(paths, given_key(headers))
     if key is None and hosts is not None and not OPEN_PATHS.issuperset(paths):
         hosts.check(headers)
     return key
@@ -207,13 +207,13 @@ def _paths(scope: Scope) -> list[str]:
     return [scope["path"]] if raw is None else [scope["path"], bytes(raw).decode("latin-1")]
 
 
-def bearer(headers: Headers) -> str | None:
-    """The request's key."""
+def given_key(headers: Headers) -> str | None:
+    """The key that a request came with: as a bearer token, or as Anthropic's clients send theirs."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        key = headers.get("x-api-key", "")
     key = key.strip()
-    if scheme.lower() == "bearer" and key and len(key) <= _LONGEST_KEY:
-        return key
-    return None
+    return key if key and len(key) <= _LONGEST_KEY else None
 
 
 async def _refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -37,6 +37,8 @@ class ChatRequest:
     `params.structured` says it."""
     format_source: FormatSource | None = None
     """Where the dialect's request says what the text must look like; errors about that name it."""
+    fits_output: bool = False
+    """Whether a `max_tokens` that the context has no room for is lowered rather than refused."""
     cache_salt: str = ""
     priority: int = 0
 

@@ -7,7 +7,7 @@ in its middle is encoded each time.
 import codecs
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -25,7 +25,7 @@ from ostro.server.responses import (
     usage,
     wire_reason,
 )
-from ostro.server.sse import event
+from ostro.server.sse import OPENAI, Framing, event
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 
@@ -39,6 +39,9 @@ class Chunks(Protocol):
     @property
     def id(self) -> str | None:
         """The answer's, if it has one."""
+
+    @property
+    def framing(self) -> Framing: ...
 
     def start(self) -> bytes:
         """What comes before the first text."""
@@ -80,6 +83,8 @@ class _Envelope:
 
 class ChatChunks:
     """A chat answer that is all text: its deltas are written as they are."""
+
+    framing: Final = OPENAI
 
     def __init__(
         self,
@@ -196,6 +201,8 @@ class AnswerChunks(ChatChunks):
 
 class CompletionChunks:
     """Of one or several prompts, each with its choices."""
+
+    framing: Final = OPENAI
 
     def __init__(
         self,

@@ -46,14 +46,14 @@ def described(
     *,
     request: type[RequestModel] | None = None,
     events: type[WireModel] | None = None,
+    event_words: str = "`data:` events, each a {name}, then `data: [DONE]`.",
     unready: bool = False,
     not_found: bool = False,
 ) -> RouteArguments:
     """For an endpoint that answers with `answer`, in a stream with `events`, and `unready` with a 503 of the same."""
     content: Json = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
-        words = f"`data:` events, each a {events.__name__}, then `data: [DONE]`."
-        content["text/event-stream"] = {"schema": {"description": words}}
+        content["text/event-stream"] = {"schema": {"description": event_words.format(name=events.__name__)}}
     errors = _SHARED_ERRORS | (_BODY_ERRORS if request is not None else {})
     if not_found:
         errors |= {404: _BODY_ERRORS[404]}

@@ -1,4 +1,4 @@
-"""The one place where an exception becomes a status and an OpenAI error body. Knows no endpoint."""
+"""The one place where an exception becomes a status and an error body, in the request's dialect. Knows no endpoint."""
 
 import re
 from http import HTTPStatus
@@ -11,7 +11,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import OstroError, TryLater
-from ostro.schemas import ErrorBody, ErrorDetail
+from ostro.schemas import ErrorBody, ErrorDetail, WireModel
+from ostro.server.dialects import message_errors
 from ostro.server.disconnect import ClientGone
 
 # The status that others' logs show for a client that left; nobody receives it.
@@ -26,10 +27,10 @@ def internal_error() -> OstroError:
 async def refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) -> None:
     """For middlewares, whose errors no handler sees."""
     note_error(scope, error)
-    await error_response(error)(scope, receive, send)
+    await error_response(error, scope)(scope, receive, send)
 
 
-def error_response(error: OstroError) -> Response:
+def error_response(error: OstroError, scope: Scope) -> Response:
     headers: dict[str, str] = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
@@ -42,6 +43,8 @@ def error_response(error: OstroError) -> Response:
     if error.http_status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         # The rest of the body is still on its way, and nobody will read it.
         headers["connection"] = "close"
+    if message_errors.speaks_messages(scope):
+        return _messages_error(error.http_status, message_errors.words_of(error), scope, headers)
     return _json(ErrorBody.of(error), error.http_status, headers)
 
 
@@ -74,7 +77,7 @@ class FaultBarrier:
         except Exception:
             _note(scope, OstroError.openai_type)
             if not started:
-                await error_response(internal_error())(scope, receive, send)
+                await error_response(internal_error(), scope)(scope, receive, send)
             raise
 
 
@@ -92,7 +95,7 @@ def _note(scope: Scope, code: str | None, param: str | None = None) -> None:
 async def _on_ostro_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OstroError)
     note_error(request.scope, error)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -110,6 +113,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         case _:
             message, code = f"{HTTPStatus(error.status_code).phrase}.", "bad_request"
     _note(request.scope, code)
+    if message_errors.speaks_messages(request.scope):
+        return _messages_error(error.status_code, message, request.scope, dict(error.headers or {}))
     detail = ErrorDetail(message=message, type="invalid_request_error", param=None, code=code)
     return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
 
@@ -134,7 +139,7 @@ async def _on_memory_error(request: Request, error: Exception) -> Response:
     """What this request needed is free again; others go on."""
     told = TryLater("The server has too little memory for this request. Try again later, or ask for less.")
     note_error(request.scope, told)
-    return error_response(told)
+    return error_response(told, request.scope)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -142,5 +147,11 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)
 
 
-def _json(body: ErrorBody, status: int, headers: dict[str, str]) -> Response:
+def _messages_error(status: int, message: str, scope: Scope, headers: dict[str, str]) -> Response:
+    record = scope.get("state", {}).get("record")
+    body = message_errors.error_body(status, message, None if record is None else record.id)
+    return _json(body, message_errors.status_of(status), headers)
+
+
+def _json(body: WireModel, status: int, headers: dict[str, str]) -> Response:
     return Response(body.model_dump_json(), status, headers, media_type="application/json")

@@ -133,7 +133,7 @@ class Answer(Response):
             # Not a byte is sent before the engine has: until then an error still has a status of its own.
             first = chunks.start() + chunks.of(*await anext(progress))
             try:
-                async with EventStream(send, ping_seconds=self._api.options.ping_seconds) as events:
+                async with EventStream(send, chunks.framing, ping_seconds=self._api.options.ping_seconds) as events:
                     if first:
                         await events.write(first)
                     async for number, deltas in progress:

@@ -24,6 +24,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ostro.errors import BadRequest
 from ostro.processes.log_relay import log_warnings
+from ostro.server.dialects.message_errors import speaks_messages
 from ostro.server.log_text import TextRenderer
 from ostro.server.record import RequestRecord
 
@@ -71,25 +72,32 @@ class RequestLog:
             await self.app(scope, receive, send)
             return
         record = RequestRecord(id=_request_id(scope), method=scope["method"], path=scope["path"])
-        scope.setdefault("state", {})["record"] = record
+        state = scope.setdefault("state", {})
+        state["record"], state["end_record"] = record, self._end
         if self.access_log and record.path not in self.quiet:
             self._log.debug("request begins", request_id=record.id, method=record.method, path=record.path)
-        header = (b"x-request-id", record.id.encode("ascii"))
+        id = record.id.encode("ascii")
+        added = [(b"x-request-id", id)]
+        if speaks_messages(scope):
+            added.append((b"request-id", id))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 others = [pair for pair in message.get("headers", ()) if pair[0] != b"x-request-id"]
-                message = {**message, "headers": [*others, header]}
+                message = {**message, "headers": [*others, *added]}
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            record.ended = time.monotonic()
             record.route = record.route or getattr(scope.get("route"), "path_format", None)
-            self.on_end(record)
-            self._write(record)
+            self._end(record)
+
+    def _end(self, record: RequestRecord) -> None:
+        record.ended = time.monotonic()
+        self.on_end(record)
+        self._write(record)
 
     def _write(self, record: RequestRecord) -> None:
         # No status means that the client was gone before there was a response.

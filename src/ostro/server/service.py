@@ -274,6 +274,8 @@ class ModelService:
                 turn=turn,
                 shown_ids=reading.kept_ids,
             )
+            if chat.fits_output:
+                request = _fitted(request, admission.max_len)
             admission.check(request, prompt="messages")
             return request
 
@@ -473,6 +475,14 @@ def _open_frontend(located: Located, config: EngineConfig, tokenizer: Path | Non
     frontend = Frontend.load(checkpoint, config, name=located.name, tokenizer=tokenizer)
     frontend.tokenizer.start()
     return frontend
+
+
+def _fitted(request: Request, max_len: int) -> Request:
+    """With a `max_tokens` that the context has room for, if there is any room at all."""
+    room, asked = max_len - len(request.prompt_ids), request.params.max_tokens
+    if asked is None or not 0 < room < asked:
+        return request
+    return replace(request, params=request.params.with_changes(max_tokens=room))
 
 
 def _name_of(reference: str | None) -> str:

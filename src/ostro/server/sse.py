@@ -3,7 +3,7 @@
 import asyncio
 import time
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from starlette.types import Send
 
@@ -11,7 +11,6 @@ from ostro.errors import OstroError
 from ostro.schemas import ErrorBody
 from ostro.server.error_handlers import internal_error
 
-DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
 
 _HEADERS: Final = [
@@ -26,14 +25,41 @@ def event(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
+class Framing(Protocol):
+    """How a dialect's stream stays alive, ends and fails."""
+
+    @property
+    def ping(self) -> bytes:
+        """Breaks a silence."""
+
+    @property
+    def done(self) -> bytes:
+        """After the last event."""
+
+    def failed(self, error: OstroError) -> bytes:
+        """In place of what was still to come, and of `done`."""
+
+
+class OpenAiFraming:
+    ping: Final = PING
+    done: Final = b"data: [DONE]\n\n"
+
+    def failed(self, error: OstroError) -> bytes:
+        return event(ErrorBody.of(error).model_dump_json().encode()) + self.done
+
+
+OPENAI: Final = OpenAiFraming()
+
+
 class EventStream:
-    """`async with EventStream(send) as events: await events.write(data)`.
+    """`async with EventStream(send, framing) as events: await events.write(data)`.
 
     Enter it with the first event in hand: from then on the status is 200, and an error is one more event.
     """
 
-    def __init__(self, send: Send, *, ping_seconds: float) -> None:
+    def __init__(self, send: Send, framing: Framing, *, ping_seconds: float) -> None:
         self._send = send
+        self._framing = framing
         self._ping_seconds = ping_seconds
         self._last = time.monotonic()
         self._writing = False
@@ -51,10 +77,10 @@ class EventStream:
         assert self._attendant is not None
         self._attendant.cancel()
         if error is None:
-            await self._write(DONE, more=False)
+            await self._write(self._framing.done, more=False)
         elif isinstance(error, Exception):
             shown = error if isinstance(error, OstroError) else internal_error()
-            await self._write(event(ErrorBody.of(shown).model_dump_json().encode()) + DONE, more=False)
+            await self._write(self._framing.failed(shown), more=False)
 
     async def write(self, data: bytes) -> None:
         """Waits while the client reads slower than we write."""
@@ -71,4 +97,4 @@ class EventStream:
         while True:
             await asyncio.sleep(self._ping_seconds / 2)
             if not self._writing and time.monotonic() - self._last >= self._ping_seconds:
-                await self.write(PING)
+                await self.write(self._framing.ping)

@@ -3,6 +3,7 @@
 import json
 
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.sampling_params import SamplingParams
 from ostro.schemas.messages import (
     AutoChoice,
     InputMessage,
@@ -14,13 +15,31 @@ from ostro.schemas.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from ostro.server.chat_request import ChatRequest
 from ostro.server.dialects.turns import Turns
-from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 
 # Claude Code's first system block: it changes with every request, and stands before all else. No prompt would share a
 # prefix with the last one.
 _BILLING_HEADER = "x-anthropic-billing-header:"
+
+
+def chat_request(request: MessagesInput, params: SamplingParams) -> ChatRequest:
+    """`params` are what the request and the operator set."""
+    return ChatRequest(
+        messages=conversation(request),
+        params=params,
+        tools=offered_tools(request),
+        tool_choice=tool_choice(request),
+        parallel_tool_calls=calls_in_parallel(request),
+        reasoning=reasoning_settings(request),
+        continue_final_message=continues_answer(request),
+        fits_output=True,
+        jump_forward=request.jump_forward,
+        format_source=request.format_source,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )
 
 
 def conversation(request: MessagesInput) -> list[Message]:
@@ -87,11 +106,6 @@ def tool_choice(request: MessagesInput) -> ToolChoice:
 def calls_in_parallel(request: MessagesInput) -> bool:
     choice = request.tool_choice
     return choice is None or isinstance(choice, NoChoice) or not choice.disable_parallel_tool_use
-
-
-def structured_output(request: MessagesInput) -> StructuredOutput | None:
-    form = request.output_config.format
-    return None if form is None else StructuredOutput.from_schema(form.schema_)
 
 
 def reasoning_settings(request: MessagesInput) -> ReasoningSettings:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import (
     AllowedTools,
     ChoiceWord,
@@ -18,16 +19,14 @@ from ostro.schemas.responses import (
     HostedTool,
     InputItem,
     ItemPart,
-    JsonObjectFormat,
-    JsonSchemaFormat,
     MessageItem,
     NamedTool,
     NamespaceTool,
     ReasoningItem,
     ResponseInput,
 )
+from ostro.server.chat_request import ChatRequest
 from ostro.server.dialects.turns import Turns
-from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 
 _SEALED = "ostro1."
@@ -62,6 +61,27 @@ def offered_tools(request: ResponseInput) -> OfferedTools:
     return OfferedTools(tuple(tools), namespaces, tuple(dict.fromkeys(left_out)))
 
 
+def chat_request(
+    request: ResponseInput,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    params: SamplingParams,
+) -> ChatRequest:
+    """`params` are what the request and the operator set."""
+    return ChatRequest(
+        messages=messages,
+        params=params,
+        tools=tuple(tools),
+        tool_choice=tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning=ReasoningSettings(effort=request.reasoning.effort),
+        jump_forward=request.jump_forward,
+        format_source=request.format_source,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )
+
+
 def full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}.{name}"
 
@@ -89,19 +109,6 @@ def tool_choice(request: ResponseInput) -> ToolChoice:
         case AllowedTools(mode=mode, tools=entries):
             names = (full_name(each.namespace, each.name) for each in entries if isinstance(each, NamedTool))
             return ToolChoice(mode=mode, allowed=frozenset(names))
-
-
-def structured_output(request: ResponseInput) -> StructuredOutput | None:
-    match request.text.format:
-        case JsonSchemaFormat(schema_=schema, strict=strict):
-            return StructuredOutput.from_schema(schema, strict=strict is True)
-        case JsonObjectFormat():
-            return StructuredOutput(json_object=True)
-    return None
-
-
-def reasoning_settings(request: ResponseInput) -> ReasoningSettings:
-    return ReasoningSettings(effort=request.reasoning.effort)
 
 
 def conversation(instructions: str | None, items: Sequence[InputItem], *, first: int = 0) -> list[Message]:

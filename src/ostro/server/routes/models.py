@@ -1,11 +1,15 @@
 """GET /v1/models and /v1/models/{id}."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.pool.pool import ModelView
-from ostro.schemas import ModelCard, ModelList
+from ostro.schemas import MessagesModel, MessagesModelList, ModelCard, ModelList
 from ostro.server.api import Api, json_response
+from ostro.server.dialects.message_errors import speaks_messages
 from ostro.server.documentation import described
 from ostro.server.service import ModelService
 
@@ -17,22 +21,42 @@ def router(api: Api) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
     @routes.get("/v1/models", **described(ModelList))
-    async def list_models() -> Response:
-        """What is served here: loaded, loading, and what would be loaded if it were asked for."""
+    async def list_models(http: Request) -> Response:
+        """What is served here: loaded, loading, and what would be loaded if it were asked for. With the header
+        `anthropic-version`, in Anthropic's form.
+        """
         catalog = api.models.pool.catalog
         await catalog.refresh_if_old(wait_seconds=_LOOK_SECONDS if catalog.specs() else _FIRST_LOOK_SECONDS)
         cards = [_card(api, view, name) for view in api.models.views() for name in api.models.names(view.spec)]
+        if speaks_messages(http.scope):
+            return json_response(_messages_list(cards))
         return json_response(ModelList(data=cards))
 
     # An id may have slashes.
     @routes.get("/v1/models/{id:path}", **described(ModelCard, not_found=True))
-    async def retrieve_model(id: str) -> Response:
+    async def retrieve_model(http: Request, id: str) -> Response:
         """One model of the list."""
         view = await api.models.view(id)
         names = api.models.names(view.spec)
-        return json_response(_card(api, view, id if id in names else names[0]))
+        card = _card(api, view, id if id in names else names[0])
+        return json_response(_messages_model(card) if speaks_messages(http.scope) else card)
 
     return routes
+
+
+def _messages_list(cards: list[ModelCard]) -> MessagesModelList:
+    """All of them on one page."""
+    return MessagesModelList(
+        data=[_messages_model(card) for card in cards],
+        first_id=cards[0].id if cards else None,
+        last_id=cards[-1].id if cards else None,
+        has_more=False,
+    )
+
+
+def _messages_model(card: ModelCard) -> MessagesModel:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return MessagesModel(id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len)
 
 
 def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:

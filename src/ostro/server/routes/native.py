@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -27,7 +28,7 @@ from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
 from ostro.server.responses import finish_reason, finite, usage
-from ostro.server.sse import event
+from ostro.server.sse import OPENAI, event
 
 
 def router(api: Api) -> APIRouter:
@@ -95,6 +96,7 @@ def _counts(completions: Sequence[Completion]) -> TokenCounts:
 
 class _TextEvents:
     id = None
+    framing: Final = OPENAI
 
     def __init__(self, model: Model, completions: list[Completion], *, strict: bool) -> None:
         self._completions = completions

@@ -341,6 +341,14 @@ class ServeSettings(BaseSettings):
         description="total size of the bodies of all requests in flight; beyond that, 503 with Retry-After. Bodies of "
         "up to 64K have a reserve of the same size to themselves (default: twice --max-body-size, at least 64M)",
     )
+    response_store: Annotated[int, BeforeValidator(_memory_size), Field(ge=0)] = Field(
+        64 << 20,
+        description="memory for responses that /v1/responses stores for later requests, such as 64M; the oldest are "
+        "dropped first. 0 stores none",
+    )
+    response_store_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        3600.0, description="seconds for which a response is stored"
+    )
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         300.0, description="seconds a request may take, including time in the queue; then 504"
     )
@@ -490,6 +498,8 @@ class ServeSettings(BaseSettings):
             seed=self.seed,
             openai_strict=self.openai_strict,
             healthz_waits=self.healthz_waits_for_model,
+            response_store_bytes=self.response_store,
+            response_store_seconds=self.response_store_seconds,
         )
 
     def pool(self) -> PoolLimits:

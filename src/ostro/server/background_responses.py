@@ -1,0 +1,113 @@
+"""Responses in the background: they run without a client, and clients come back for their events.
+
+Knows the store, jobs and ASGI; knows no routes.
+"""
+
+import asyncio
+from contextlib import aclosing
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ostro.errors import OstroError, TryLater
+from ostro.server.api import Api, end_record, record_of
+from ostro.server.dialects.background import BackgroundRun, EventLog
+from ostro.server.dialects.outcome import sse
+from ostro.server.dialects.response_store import StoredResponse
+from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.disconnect import ClientGone, UntilDisconnect
+from ostro.server.error_handlers import internal_error, note_error
+from ostro.server.generation import Answer, Job
+from ostro.server.record import RequestRecord
+from ostro.server.response_input import Translated
+from ostro.server.sse import PING, EventStream
+
+_UNENDED = ("queued", "in_progress")
+_log = structlog.stdlib.get_logger("ostro.server")
+
+
+def begin(api: Api, http: Request, asked: Translated, writer: ResponseWriter, job: Job, *, logs: bool) -> BackgroundRun:
+    """Stores the response and begins to work on it. `logs`: whether its events are kept for clients to read."""
+    run = BackgroundRun(writer.response, log=EventLog() if logs else None)
+    queued = writer.queue()
+    stored = api.responses.begin(record_of(http).key, writer.id, asked.own_items, asked.previous, run)
+    run.has_room = partial(api.responses.grow, stored)
+    run.write(queued)
+    run.task = asyncio.create_task(_run(api, http, stored, run, writer, job), name="background response")
+    return run
+
+
+async def _run(
+    api: Api, http: Request, stored: StoredResponse, run: BackgroundRun, writer: ResponseWriter, job: Job
+) -> None:
+    record = _own_record(record_of(http))
+    state = http.scope["state"] | {"record": record}
+    alone = Request({**http.scope, "state": state})
+    try:
+        await Answer(api, alone, job)(alone.scope, run.receive, run.send)
+    except OstroError as error:
+        note_error(alone.scope, error)
+        record.status = error.http_status
+        run.write(writer.fail(error))
+    except Exception:  # noqa: BLE001  nobody else would see it
+        _log.exception("a response in the background met a fault", request_id=record.id)
+        record.status = HTTPStatus.INTERNAL_SERVER_ERROR
+        run.write(writer.fail(internal_error()))
+    else:
+        record.status = HTTPStatus.OK
+    finally:
+        if writer.response["status"] in _UNENDED:
+            record.error = "cancelled"
+            run.write(writer.cancel())
+        api.responses.update(stored, writer.response)
+        run.end()
+        end_record(http, record)
+
+
+def _own_record(record: RequestRecord) -> RequestRecord:
+    """For work that goes on after its HTTP request has ended."""
+    return RequestRecord(
+        id=record.id,
+        method=record.method,
+        path=record.path,
+        route=record.route,
+        key=record.key,
+        may_hurry=record.may_hurry,
+        stream=record.stream,
+    )
+
+
+class Replay(Response):
+    """A background response's events, those that are there already and those to come."""
+
+    ping: Final = PING
+    done: Final = b""
+
+    def __init__(self, log: EventLog, *, after: int, ping_seconds: float) -> None:
+        super().__init__()
+        self._log = log
+        self._after = after
+        self._ping_seconds = ping_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with UntilDisconnect(receive), EventStream(send, self, ping_seconds=self._ping_seconds) as out:
+                async with aclosing(self._log.after(self._after)) as events:
+                    async for data in events:
+                        await out.write(data)
+                if self._log.is_lost:
+                    raise TryLater("There is no room to keep this response's events. Get the response when it is done.")
+        except ClientGone:
+            pass
+        except OstroError as error:
+            # The stream has told it.
+            note_error(scope, error)
+
+    def failed(self, error: OstroError) -> bytes:
+        told: dict[str, object] = {"code": error.openai_code, "message": error.public, "param": error.param}
+        return sse("error", told)

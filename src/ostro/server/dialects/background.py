@@ -1,0 +1,115 @@
+"""A response that is worked on without a client: what takes the connection's place. Knows ASGI; knows no routes.
+
+The answer is sent as if to a client, and its events are logged. Clients read the log, now or later, from wherever they
+left off: an event's number is its place in the log.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.types import Message
+
+from ostro.server.dialects.response_items import Json
+from ostro.server.sse import PING
+
+
+class EventLog:
+    """Server-sent events in order. For use in one event loop."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._changed = asyncio.Event()
+        self.is_closed = False
+        self.is_lost = False
+        """Whether there was no room to keep it."""
+
+    def add(self, data: bytes) -> None:
+        """One event or several."""
+        self._events += [event + b"\n\n" for event in data.split(b"\n\n") if event]
+        self._tell()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._tell()
+
+    def lose(self) -> None:
+        self._events.clear()
+        self.is_lost = True
+        self.close()
+
+    async def after(self, number: int) -> AsyncGenerator[bytes, None]:
+        """The events after that one, those in one piece that are there already; ends when the log is closed."""
+        begin = number + 1
+        while True:
+            changed, end = self._changed, len(self._events)
+            if begin < end:
+                yield b"".join(self._events[begin:end])
+                begin = end
+            elif self.is_closed:
+                return
+            else:
+                await changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class BackgroundRun:
+    """The far end of an answer's connection: `receive` and `send` as ASGI has them."""
+
+    def __init__(self, response: Json, *, log: EventLog | None) -> None:
+        """`response` is the writer's, and grows. Without a log its events are dropped."""
+        self.response = response
+        self.log = log
+        self.is_over = False
+        self.was_cancelled = False
+        self.task: asyncio.Task[None] | None = None
+        """Kept here so that it is not collected while it runs."""
+        self.has_room: Callable[[int], bool] = lambda num_bytes: True
+        """Told of bytes that were logged; whether they may be kept."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._left = asyncio.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the log, at its end."""
+        return self._num_bytes
+
+    _num_bytes = 0
+
+    def cancel(self) -> None:
+        """From any thread; nothing happens to a run that is over."""
+        if not self.is_over:
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        self.was_cancelled = True
+        self._left.set()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    def end(self) -> None:
+        self.is_over = True
+        if self.log is not None:
+            self.log.close()
+        self._ended.set()
+
+    async def receive(self) -> Message:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.write(message.get("body", b""))
+
+    def write(self, data: bytes) -> None:
+        if self.log is None or self.log.is_lost or not data or data == PING:
+            return
+        self.log.add(data)
+        self._num_bytes += len(data)
+        if not self.has_room(len(data)):
+            self._num_bytes = 0
+            self.log.lose()

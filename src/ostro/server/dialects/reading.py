@@ -1,0 +1,55 @@
+"""From the engine's output to what a writer is told: the same for every dialect. Knows completions; knows no wire."""
+
+from collections.abc import Iterable
+
+from ostro.answers.events import Event
+from ostro.outputs import Completion, Delta
+from ostro.server.chat_turn import AnswerStream
+from ostro.server.dialects.outcome import Counts, Outcome
+from ostro.server.models import Model
+
+
+class Reading:
+    """One choice of a completion, read as it comes or as a whole."""
+
+    def __init__(self, answers: AnswerStream, completion: Completion, model: Model) -> None:
+        self._answers = answers
+        self._completion = completion
+        self._tokenizer = model.service.tokenizer
+        self._max_len = None if model.service.info is None else model.service.info.max_len
+
+    def of(self, deltas: Iterable[Delta]) -> list[Event]:
+        """Raises SequenceFailed if the engine gave up."""
+        events: list[Event] = []
+        for delta in deltas:
+            events += self._answers.events(delta)
+            if delta.finish_reason is not None:
+                self._answers.finish_reason(delta.index)
+        return events
+
+    def whole(self) -> Delta:
+        """All that has come, as one delta."""
+        [choice] = self._completion.choices
+        return Delta(choice.index, choice.text, choice.finish_reason, choice.token_ids, choice.logprobs, choice.error)
+
+    @property
+    def counts(self) -> Counts:
+        """So far, without the reasoning's own."""
+        prompt = self._completion
+        return Counts(prompt=len(prompt.prompt_ids), cached=prompt.num_cached, generated=prompt.num_generated)
+
+    def outcome(self) -> Outcome:
+        """Of a choice that has ended."""
+        [choice] = self._completion.choices
+        length = len(self._completion.prompt_ids) + len(choice.token_ids)
+        return Outcome(
+            counts=Counts(
+                prompt=len(self._completion.prompt_ids),
+                cached=self._completion.num_cached,
+                generated=len(choice.token_ids),
+                reasoning=self._answers.num_reasoning(self._tokenizer) or 0,
+            ),
+            reason="length" if self._answers.finish_reason(choice.index) == "length" else "stop",
+            stopped_by=choice.stopped_by,
+            context_full=self._max_len is not None and length >= self._max_len,
+        )

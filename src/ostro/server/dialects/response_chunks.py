@@ -1,0 +1,63 @@
+"""The engine's output on its way into a Responses object, as events or as a whole. Knows no sockets."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from ostro.engine.runner import TokenLogprob
+from ostro.errors import OstroError
+from ostro.outputs import Delta
+from ostro.schemas.responses import ResponseObject
+from ostro.server.dialects.reading import Reading
+from ostro.server.dialects.response_items import Json
+from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.responses import chat_logprobs
+from ostro.server.sse import PING
+from ostro.text.tokenizer import Tokenizer
+
+
+class ResponseChunks:
+    """`keep` is told of the response once it has ended well."""
+
+    ping: Final = PING
+    done: Final = b""
+
+    def __init__(
+        self, writer: ResponseWriter, reading: Reading, tokenizer: Tokenizer, *, model: str, keep: Callable[[], None]
+    ) -> None:
+        self._writer = writer
+        self._reading = reading
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._has_begun = False
+        self.id = writer.id
+        self.framing = self
+        writer.response["model"] = model
+
+    def start(self) -> bytes:
+        # Nothing is written before there is something to write: events are numbered as they are.
+        return b""
+
+    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
+        # Read first: if that fails, no event has been numbered that is never sent.
+        read = [(self._reading.of([delta]), self._logprobs(delta.logprobs)) for delta in deltas]
+        begun = b"" if self._has_begun else self._writer.begin()
+        self._has_begun = True
+        return begun + b"".join(self._writer.push(events, logprobs) for events, logprobs in read)
+
+    def end(self) -> bytes:
+        data = self._writer.finish(self._reading.outcome())
+        self._keep()
+        return data
+
+    def failed(self, error: OstroError) -> bytes:
+        return self._writer.fail(error)
+
+    def whole(self) -> ResponseObject:
+        """Of an answer that has ended."""
+        self.of(0, [self._reading.whole()])
+        self.end()
+        return ResponseObject.model_validate(self._writer.response)
+
+    def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> list[Json]:
+        logprobs = chat_logprobs(entries, self._tokenizer)
+        return [] if logprobs is None else [entry.model_dump() for entry in logprobs.content]

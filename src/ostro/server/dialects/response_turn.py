@@ -1,0 +1,59 @@
+"""A response's turn of a conversation: one that is too long may lose its beginning. Knows messages; knows no wire."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, ContextLengthExceeded
+from ostro.server.chat_request import ChatRequest
+from ostro.server.chat_turn import ChatTurn
+from ostro.server.models import Model
+from ostro.text.chat import Message
+
+
+class ResponseTurn(ChatTurn):
+    def __init__(self, request: ChatRequest, *, truncates: bool) -> None:
+        """`truncates`: whether the conversation's first turns are dropped if it is too long."""
+        super().__init__(request)
+        self._truncates = truncates
+
+    async def prepare(self, model: Model) -> list[Request]:
+        try:
+            return await self._fitting(model) if self._truncates else await super().prepare(model)
+        except BadRequest as error:
+            # Its name in this dialect.
+            error.param = "input" if error.param == "messages" else error.param
+            raise
+
+    async def _fitting(self, model: Model) -> list[Request]:
+        """Drops as few turns as it can. Raises what the last turn alone meets if that is too long as well."""
+        whole = self.request.messages
+        shorter = _shorter(whole)
+        low, high = 0, len(shorter) - 1
+        # All that is shorter fits too.
+        while low < high:
+            middle = (low + high) // 2
+            if await self._fits(model, shorter[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        self.request = replace(self.request, messages=shorter[low])
+        return await super().prepare(model)
+
+    async def _fits(self, model: Model, messages: list[Message]) -> bool:
+        self.request = replace(self.request, messages=messages)
+        try:
+            await super().prepare(model)
+        except ContextLengthExceeded:
+            return False
+        return True
+
+
+def _shorter(messages: Sequence[Message]) -> list[list[Message]]:
+    """The conversation without its first turns: whole first, then beginning at each later message of a user's. System
+    messages at its beginning are always kept.
+    """
+    begin = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    system, rest = list(messages[:begin]), list(messages[begin:])
+    starts = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
+    return [system + rest[at:] for at in starts]

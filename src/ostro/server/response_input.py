@@ -1,0 +1,68 @@
+"""What a request to /v1/responses refers to: the response it continues, and items of stored responses.
+
+Knows the store and items; knows no HTTP and no engine.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from ostro.errors import BadRequest
+from ostro.sampling_params import SamplingParams
+from ostro.schemas.responses import InputItem, ItemReference, ResponseInput
+from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.response_items import Json, new_id
+from ostro.server.dialects.response_request import OfferedTools, chat_request, conversation, offered_tools
+from ostro.server.dialects.response_store import Exchange, ResponseStore
+
+# Less is translated sooner than a thread is woken.
+_MANY_ITEMS = 64
+_MANY_BYTES = 64 << 10
+
+_ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
+_ID_KINDS = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A request with all that it refers to."""
+
+    chat: ChatRequest
+    tools: OfferedTools
+    own_items: list[Json]
+    """The request's own input, each item with an id."""
+    previous: Exchange | None
+
+
+async def translated(request: ResponseInput, params: SamplingParams, store: ResponseStore, owner: str) -> Translated:
+    """Raises BadRequest for what is not stored. `owner` is the key that asks: it sees nobody else's responses."""
+    previous_id = request.previous_response_id
+    previous = None if previous_id is None else store.previous(owner, previous_id)
+
+    def translate() -> Translated:
+        history = [] if previous is None else [_ITEM.validate_python(item) for item in previous.items()]
+        own = [_found(item, number, store, owner) for number, item in enumerate(request.input)]
+        tools = offered_tools(request)
+        messages = conversation(request.instructions, [*history, *own], first=len(history))
+        chat = chat_request(request, messages, tools.tools, params)
+        return Translated(chat, tools, [_with_id(item) for item in own], previous)
+
+    many = len(request.input) > _MANY_ITEMS or (previous is not None and previous.chain_bytes > _MANY_BYTES)
+    return await asyncio.to_thread(translate) if many else translate()
+
+
+def _found(item: InputItem, number: int, store: ResponseStore, owner: str) -> InputItem:
+    """The item itself, or the one that it refers to."""
+    if not isinstance(item, ItemReference):
+        return item
+    found = store.find_item(owner, item.id)
+    if found is None:
+        param = f"input[{number}].id"
+        raise BadRequest(f"{param} is {item.id[:64]!r}, which is not stored here. Send the item itself.", param=param)
+    return _ITEM.validate_python(found)
+
+
+def _with_id(item: InputItem) -> Json:
+    given: Json = item.model_dump(exclude_none=True)
+    return given if "id" in given else given | {"id": new_id(_ID_KINDS.get(item.type, "item"))}

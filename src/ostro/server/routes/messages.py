@@ -1,0 +1,66 @@
+"""/v1/messages: Anthropic's Messages API."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ostro.outputs import Completion
+from ostro.sampling_params import SamplingParams
+from ostro.schemas.messages import AssistantMessage, CountMessageTokens, CreateMessage, MessageEvent, MessageTokens
+from ostro.server.api import Api, json_response, record_of
+from ostro.server.chat_turn import ChatTurn
+from ostro.server.dialects.message_chunks import MessageChunks
+from ostro.server.dialects.message_request import chat_request
+from ostro.server.dialects.reading import Reading
+from ostro.server.documentation import described
+from ostro.server.generation import Answer, Job
+from ostro.server.models import Model
+from ostro.server.routes.counting import num_prompt_tokens
+
+_EVENTS = "`event:` and `data:` lines, each data a {name}; the last is message_stop, or error."
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(tags=["messages"])
+
+    @routes.post(
+        "/v1/messages",
+        **described(AssistantMessage, request=CreateMessage, events=MessageEvent, event_words=_EVENTS),
+    )
+    async def create_message(http: Request) -> Response:
+        """The next message of a conversation, in Anthropic's dialect."""
+        request = await api.read(CreateMessage, http)
+        record_of(http).stream = request.stream
+        return Answer(api, http, _job(api, request, record_of(http).id))
+
+    @routes.post("/v1/messages/count_tokens", **described(MessageTokens, request=CountMessageTokens))
+    async def count_message_tokens(http: Request) -> Response:
+        """How many tokens a conversation has."""
+        request = await api.read(CountMessageTokens, http)
+        chat = chat_request(request, SamplingParams())
+        return json_response(MessageTokens(input_tokens=await num_prompt_tokens(api, http, request.model, chat)))
+
+    return routes
+
+
+def _job(api: Api, request: CreateMessage, request_id: str) -> Job:
+    turn = ChatTurn(chat_request(request, _params(api, request)))
+
+    def chunks(model: Model, completions: list[Completion]) -> MessageChunks:
+        [completion] = completions
+        return MessageChunks(
+            Reading(turn.stream(completion), completion, model), model=model.name, request_id=request_id
+        )
+
+    def respond(model: Model, completions: list[Completion]) -> AssistantMessage:
+        return chunks(model, completions).whole()
+
+    return Job(request.model, turn.prepare, respond, chunks if request.stream else None)
+
+
+def _params(api: Api, request: CreateMessage) -> SamplingParams:
+    params, cap = api.options.params(request), api.gate.limits.new_tokens
+    # Clients must set a limit, and set one that is out of reach: it is lowered, as it is to the context.
+    if cap is None or params.max_tokens is None or params.max_tokens <= cap:
+        return params
+    return params.with_changes(max_tokens=cap)

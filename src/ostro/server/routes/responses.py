@@ -1,0 +1,198 @@
+"""/v1/responses: OpenAI's Responses API, with stored responses and responses in the background."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import structlog
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ostro.errors import BadRequest, Unsupported
+from ostro.outputs import Completion
+from ostro.sampling_params import SamplingParams
+from ostro.schemas.responses import (
+    CountResponseTokens,
+    CreateResponse,
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
+from ostro.server import background_responses
+from ostro.server.api import Api, json_response, record_of
+from ostro.server.dialects.reading import Reading
+from ostro.server.dialects.response_chunks import ResponseChunks
+from ostro.server.dialects.response_items import Json
+from ostro.server.dialects.response_store import StoredResponse
+from ostro.server.dialects.response_turn import ResponseTurn
+from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.documentation import described
+from ostro.server.generation import Answer, Job
+from ostro.server.models import Model
+from ostro.server.response_input import Translated, translated
+from ostro.server.routes.counting import num_prompt_tokens
+
+_EVENTS = "`event:` and `data:` lines, each data a {name}; the last is response.completed, .incomplete or .failed."
+_CANCEL_SECONDS = 30.0
+_LISTED, _MOST_LISTED = 20, 100
+
+_encode = msgspec.json.Encoder().encode
+_log = structlog.stdlib.get_logger("ostro.server")
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(tags=["responses"])
+    store = api.responses
+    told: set[str] = set()
+
+    @routes.post(
+        "/v1/responses",
+        **described(ResponseObject, request=CreateResponse, events=ResponseEvent, event_words=_EVENTS),
+    )
+    async def create_response(http: Request) -> Response:
+        """The model's answer to a text or to items: messages, calls of tools and their outputs."""
+        request = await api.read(CreateResponse, http)
+        record_of(http).stream = request.stream
+        for field in ("store", "background"):
+            if getattr(request, field):
+                store.check_is_on(field)
+        asked = await translated(request, api.options.params(request), store, record_of(http).key)
+        _tell_left_out(asked, told)
+        return _answer(api, http, request, asked)
+
+    @routes.post("/v1/responses/input_tokens", **described(InputTokens, request=CountResponseTokens))
+    async def count_input_tokens(http: Request) -> Response:
+        """How many tokens a response's input has."""
+        request = await api.read(CountResponseTokens, http)
+        asked = await translated(request, SamplingParams(), store, record_of(http).key)
+        return json_response(InputTokens(input_tokens=await num_prompt_tokens(api, http, request.model, asked.chat)))
+
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def compact() -> Response:
+        raise Unsupported("Conversations are not compacted here. Send fewer items, or set truncation to auto.")
+
+    @routes.get("/v1/responses/{id}", **described(ResponseObject, not_found=True))
+    async def retrieve_response(http: Request, id: str) -> Response:
+        """A stored response. `stream=true` replays the events of one that was created with `background` and `stream`:
+        all of them, or those after number `starting_after`.
+        """
+        stored = store.get(record_of(http).key, id)
+        if http.query_params.get("stream", "false") == "true":
+            return _replay(api, http, stored)
+        return _body(stored)
+
+    @routes.delete("/v1/responses/{id}", **described(DeletedResponse, not_found=True))
+    async def delete_response(http: Request, id: str) -> Response:
+        """Forgets a stored response, and ends it if it is still worked on. Those that continue it are kept."""
+        store.delete(record_of(http).key, id)
+        return json_response(DeletedResponse(id=id))
+
+    @routes.post("/v1/responses/{id}/cancel", **described(ResponseObject, not_found=True))
+    async def cancel_response(http: Request, id: str) -> Response:
+        """Ends a response in the background."""
+        stored = store.get(record_of(http).key, id)
+        if stored.run is None or stored.run.is_over:
+            why = "was not created with background" if stored.run is None else "has ended"
+            raise BadRequest(f"The response {id[:64]} {why}, so there is nothing to cancel.")
+        stored.run.cancel()
+        await asyncio.wait_for(stored.run.ended(), _CANCEL_SECONDS)
+        return _body(stored)
+
+    @routes.get("/v1/responses/{id}/input_items", **described(InputItemList, not_found=True))
+    async def list_input_items(http: Request, id: str) -> Response:
+        """The items that a stored response was given, the newest first unless `order` is asc; `after` (an item's id)
+        and `limit` choose among them.
+        """
+        return json_response(_listed(http, store.get(record_of(http).key, id)))
+
+    return routes
+
+
+def _answer(api: Api, http: Request, request: CreateResponse, asked: Translated) -> Response:
+    store, key = api.responses, record_of(http).key
+    keeps = store.is_on and request.store is not False
+    writer = ResponseWriter(request, model=request.model, is_stored=keeps, namespaces=asked.tools.namespaces)
+    if request.background:
+        job = _job(request, asked, writer, lambda: None, streams=True)
+        run = background_responses.begin(api, http, asked, writer, job, logs=request.stream)
+        if run.log is not None:
+            return background_responses.Replay(run.log, after=-1, ping_seconds=api.options.ping_seconds)
+        return json_response(ResponseObject.model_validate(writer.response))
+    keep = partial(store.keep, key, writer.response, asked.own_items, asked.previous) if keeps else lambda: None
+    return Answer(api, http, _job(request, asked, writer, keep, streams=request.stream))
+
+
+def _job(
+    request: CreateResponse, asked: Translated, writer: ResponseWriter, keep: Callable[[], None], *, streams: bool
+) -> Job:
+    turn = ResponseTurn(asked.chat, truncates=request.truncation == "auto")
+
+    def chunks(model: Model, completions: list[Completion]) -> ResponseChunks:
+        [completion] = completions
+        reading = Reading(turn.stream(completion), completion, model)
+        return ResponseChunks(writer, reading, model.service.tokenizer, model=model.name, keep=keep)
+
+    def respond(model: Model, completions: list[Completion]) -> ResponseObject:
+        return chunks(model, completions).whole()
+
+    return Job(request.model, turn.prepare, respond, chunks if streams else None)
+
+
+def _tell_left_out(asked: Translated, told: set[str]) -> None:
+    """The one thing that is taken and left out, since clients send it unasked: so it is told, once for each kind."""
+    new = [kind for kind in asked.tools.left_out if kind not in told]
+    if new:
+        told.update(new)
+        _log.warning("tools that only OpenAI's servers run were left out of a request", kinds=", ".join(new))
+
+
+def _body(stored: StoredResponse) -> Response:
+    body = _encode(stored.run.response) if stored.run is not None else stored.body
+    return Response(body, media_type="application/json")
+
+
+def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
+    log = None if stored.run is None else stored.run.log
+    if log is None or log.is_lost:
+        raise Unsupported(
+            "Events are kept of responses that were created with background and stream. Get this one without stream.",
+            param="stream",
+        )
+    record_of(http).stream = True
+    after = _integer(http, "starting_after", -1, low=0)
+    return background_responses.Replay(log, after=after, ping_seconds=api.options.ping_seconds)
+
+
+def _listed(http: Request, stored: StoredResponse) -> InputItemList:
+    order, after = http.query_params.get("order", "desc"), http.query_params.get("after")
+    if order not in ("asc", "desc"):
+        raise BadRequest(f"order must be asc or desc, got {order[:64]!r}.", param="order")
+    limit = _integer(http, "limit", _LISTED, low=1, high=_MOST_LISTED)
+    items: list[Json] = stored.inputs()
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((number for number, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise BadRequest(f"after is {after[:64]!r}, and there is no such item.", param="after")
+        items = items[place + 1 :]
+    page = items[:limit]
+    ids = [str(item["id"]) for item in page]
+    return InputItemList(
+        data=page, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=len(items) > limit
+    )
+
+
+def _integer(http: Request, name: str, default: int, *, low: int, high: int | None = None) -> int:
+    given = http.query_params.get(name)
+    if given is None:
+        return default
+    number = int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else low - 1
+    if number < low or (high is not None and number > high):
+        span = f"from {low}" + ("" if high is None else f" to {high}")
+        raise BadRequest(f"{name} must be a number {span}, got {given[:64]!r}.", param=name)
+    return number
