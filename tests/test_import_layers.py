@@ -61,12 +61,11 @@ _ROWS = {
     "schemas": "errors sampling_defaults sampling_params structured",
     "server": (
         "answers backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
-        "processes sampling_defaults sampling_params schemas sources structured text torch_extra version "
-        "weights"
+        "processes sampling_defaults sampling_params schemas sources text torch_extra version weights"
     ),
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
-    "ray": "backends config errors extras llm pool sampling_params schemas server",
+    "ray": "backends config errors extras llm pool sampling_params server",
     "app": "env_file errors server",
     "cli": (
         "backends client config engine env_file errors frontend kernels llm measure outputs planning "

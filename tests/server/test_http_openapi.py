@@ -20,6 +20,13 @@ CHECKS = (
 )
 PATHS = [
     "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/responses/{id}",
+    "/v1/responses/{id}/cancel",
+    "/v1/responses/{id}/input_items",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/completions",
     "/v1/embeddings",
     "/generate",

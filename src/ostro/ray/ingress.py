@@ -19,14 +19,13 @@ from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Una
 from ostro.ray.call import Call, Key, key_of
 from ostro.ray.exposition import merged
 from ostro.ray.replica import WholeAnswer
-from ostro.schemas import ErrorBody
 from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH, OPEN_PATHS, Keyring, check_caller
 from ostro.server.body import BodyLimits
+from ostro.server.dialects.broken_stream import last_event
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import error_response
 from ostro.server.hosts import HostRule
 from ostro.server.metrics import CONTENT_TYPE
-from ostro.server.sse import DONE, event
 
 # Short bodies are parsed faster than a thread wakes up; very long ones are not parsed, and go to the least loaded.
 _LONG_BODY, _LONGEST_READ = 64 << 10, 2 << 20
@@ -171,6 +170,7 @@ class _Relay:
 
     def __init__(self, call: Call, send: Send) -> None:
         self._send = send
+        self._scope = call.scope()
         self._request_id = dict(call.headers).get(b"x-request-id")
         self._started = False
         self._is_stream = False
@@ -198,7 +198,7 @@ class _Relay:
             raise error from fault
         if not self._is_stream:
             raise fault
-        last = event(ErrorBody.of(error).model_dump_json().encode()) + DONE
+        last = last_event(self._scope, error)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
         self.is_over = True
 

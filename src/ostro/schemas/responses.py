@@ -378,12 +378,15 @@ _INCLUDED_NEVER = frozenset(
     }
 )
 Include = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
-Includes = Annotated[
-    list[Include],
-    BeforeValidator(
-        lambda value: [each for each in value if each not in _INCLUDED_NEVER] if isinstance(value, list) else value
-    ),
-]
+
+
+def _without_hosted(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    return [each for each in value if not (isinstance(each, str) and each in _INCLUDED_NEVER)]
+
+
+Includes = Annotated[list[Include], BeforeValidator(_without_hosted)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),

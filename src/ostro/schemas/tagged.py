@@ -39,7 +39,7 @@ def tagged(
             return kind.model_validate(value)
         if tag is None:
             raise refusal("type", "is required")
-        if tag in refused:
+        if isinstance(tag, str) and tag in refused:
             raise refusal("type", f"{tag} is not supported: it can be {known}", kind="unsupported")
         raise refusal("type", f"is not known, got {str(tag)[:_LONGEST_TAG]!r}: it can be {known}")
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ostro.errors import OstroError, TryLater
 from ostro.server.api import Api, end_record, record_of
 from ostro.server.dialects.background import BackgroundRun, EventLog
-from ostro.server.dialects.outcome import sse
+from ostro.server.dialects.broken_stream import response_error
 from ostro.server.dialects.response_store import StoredResponse
 from ostro.server.dialects.response_writer import ResponseWriter
 from ostro.server.disconnect import ClientGone, UntilDisconnect
@@ -109,5 +109,4 @@ class Replay(Response):
             note_error(scope, error)
 
     def failed(self, error: OstroError) -> bytes:
-        told: dict[str, object] = {"code": error.openai_code, "message": error.public, "param": error.param}
-        return sse("error", told)
+        return response_error(error)

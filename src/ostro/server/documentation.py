@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
 from ostro import schemas
-from ostro.schemas import ErrorBody, RequestModel, WireModel
+from ostro.schemas import ErrorBody, MessagesError, RequestModel, WireModel
+from ostro.server.dialects.message_errors import status_of
 
 # OpenAPI's objects, as FastAPI types them.
 Json = dict[str, Any]
@@ -49,6 +50,8 @@ def described(
     event_words: str = "`data:` events, each a {name}, then `data: [DONE]`.",
     unready: bool = False,
     not_found: bool = False,
+    refusable: bool = False,
+    error: type[WireModel] = ErrorBody,
 ) -> RouteArguments:
     """For an endpoint that answers with `answer`, in a stream with `events`, and `unready` with a 503 of the same."""
     content: Json = {"application/json": {"schema": _reference(answer)}}
@@ -56,10 +59,14 @@ def described(
         content["text/event-stream"] = {"schema": {"description": event_words.format(name=events.__name__)}}
     errors = _SHARED_ERRORS | (_BODY_ERRORS if request is not None else {})
     if not_found:
-        errors |= {404: _BODY_ERRORS[404]}
+        errors |= {404: "It does not exist."}
+    if refusable:
+        errors |= {400: _BODY_ERRORS[400]}
+    if error is MessagesError:
+        errors = {status_of(code): words for code, words in errors.items()}
     responses: dict[int | str, Json] = {200: {"description": "The answer.", "content": content}}
     for code, words in sorted(errors.items()):
-        body = answer if unready and code == 503 else ErrorBody
+        body = answer if unready and code == 503 else error
         responses[code] = {"description": words, "content": {"application/json": {"schema": _reference(body)}}}
     if request is None:
         return RouteArguments(responses=responses, openapi_extra=None)

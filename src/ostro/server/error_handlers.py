@@ -30,7 +30,8 @@ async def refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) 
     await error_response(error, scope)(scope, receive, send)
 
 
-def error_response(error: OstroError, scope: Scope) -> Response:
+def error_response(error: OstroError, scope: Scope | None = None) -> Response:
+    """In the dialect of the request, if that is given."""
     headers: dict[str, str] = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
@@ -43,7 +44,7 @@ def error_response(error: OstroError, scope: Scope) -> Response:
     if error.http_status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         # The rest of the body is still on its way, and nobody will read it.
         headers["connection"] = "close"
-    if message_errors.speaks_messages(scope):
+    if scope is not None and message_errors.speaks_messages(scope):
         return _messages_error(error.http_status, message_errors.words_of(error), scope, headers)
     return _json(ErrorBody.of(error), error.http_status, headers)
 

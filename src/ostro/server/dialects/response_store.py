@@ -152,7 +152,8 @@ class ResponseStore:
         stored.run = run
         with self._lock:
             self._expire()
-            busy = sum(each.num_bytes for each in self._stored.values() if each.is_running)
+            running = [each for each in self._stored.values() if each.is_running]
+            busy = sum(each.num_bytes + each.exchange.num_bytes for each in running)
             if busy + _OVERHEAD + stored.exchange.num_bytes > self.max_bytes:
                 raise TryLater(
                     "Responses in the background fill the store already. Try again later, or without background.",

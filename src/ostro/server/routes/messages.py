@@ -6,7 +6,14 @@ from starlette.responses import Response
 
 from ostro.outputs import Completion
 from ostro.sampling_params import SamplingParams
-from ostro.schemas.messages import AssistantMessage, CountMessageTokens, CreateMessage, MessageEvent, MessageTokens
+from ostro.schemas.messages import (
+    AssistantMessage,
+    CountMessageTokens,
+    CreateMessage,
+    MessageEvent,
+    MessagesError,
+    MessageTokens,
+)
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.chat_turn import ChatTurn
 from ostro.server.dialects.message_chunks import MessageChunks
@@ -25,7 +32,9 @@ def router(api: Api) -> APIRouter:
 
     @routes.post(
         "/v1/messages",
-        **described(AssistantMessage, request=CreateMessage, events=MessageEvent, event_words=_EVENTS),
+        **described(
+            AssistantMessage, request=CreateMessage, events=MessageEvent, event_words=_EVENTS, error=MessagesError
+        ),
     )
     async def create_message(http: Request) -> Response:
         """The next message of a conversation, in Anthropic's dialect."""
@@ -33,7 +42,9 @@ def router(api: Api) -> APIRouter:
         record_of(http).stream = request.stream
         return Answer(api, http, _job(api, request, record_of(http).id))
 
-    @routes.post("/v1/messages/count_tokens", **described(MessageTokens, request=CountMessageTokens))
+    @routes.post(
+        "/v1/messages/count_tokens", **described(MessageTokens, request=CountMessageTokens, error=MessagesError)
+    )
     async def count_message_tokens(http: Request) -> Response:
         """How many tokens a conversation has."""
         request = await api.read(CountMessageTokens, http)

@@ -75,7 +75,7 @@ def router(api: Api) -> APIRouter:
     async def compact() -> Response:
         raise Unsupported("Conversations are not compacted here. Send fewer items, or set truncation to auto.")
 
-    @routes.get("/v1/responses/{id}", **described(ResponseObject, not_found=True))
+    @routes.get("/v1/responses/{id}", **described(ResponseObject, not_found=True, refusable=True))
     async def retrieve_response(http: Request, id: str) -> Response:
         """A stored response. `stream=true` replays the events of one that was created with `background` and `stream`:
         all of them, or those after number `starting_after`.
@@ -91,7 +91,7 @@ def router(api: Api) -> APIRouter:
         store.delete(record_of(http).key, id)
         return json_response(DeletedResponse(id=id))
 
-    @routes.post("/v1/responses/{id}/cancel", **described(ResponseObject, not_found=True))
+    @routes.post("/v1/responses/{id}/cancel", **described(ResponseObject, not_found=True, refusable=True))
     async def cancel_response(http: Request, id: str) -> Response:
         """Ends a response in the background."""
         stored = store.get(record_of(http).key, id)
@@ -102,7 +102,7 @@ def router(api: Api) -> APIRouter:
         await asyncio.wait_for(stored.run.ended(), _CANCEL_SECONDS)
         return _body(stored)
 
-    @routes.get("/v1/responses/{id}/input_items", **described(InputItemList, not_found=True))
+    @routes.get("/v1/responses/{id}/input_items", **described(InputItemList, not_found=True, refusable=True))
     async def list_input_items(http: Request, id: str) -> Response:
         """The items that a stored response was given, the newest first unless `order` is asc; `after` (an item's id)
         and `limit` choose among them.

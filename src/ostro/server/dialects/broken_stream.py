@@ -1,0 +1,24 @@
+"""How a stream of any dialect ends if whoever wrote it is gone. Knows paths."""
+
+from starlette.types import Scope
+
+from ostro.errors import OstroError
+from ostro.server.dialects.message_errors import error_event, speaks_messages
+from ostro.server.dialects.outcome import sse
+from ostro.server.sse import OPENAI
+
+RESPONSES = "/v1/responses"
+
+
+def last_event(scope: Scope, error: OstroError) -> bytes:
+    """An error as the stream's end."""
+    if speaks_messages(scope):
+        return error_event(error, None)
+    if scope["path"].startswith(RESPONSES):
+        return response_error(error)
+    return OPENAI.failed(error)
+
+
+def response_error(error: OstroError) -> bytes:
+    """Of what breaks outside a response, whose events are numbered."""
+    return sse("error", {"code": error.openai_code, "message": error.public, "param": error.param})

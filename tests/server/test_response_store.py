@@ -1,0 +1,289 @@
+"""The store of responses: who finds what, for how long, and that its bytes are counted right."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ostro.errors import PreviousResponseUnknown, TryLater, UnknownResponse, Unsupported
+from ostro.server.dialects.background import BackgroundRun, EventLog
+from ostro.server.dialects.response_store import Exchange, ResponseStore
+
+Json = dict[str, Any]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def said(id: str, text: str = "") -> Json:
+    return {"type": "message", "id": id, "text": text}
+
+
+def response(id: str, *texts: str) -> Json:
+    return {"id": id, "output": [said(f"out_{id}_{number}", text) for number, text in enumerate(texts)]}
+
+
+def keep(store: ResponseStore, id: str, previous: str | None = None, *, owner: str = "me", text: str = "") -> None:
+    before = None if previous is None else store.previous(owner, previous)
+    store.keep(owner, response(id, text), [said(f"in_{id}", text)], before)
+
+
+def conversation(store: ResponseStore, id: str) -> list[str]:
+    return [str(item["id"]) for item in store.previous("me", id).items()]
+
+
+def test_a_chain_is_the_whole_conversation_in_order() -> None:
+    store = ResponseStore()
+    keep(store, "a")
+    keep(store, "b", "a")
+    keep(store, "c", "b")
+    assert conversation(store, "c") == ["in_a", "out_a_0", "in_b", "out_b_0", "in_c", "out_c_0"]
+
+
+def test_two_responses_may_continue_one() -> None:
+    store = ResponseStore()
+    keep(store, "a")
+    keep(store, "b", "a")
+    keep(store, "c", "a")
+    assert conversation(store, "b") == ["in_a", "out_a_0", "in_b", "out_b_0"]
+    assert conversation(store, "c") == ["in_a", "out_a_0", "in_c", "out_c_0"]
+
+
+def test_deleting_a_response_takes_nothing_from_those_that_continue_it() -> None:
+    store = ResponseStore()
+    keep(store, "a")
+    keep(store, "b", "a")
+    store.delete("me", "a")
+    with pytest.raises(UnknownResponse):
+        store.get("me", "a")
+    with pytest.raises(PreviousResponseUnknown):
+        store.previous("me", "a")
+    assert conversation(store, "b") == ["in_a", "out_a_0", "in_b", "out_b_0"]
+    store.delete("me", "b")
+    assert store.num_bytes == 0
+
+
+def test_nobody_finds_anothers_responses_and_items() -> None:
+    store = ResponseStore()
+    keep(store, "a", owner="me")
+    for find in (store.get, store.delete, store.previous):
+        with pytest.raises((UnknownResponse, PreviousResponseUnknown)):
+            find("you", "a")
+    assert store.find_item("you", "out_a_0") is None
+    assert store.find_item("me", "out_a_0") == said("out_a_0")
+    assert store.find_item("me", "in_a") == said("in_a")
+    assert store.find_item("me", "a") is None
+
+
+def test_responses_expire() -> None:
+    clock = Clock()
+    store = ResponseStore(seconds=10, clock=clock)
+    keep(store, "a")
+    clock.now = 6.0
+    keep(store, "b", "a")
+    clock.now = 10.0
+    assert len(store) == 1
+    with pytest.raises(UnknownResponse):
+        store.get("me", "a")
+    clock.now = 16.0
+    assert len(store) == 0
+    assert store.num_bytes == 0
+
+
+def test_the_oldest_make_room_for_the_newest() -> None:
+    store = ResponseStore(max_bytes=64 << 10)
+    for id in "abcdefgh":
+        keep(store, id, text="x" * 4000)
+    assert store.num_bytes <= store.max_bytes
+    with pytest.raises(UnknownResponse):
+        store.get("me", "a")
+    assert store.get("me", "h").id == "h"
+
+
+def test_a_response_that_is_larger_than_the_store_is_not_kept() -> None:
+    store = ResponseStore(max_bytes=64 << 10)
+    keep(store, "a")
+    keep(store, "b", text="x" * (64 << 10))
+    assert store.get("me", "a").id == "a"
+    with pytest.raises(UnknownResponse):
+        store.get("me", "b")
+
+
+def test_a_store_that_is_off_says_so() -> None:
+    store = ResponseStore(max_bytes=0)
+    assert not store.is_on
+    with pytest.raises(Unsupported) as refused:
+        store.previous("me", "a")
+    assert refused.value.param == "previous_response_id"
+    assert "--response-store" in refused.value.message
+
+
+def test_an_exchange_that_was_freed_while_it_was_continued_is_counted_again() -> None:
+    store = ResponseStore()
+    keep(store, "a")
+    before = store.previous("me", "a")
+    store.delete("me", "a")
+    store.keep("me", response("b", "x"), [said("in_b")], before)
+    assert conversation(store, "b") == ["in_a", "out_a_0", "in_b", "out_b_0"]
+    store.delete("me", "b")
+    assert store.num_bytes == 0
+
+
+class Stored(RuleBasedStateMachine):
+    """Random schedules against a plain model: what is stored, and how large it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.store = ResponseStore(max_bytes=40_000, seconds=100, clock=self.clock)
+        self.num_created = 0
+        self.held: list[Exchange] = []
+
+    def ids(self) -> list[str]:
+        return [str(number) for number in range(self.num_created) if self.has(str(number))]
+
+    def has(self, id: str) -> bool:
+        try:
+            self.store.get("me", id)
+        except UnknownResponse:
+            return False
+        return True
+
+    @rule(size=st.integers(0, 9000), pick=st.randoms(use_true_random=False))
+    def create(self, size: int, pick: Any) -> None:
+        ids = self.ids()
+        previous = pick.choice([None, *ids])
+        keep(self.store, str(self.num_created), previous, text="x" * size)
+        self.num_created += 1
+
+    @precondition(lambda self: self.ids())
+    @rule(pick=st.randoms(use_true_random=False))
+    def hold(self, pick: Any) -> None:
+        """A request finds what it continues, and is answered later."""
+        self.held.append(self.store.previous("me", pick.choice(self.ids())))
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def answer(self) -> None:
+        self.store.keep("me", response(str(self.num_created)), [], self.held.pop())
+        self.num_created += 1
+
+    @precondition(lambda self: self.ids())
+    @rule(pick=st.randoms(use_true_random=False))
+    def delete(self, pick: Any) -> None:
+        self.store.delete("me", pick.choice(self.ids()))
+
+    @rule(seconds=st.integers(0, 60))
+    def wait(self, seconds: int) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def bytes_are_those_of_what_is_stored(self) -> None:
+        stored = [self.store.get("me", id) for id in self.ids()]
+        exchanges: dict[int, Exchange] = {}
+        for each in stored:
+            exchange: Exchange | None = each.exchange
+            while exchange is not None:
+                exchanges[id(exchange)] = exchange
+                exchange = exchange.previous
+        counted = sum(each.num_bytes for each in stored) + sum(each.num_bytes for each in exchanges.values())
+        assert self.store.num_bytes == counted <= self.store.max_bytes
+
+
+TestStored = Stored.TestCase
+TestStored.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+# --- in the background --------------------------------------------------------------------------------------------
+
+
+def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__ = test.__name__
+    return run
+
+
+def run(response: Json, *, logs: bool = True) -> BackgroundRun:
+    return BackgroundRun(response, log=EventLog() if logs else None)
+
+
+@in_loop
+async def test_a_response_under_way_is_neither_continued_nor_dropped() -> None:
+    store = ResponseStore(max_bytes=20_000)
+    each = run(response("a"))
+    stored = store.begin("me", "a", [said("in_a")], None, each)
+    with pytest.raises(PreviousResponseUnknown):
+        store.previous("me", "a")
+    for id in "bcdefgh":
+        keep(store, id, text="x" * 2000)
+    assert store.get("me", "a") is stored
+    store.update(stored, response("a", "done"))
+    each.end()
+    assert conversation(store, "a") == ["in_a", "out_a_0"]
+    assert json.loads(stored.body) == response("a", "done")
+
+
+@in_loop
+async def test_responses_under_way_that_fill_the_store_leave_no_room_for_more() -> None:
+    store = ResponseStore(max_bytes=20_000)
+    store.begin("me", "a", [said("in_a", "x" * 10_000)], None, run(response("a")))
+    keep(store, "b")
+    with pytest.raises(TryLater):
+        store.begin("me", "c", [said("in_c", "x" * 10_000)], None, run(response("c")))
+    assert store.get("me", "b").id == "b"
+
+
+@in_loop
+async def test_a_log_that_outgrows_the_store_is_given_up() -> None:
+    store = ResponseStore(max_bytes=20_000)
+    each = run(response("a"))
+    stored = store.begin("me", "a", [said("in_a")], None, each)
+    each.has_room = lambda num_bytes: store.grow(stored, num_bytes)
+    for _ in range(20):
+        each.write(b"event: x\ndata: " + b"y" * 2000 + b"\n\n")
+    assert each.log is not None
+    assert each.log.is_lost
+    store.update(stored, response("a", "done"))
+    each.end()
+    assert store.num_bytes <= store.max_bytes
+    store.delete("me", "a")
+    assert store.num_bytes == 0
+
+
+@in_loop
+async def test_dropping_a_response_under_way_ends_it() -> None:
+    store = ResponseStore()
+    each = run(response("a"))
+    store.begin("me", "a", [], None, each)
+    store.delete("me", "a")
+    assert await asyncio.wait_for(each.receive(), 10) == {"type": "http.disconnect"}
+    assert each.was_cancelled
+
+
+@in_loop
+async def test_readers_of_a_log_get_what_is_there_and_what_comes() -> None:
+    log = EventLog()
+    log.add(b"event: a\ndata: 0\n\nevent: b\ndata: 1\n\n")
+
+    async def read(after: int) -> bytes:
+        return b"".join([data async for data in log.after(after)])
+
+    readers = [asyncio.create_task(read(after)) for after in (-1, 0, 1, 5)]
+    await asyncio.sleep(0)
+    log.add(b"event: c\ndata: 2\n\n")
+    await asyncio.sleep(0)
+    log.close()
+    assert [data.count(b"event:") for data in await asyncio.gather(*readers)] == [3, 2, 1, 0]
+    assert await read(1) == b"event: c\ndata: 2\n\n"
