@@ -174,6 +174,17 @@ def test_unknown_tool_is_refused_where_calls_are_forced(format: str) -> None:
     assert grammar.refused_at(wrong).startswith(("unknown", "tool_call", "|"))
 
 
+@pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.may_be_bare])
+def test_call_without_its_tags_is_enforced_from_its_name_on(format: str) -> None:
+    grammar = Grammar(format, mode="lazy")
+    call = '{"name": "f", "arguments": {"x": 1}}'
+    assert grammar.read(call).free == "1" * len('{"name": "f"') + "0" * len(', "arguments": {"x": 1}}')
+    assert grammar.accepts(f'{call}\n{{"name": "g", "arguments": {{}}}}')
+    assert grammar.accepts('{"name": "Oslo", "size": 3}')
+    assert grammar.refused_at(call.replace("1", '"')).startswith('"')
+    assert not Grammar(format, mode="lazy", several=False).accepts(f"{call}\n{call}")
+
+
 @pytest.mark.parametrize("format", CALLS)
 def test_free_text_is_free(format: str) -> None:
     grammar = Grammar(format, mode="lazy", specials=specials_of(format))

@@ -290,6 +290,29 @@ def test_list_of_calls_in_one_block_is_read() -> None:
     assert read(raw, "hermes") == [*call(0, "f", "{}"), *call(1, "g", "{}")]
 
 
+@pytest.mark.parametrize(
+    ("raw", "events"),
+    [
+        ('{"name": "f", "arguments": {"x": 1}}', call(0, "f", '{"x": 1}')),
+        ('{"name": "f", "arguments": {}}\n{"name": "g"}', [*call(0, "f", "{}"), *call(1, "g", "{}")]),
+        ('```json\n{\n  "name": "f",\n  "arguments": {}\n}\n```\nOk', [*call(0, "f", "{}"), Text("Ok")]),
+        ('{"name": "Oslo", "size": 1}', [Text('{"name": "Oslo", "size": 1}')]),
+        ('{"a": {"name": "f"}}', [Text('{"a": {"name": "f"}}')]),
+        ('```json\n{"a": 1}\n```', [Text('```json\n{"a": 1}\n```')]),
+        ("```python\nf()\n```", [Text("```python\nf()\n```")]),
+        ('So: {"name": "f", "arguments": {}}', [Text('So: {"name": "f", "arguments": {}}')]),
+    ],
+)
+def test_call_without_its_tags_is_read_where_it_names_a_tool(raw: str, events: list[Event]) -> None:
+    """As Qwen2.5-Coder writes it."""
+    assert read(raw, "hermes") == events
+
+
+def test_json_that_is_no_call_is_not_held_back() -> None:
+    reader = new_reader("hermes")
+    assert reader.push('{"answer": [1, ') == [Text('{"answer": [1,')]
+
+
 def test_custom_tool_gets_its_input_as_text() -> None:
     raw = hermes(r'{"input": "a \"b\"\n\u00e9 \\"}', "c")
     assert read(raw, "hermes") == call(0, "c", 'a "b"\né \\', custom=True)

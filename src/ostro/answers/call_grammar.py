@@ -76,21 +76,31 @@ class _Grammar:
         text = "TEXT" if after_reasoning else self._text_that_comes_first()
         if not self._format.begin:
             return self._free_bare(text)
+        bare = []
+        if self._format.may_be_bare:
+            text, calls = self._bare(text)
+            bare = [calls]
         block, tail = self._block(), self._lark.rule("TEXT")
         first = f"{self._lark.up_to(text, self._format.begin)} {block}"
         if not self._asked.several:
-            return alternatives([text, first])
+            return alternatives([text, first, *bare])
         if not self._format.repeats:
-            return alternatives([text, f"{first} {tail}"])
+            return alternatives([text, f"{first} {tail}", *bare])
         more = self._lark.rule(f"{self._lark.up_to('TEXT', self._format.begin)} {block}")
-        return alternatives([text, f"{first} {more}* {tail}"])
+        return alternatives([text, f"{first} {more}* {tail}", *bare])
 
     def _free_bare(self, text: str) -> str:
-        """Calls without a marker: from where the text can be nothing else."""
-        begins = self._lark.terminal(alternatives(map(quoted, self._bare_begins())))
-        other = self._lark.terminal(f"{text} & ~({begins} TEXT)")
+        text, calls = self._bare(text)
         marked = [f"{self._lark.literal(begin)} {self._block()}" for begin in self._special_begins()]
-        return alternatives([other, self._block(), *marked])
+        return alternatives([text, calls, *marked])
+
+    def _bare(self, text: str) -> tuple[str, str]:
+        """Text that is no call, and calls without a marker: from where the text can be nothing else."""
+        begins = self._lark.terminal(alternatives(map(quoted, self._bare_begins())))
+        calls = self._calls()
+        if self._format.may_be_bare and self._asked.several:
+            calls = f"{calls} ({self._lark.literal(self._format.between)} {calls})*"
+        return self._lark.terminal(f"{text} & ~({begins} TEXT)"), self._lark.rule(calls)
 
     def _bare_begins(self) -> list[str]:
         names = [tool.name for tool in self._asked.tools]

@@ -30,6 +30,10 @@ class Sink(Protocol):
         """Whether a call of this name is one, rather than text that looks like it."""
         ...
 
+    def may_begin_with(self, key: str) -> bool:
+        """Whether an object with this key first may be a call."""
+        ...
+
     def is_custom(self, name: str) -> bool: ...
 
     def schema(self, name: str) -> Mapping[str, object]:
@@ -89,6 +93,8 @@ class CallParser:
         begun = False
         while True:
             key = yield from self._key()
+            if key is None or (name is None and not self._sink.may_begin_with(key)):
+                return False
             if key == _NAME_KEY and name is None:
                 name = yield from json_scan.decoded(self._scanner)
                 if name is None or not self._sink.may_call(name):
@@ -104,7 +110,7 @@ class CallParser:
                 # Nobody can be told of a call before its name is known.
                 complete = yield from json_scan.value(self._scanner, early.append)
             else:
-                complete = key is not None and (yield from json_scan.value(self._scanner, _ignore))
+                complete = yield from json_scan.value(self._scanner, _ignore)
             if not complete:
                 return False
             yield from self._scanner.space()

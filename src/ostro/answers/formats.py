@@ -67,6 +67,8 @@ class CallFormat:
     """Whether there is one block for each call, rather than one for all."""
     between: str = ""
     """White space between blocks, as it is written; any is read."""
+    may_be_bare: bool = False
+    """Whether models forget the beginning and the end: an answer that begins like a call of a known tool is one."""
     evidence: tuple[str, ...] = ()
     """Texts that a template's rendering of a call of PROBE must all contain for this to be its format."""
     special: tuple[str, ...] = field(default=())
@@ -92,6 +94,7 @@ _HERMES = CallFormat(
     end="\n</tool_call>",
     repeats=True,
     between="\n",
+    may_be_bare=True,
     evidence=("<tool_call>",),
     special=("<tool_call>", "</tool_call>"),
 )

@@ -12,6 +12,9 @@ from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.scanner import Parse, Scanner
 from ostro.answers.tools import Tool
 
+# Where a call may come without a marker, so that it must be known soon whether it is one.
+_FIRST_KEYS = frozenset({"name", "type", "id"})
+_FENCES = ("```json\n", "```\n")
 _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 24
 _SHORT_ID_LENGTH = 9
@@ -153,7 +156,7 @@ class AnswerReader:
                 return
 
     def _content(self, format: CallFormat) -> Parse[None]:
-        if not format.begin:
+        if format.may_be_bare or not format.begin:
             yield from self._bare_calls(format)
         while not self._is_over:
             begin = yield from self._scanner.until(format.begins, self._say)
@@ -167,7 +170,11 @@ class AnswerReader:
         """The answer's beginning, if it is calls without a marker before them."""
         self._needs_name = True
         self._scanner.hold()
+        yield from self._scanner.space()
+        fence = (yield from self._scanner.one_of(_FENCES)) if format.may_be_bare else None
         yield from self._block(format, "")
+        if fence is not None and self.calls:
+            yield from self._scanner.literal("```")
         self._needs_name = False
 
     def _block(self, format: CallFormat, begin: str) -> Parse[None]:
@@ -190,6 +197,10 @@ class AnswerReader:
 
     def may_call(self, name: str) -> bool:
         return not self._is_over and (not self._needs_name or name in self._tools)
+
+    def may_begin_with(self, key: str) -> bool:
+        # Text that is JSON of another kind should not be held back until it is complete.
+        return not self._needs_name or key in _FIRST_KEYS
 
     def is_custom(self, name: str) -> bool:
         return name in self._tools and self._tools[name].is_custom
