@@ -1,9 +1,11 @@
 """The GPU's runner against the CPU's, in fp32: the same tokens, whatever the schedule and however they are sampled."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
+from scripted_grammar import ScriptedGrammars, scripted
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from triton_device import DEVICE, slow_in_the_interpreter
 
@@ -62,7 +64,8 @@ def gpu_engine(model: Model, device: torch.device, *, pages: int = 256, budget: 
 
 def run(core: EngineCore, asked: list[Request]) -> Gains:
     for request in asked:
-        core.add(request)
+        constraint = request.constraint
+        core.add(request, None if constraint is None else ScriptedGrammars(VOCAB).prepare(constraint))
     gains: Gains = {(r.id, choice): ([], [], [], None) for r in asked for choice in range(r.params.n)}
     while core.has_work:
         for gain in core.step():
@@ -121,6 +124,46 @@ def test_sampled_tokens_equal_the_cpus(device: torch.device, rows: int) -> None:
         assert [each.token_id for each in given[key][1]] == [each.token_id for each in logprobs]
         assert [each.rank for each in given[key][1]] == [each.rank for each in logprobs]
         assert [each.logprob for each in given[key][1]] == pytest.approx([each.logprob for each in logprobs], abs=1e-3)
+
+
+# Pairs of tokens, with three that are forced after each.
+STRUCTURE = {0: dict.fromkeys(range(10, 30), 1), 1: {30: 2, 31: 2}, 2: {40: 3}, 3: {41: 4}, 4: {42: 0}}
+# Free until a token of the first half of the vocabulary.
+THINKING = {0: dict.fromkeys(range(VOCAB // 2), 1), 1: dict.fromkeys(range(40, 50), 1)}
+
+
+def test_constrained_rows_draw_as_on_the_cpu_beside_free_ones(device: torch.device) -> None:
+    params = [
+        SamplingParams(max_tokens=LENGTH + 1, temperature=1.0),
+        SamplingParams(max_tokens=LENGTH + 1, temperature=0),
+        SamplingParams(max_tokens=LENGTH + 1, temperature=1.0, n=2, top_p=0.9, logprobs=2),
+        SamplingParams(max_tokens=LENGTH + 1, temperature=1.0, top_n_sigma=0.7, logit_bias={12: 3.0}),
+        SamplingParams(max_tokens=LENGTH + 4, temperature=1.0, frequency_penalty=1.5, logprobs=1),
+        SamplingParams(max_tokens=LENGTH + 4, temperature=0.8, top_k=7),
+        SamplingParams(max_tokens=LENGTH + 1, temperature=1.0),
+    ]
+    structures = [None, *[scripted(STRUCTURE)] * 3, *[scripted(STRUCTURE, jump_forward=True)] * 2]
+    asked = [
+        replace(request, constraint=structure)
+        for request, structure in zip(requests(params), [*structures, scripted(THINKING, free=(0,))], strict=True)
+    ]
+    expected = on_cpu(random_model(SHALLOW), asked)
+    given, core = on_gpu(random_model(SHALLOW), device, asked)
+    assert tokens(given) == tokens(expected)
+    assert core.scheduler.counters.forced_tokens > 0
+    for key, (_, logprobs, _, error) in expected.items():
+        assert error is None
+        assert [(each.token_id, each.rank) for each in given[key][1]] == [(e.token_id, e.rank) for e in logprobs]
+        assert [each.logprob for each in given[key][1]] == pytest.approx([each.logprob for each in logprobs], abs=1e-3)
+
+
+@slow_in_the_interpreter
+def test_graphs_with_and_without_masks_take_turns(device: torch.device) -> None:
+    core = gpu_engine(random_model(SHALLOW), device, rows=2)
+    for structures in ([None, None], [scripted(STRUCTURE), None], [None, None], [scripted(STRUCTURE)] * 2):
+        params = [SamplingParams(max_tokens=5, temperature=1.0, logprobs=0 if each else None) for each in structures]
+        asked = [replace(request, constraint=each) for request, each in zip(requests(params), structures, strict=True)]
+        assert tokens(run(core, asked)) == tokens(on_cpu(random_model(SHALLOW), asked))
 
 
 def test_words_that_are_banned_by_what_stands_before_them(device: torch.device) -> None:

@@ -27,6 +27,7 @@ from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layers import fusible, why_not_fused
+from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, SamplerKind, edited, edits, outcome
 from ostro.runner.gpu.transfer import fetch, send
@@ -52,6 +53,8 @@ class StepKind(NamedTuple):
     sampler: SamplerKind | None
     """None if the logits are edited first, outside the graph."""
     keeps_logits: bool
+    masks: bool = False
+    """Whether tokens are banned by masks first; not if the sampler is None."""
 
 
 class GpuRunner:
@@ -86,6 +89,7 @@ class GpuRunner:
             max_batch_seqs=max_batch_seqs,
             steps_ahead=1,
             generates=model.has_head,
+            constrains=True,
             device=self.device.type,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
@@ -102,6 +106,7 @@ class GpuRunner:
             deterministic=deterministic,
         )
         self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
+        self._masks = TokenMasks(max_batch_seqs, shape.vocab_size, self.device)
         self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
         # A graph's inputs and outputs.
         self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
@@ -171,8 +176,13 @@ class GpuRunner:
         slots, kind = self._sampler.slots_for(seqs)
         samples_apart = edits(seqs)
         keeps_logits = samples_apart or any(seq.request.params.logprobs is not None for seq in seqs)
-        run = self._graphs.get(size, StepKind(None if samples_apart else kind, keeps_logits))
+        masks = not samples_apart and masked(seqs)
+        if masks:
+            self._masks.allocate()
+        run = self._graphs.get(size, StepKind(None if samples_apart else kind, keeps_logits, masks))
         self._inputs.copy_(self._decode_inputs(seqs, slots), non_blocking=True)
+        if masks:
+            self._masks.send(seqs)
         run()
         if samples_apart:
             logits = edited(self._kept_logits(len(seqs)), seqs)
@@ -208,6 +218,8 @@ class GpuRunner:
         logits = self._head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
         if kind.keeps_logits:
             self._keep(logits)
+        if kind.masks:
+            self._masks.ban(logits)
         if kind.sampler is not None:
             self._sampler.draw(logits, sent[SAMPLER], self._drawn.tokens, self._drawn.errors, kind.sampler)
 
@@ -267,7 +279,7 @@ class GpuRunner:
             logits = self._head(hidden[rows])
             slots, kind = self._sampler.slots_for(seqs)
             self._sampler.draw(
-                edited(logits, seqs) if edits(seqs) else logits,
+                self._scores(logits, seqs),
                 send(np.array(slots, dtype=np.int32), self.device),
                 self._drawn.tokens[at:],
                 self._drawn.errors[at:],
@@ -281,6 +293,17 @@ class GpuRunner:
                 output.sampled.update(wait().sampled)
 
         return add
+
+    def _scores(self, logits: Tensor, seqs: list[Sequence]) -> Tensor:
+        """What to draw from. Leaves the logits as they are if log-probabilities are read from them later."""
+        if edits(seqs):
+            return edited(logits, seqs)
+        if not masked(seqs):
+            return logits
+        scores = logits.clone() if any(seq.request.params.logprobs is not None for seq in seqs) else logits
+        self._masks.send(seqs)
+        self._masks.ban(scores)
+        return scores
 
     def _score(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
         """Log-probabilities of prompt tokens, in blocks: never a whole prompt times the vocabulary."""

@@ -1,6 +1,7 @@
 """Which slot of the device's sampler each sequence has, and what must be done to logits that the sampler does not know.
 
-A sequence keeps its slot while it is in every step; one that was away begins anew, when all its tokens are known.
+A sequence keeps its slot while it is in every step; one that was away, or that gained tokens without a draw, begins
+anew, when all its tokens are known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,9 +40,9 @@ class Sampler:
         for gone in [id for id in self._slots if id not in here]:
             self._free.append(self._slots.pop(gone))
             del self._settings[gone]
-        new = [seq for seq in seqs if seq.id not in self._slots]
+        new = [seq for seq in seqs if seq.id not in self._slots or _jumps(seq)]
         for seq in new:
-            self._slots[seq.id] = slot = self._free.pop()
+            self._slots[seq.id] = slot = self._slots[seq.id] if seq.id in self._slots else self._free.pop()
             self._settings[seq.id] = _settings(seq, slot)
         self.tables.admit([self._settings[seq.id] for seq in new])
         settings = [self._settings[seq.id] for seq in seqs]
@@ -78,6 +79,11 @@ def outcome(token_id: int, error: int, logprob: TokenLogprob | None = None) -> S
     if error:
         return SampledToken(-1, error=_FAILURES.get(error, NOT_FINITE))
     return SampledToken(token_id, logprob)
+
+
+def _jumps(seq: EngineSequence) -> bool:
+    """Whether it may have gained tokens that the device did not draw: then it is told of all of them again."""
+    return seq.matcher is not None and seq.request.constraint is not None and seq.request.constraint.jump_forward
 
 
 def _settings(seq: EngineSequence, slot: int) -> SlotSettings:
