@@ -50,7 +50,9 @@ _ROWS = {
     ),
     "planning": "backends config errors kernels machine models runner sources torch_extra weights",
     "outputs": "engine errors",
-    "frontend": "config engine errors grammar model_tokenizer outputs sampling_defaults sampling_params text weights",
+    "frontend": (
+        "answers config engine errors grammar model_tokenizer outputs sampling_defaults sampling_params text weights"
+    ),
     "driver": "engine errors frontend outputs",
     "llm": (
         "config driver engine errors frontend grammar outputs planning runner sampling_defaults sampling_params "

@@ -14,6 +14,22 @@ CpuBackend = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
+# As `answers.formats` knows them; a test holds the two equal.
+ToolFormat = Literal[
+    "auto",
+    "harmony",
+    "qwen3_coder",
+    "hermes",
+    "deepseek_v3",
+    "deepseek_v31",
+    "mistral_v11",
+    "mistral",
+    "functools",
+    "phi4_mini",
+    "llama3_json",
+    "pythonic",
+    "generic",
+]
 
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -51,6 +67,7 @@ _CHOICES = {
     "cpu_backend": CpuBackend,
     "hrm_dialect": HrmDialect,
     "generation_config": GenerationConfig,
+    "tool_format": ToolFormat,
 }
 
 
@@ -86,6 +103,13 @@ class EngineConfig:
         metadata=_means(
             "chatml, gemma, llama3, mistral, generic, or a .jinja file; a model that ships no template gets the "
             "built-in one that matches its special tokens (default: the model's own)"
+        ),
+    )
+    tool_format: ToolFormat = field(
+        default="auto",
+        metadata=_means(
+            "how the model writes tool calls; auto finds out from the chat template, and generic describes the tools "
+            "in the system message"
         ),
     )
     generation_config: GenerationConfig = field(

@@ -3,13 +3,16 @@
 import itertools
 import math
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ostro.config import EngineConfig
+from ostro.answers.probe import profile_of
+from ostro.answers.profile import TemplateProfile
+from ostro.config import EngineConfig, ToolFormat
 from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Progress
@@ -50,8 +53,13 @@ class Frontend:
         tokenizer: Tokenizer,
         pooling: Pooling | None = None,
         defaults: SamplingDefaults | None = None,
+        *,
+        tool_format: ToolFormat = "auto",
     ) -> None:
         self.name = name
+        self._tool_format = tool_format
+        self._probing = threading.Lock()
+        self._profile: TemplateProfile | None = None
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.defaults = defaults or SamplingDefaults()
@@ -67,13 +75,29 @@ class Frontend:
         `tokenizer` is where the one that they name lies, if that is known.
         """
         chosen = load_tokenizer(config, checkpoint, tokenizer)
-        return cls(name or checkpoint.name, chosen, checkpoint.pooling, sampling_defaults(checkpoint, config))
+        defaults = sampling_defaults(checkpoint, config)
+        return cls(name or checkpoint.name, chosen, checkpoint.pooling, defaults, tool_format=config.tool_format)
 
     def sampling(self, params: SamplingParams, constraint: Constraint | None = None) -> Sampling:
         """For `request`. Tokenises the bad words: their length, and not the prompt's, is what it costs. `constraint` is
         what `checker` made of the params' structured output, if they have one.
         """
         return Sampling(self.defaults.fill(params), self.tokenizer.bad_word_ids(params.bad_words), constraint)
+
+    @property
+    def profile(self) -> TemplateProfile:
+        """What the chat template wants. The first time this waits for the process that renders it: not for an event
+        loop, and no other conversation may be rendered meanwhile.
+        """
+        with self._probing:
+            if self._profile is None:
+                self._profile = profile_of(self.tokenizer, self._tool_format)
+            return self._profile
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether `profile` is there without waiting."""
+        return self._profile is not None
 
     @cached_property
     def checker(self) -> GrammarChecker:

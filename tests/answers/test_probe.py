@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import pytest
 from family_templates import (
@@ -25,9 +25,10 @@ from family_templates import (
 from text_vocabs import byte_level_core
 
 from ostro.answers.plan import plan_answer
-from ostro.answers.probe import probed, profile_of
+from ostro.answers.probe import TOOL_FORMATS, probed, profile_of
 from ostro.answers.profile import ReasoningMarkers, TemplateProfile
 from ostro.answers.tools import Tool
+from ostro.config import ToolFormat
 from ostro.errors import BadRequest
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.jinja_template import JinjaTemplate
@@ -186,3 +187,7 @@ def test_template_that_hangs_with_tools_is_one_without_support() -> None:
     source = f"{{% if tools %}}{hang}{{% endif %}}{{{{ messages[0].content }}}}"
     with closing(tokenizer_with(source)) as tokenizer:
         assert profile_of(tokenizer).tools_in_prompt is False
+
+
+def test_setting_takes_the_formats_that_there_are() -> None:
+    assert get_args(ToolFormat) == ("auto", *TOOL_FORMATS)

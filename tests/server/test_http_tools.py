@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer
 from scripted_answers import Scripts
 from sse_events import Chunk, streamed
-from tool_templates import QWEN
+from tool_templates import OPEN, QWEN
 
 from ostro.schemas import ChatCompletionChunk, ChatCompletionResponse
 
@@ -72,6 +72,16 @@ CASES = {
     "13, 14 odd strings": Case(call("f", ODD), None, [("f", ODD)], "tool_calls"),
     "15 wide characters": Case(call("f", '{"x": "é🙂漢"}'), None, [("f", '{"x": "é🙂漢"}')], "tool_calls"),
     "16 order of keys": Case(call("f", '{"z": 1, "a": 2}'), None, [("f", '{"z": 1, "a": 2}')], "tool_calls"),
+    "20 required": Case(
+        call("f", "{}"), None, [("f", "{}")], "tool_calls", given={"tools": [F, G], "tool_choice": "required"}
+    ),
+    "21 named": Case(
+        call("g", "{}"),
+        None,
+        [("g", "{}")],
+        "stop",
+        given={"tools": [F, G], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+    ),
     "22 one call at most": Case(
         call("f", "{}") + call("g", "{}"),
         None,
@@ -88,9 +98,35 @@ CASES = {
         "tool_calls",
         given={"tools": [{"type": "custom", "custom": {"name": "write"}}]},
     ),
+    "allowed tools": Case(
+        call("g", "{}"),
+        None,
+        [("g", "{}")],
+        "tool_calls",
+        given={
+            "tools": [F, G],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [function("g")]}},
+        },
+    ),
 }
+THOUGHTS = {
+    "thought and text": Case("<think>\nHm.\n</think>\n\nYes.", "Yes.", reasoning="Hm.\n", given={}),
+    "24 call in a thought": Case(
+        f"<think>\n{call('f', '{}')}</think>\n\nNo.", "No.", reasoning=call("f", "{}"), given={}
+    ),
+    "thought, text and call": Case(
+        f"<think>\nHm.\n</think>\n\nSo:{call('f', '{}')}", "So:", [("f", "{}")], "tool_calls", "Hm.\n"
+    ),
+    "25 thought left open": Case(f"<think>\nHm.\n{call('f', '{}')}", None, [("f", "{}")], "tool_calls", "Hm.\n"),
+    "no thought": Case("Yes.", "Yes.", given={"enable_thinking": False}),
+}
+OPENED = {
+    "only the end": Case("Hm.\n</think>\n\nYes.", "Yes.", reasoning="Hm.\n", given={}),
+    "cut while open": Case("Hm hm hm", None, finish="length", reasoning="Hm hm", given={"max_tokens": 2}),
+}
+
 SCRIPTS = Scripts()
-KEYS = {name: SCRIPTS.add(case.answer) for name, case in CASES.items()}
+KEYS = {name: SCRIPTS.add(case.answer) for name, case in {**CASES, **THOUGHTS, **OPENED}.items()}
 TWO = SCRIPTS.add("One." + call("f", '{"x": 1}'), call("g", "{}") + "\n" + call("f", "{}"))
 LONG = SCRIPTS.add(call("f", json.dumps({"text": "word " * 200})))
 
@@ -107,6 +143,14 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     directory = tmp_path_factory.mktemp("thinking")
     (directory / "qwen.jinja").write_text(QWEN)
     with SCRIPTS.served(directory, "--chat-template", str(directory / "qwen.jinja")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    directory = tmp_path_factory.mktemp("opened")
+    (directory / "open.jinja").write_text(OPEN)
+    with SCRIPTS.served(directory, "--chat-template", str(directory / "open.jinja")) as live:
         yield live
 
 
@@ -187,10 +231,16 @@ def test_answer_with_tools(server: LiveServer, name: str) -> None:
         check(client, CASES[name], KEYS[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *THOUGHTS])
 def test_answer_by_a_template_that_knows_tools_and_thoughts(thinking: LiveServer, name: str) -> None:
     with thinking.client() as client:
-        check(client, CASES[name], KEYS[name])
+        check(client, {**CASES, **THOUGHTS}[name], KEYS[name])
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_answer_whose_prompt_opened_the_thought(opened: LiveServer, name: str) -> None:
+    with opened.client() as client:
+        check(client, OPENED[name], KEYS[name])
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 18))
@@ -219,6 +269,18 @@ def test_choices_have_readers_of_their_own(server: LiveServer) -> None:
         for choice in (answer["choices"][index], merged(chunks, index)):
             assert told(choice["message"]) == expected
             assert (choice["message"]["content"] or None) == ("One." if index == 0 else None)
+
+
+def test_reasoning_is_counted_and_can_be_left_out(thinking: LiveServer) -> None:
+    key = KEYS["thought and text"]
+    with thinking.client() as client:
+        shown, hidden = whole(client, asked(key)), whole(client, asked(key, include_reasoning=False))
+        chunks = streamed(client, CHAT, asked(key, include_reasoning=False))
+    assert shown["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert hidden["usage"]["completion_tokens"] == shown["usage"]["completion_tokens"]
+    assert hidden["usage"]["completion_tokens_details"] == shown["usage"]["completion_tokens_details"]
+    assert hidden["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert merged(chunks)["message"] == {"role": "assistant", "content": "Yes."}
 
 
 def test_plain_answers_say_nothing_of_reasoning(server: LiveServer) -> None:

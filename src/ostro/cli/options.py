@@ -15,6 +15,7 @@ from ostro.config import (
     HrmDialect,
     KVDType,
     Quantization,
+    ToolFormat,
     meaning_of,
     read_size,
 )
@@ -36,6 +37,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model-config", metavar="FILE", help=_meaning("model_config"))
     group.add_argument("--tokenizer", metavar="REF", help=_meaning("tokenizer"))
     group.add_argument("--chat-template", metavar="NAME", help=_meaning("chat_template"))
+    group.add_argument("--tool-format", choices=get_args(ToolFormat), default="auto", help=_meaning("tool_format"))
     group.add_argument(
         "--generation-config", choices=get_args(GenerationConfig), default="auto", help=_meaning("generation_config")
     )
@@ -111,6 +113,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model_config=args.model_config,
         tokenizer=args.tokenizer,
         chat_template=args.chat_template,
+        tool_format=args.tool_format,
         generation_config=args.generation_config,
         cuda_graphs=not args.no_cuda_graphs,
         deterministic=args.deterministic,

@@ -2,6 +2,7 @@
 engine process: servers and offline batches share it.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ class ChatPreparation:
         """The prompt's text, by the model's chat template, and how to read what follows it. Raises BadRequest if the
         request contradicts itself, or the messages or the text are too long.
         """
+        if not self._frontend.is_probed:
+            await asyncio.to_thread(lambda: self._frontend.profile)
         plan = await self._plan(chat)
         self._check_length([*plan.messages, *(plan.tools or ()), plan.template_kwargs])
         rendered = await self._frontend.tokenizer.render_chat(
@@ -67,7 +70,8 @@ class ChatPreparation:
         """Raises BadRequest that names a strict tool whose schema cannot be enforced. Calls of other tools are held to
         what can be.
         """
-        plan = _planned(chat, chat.tools)
+        profile = self._frontend.profile
+        plan = _planned(chat, chat.tools, profile)
         tools = list(chat.tools)
         for check in plan.checks:
             try:
@@ -76,7 +80,7 @@ class ChatPreparation:
                 if check.is_strict:
                     raise _named_after_tool(error, chat.tools[check.tool_index], check.tool_index) from error
                 tools[check.tool_index] = replace(tools[check.tool_index], is_enforced=False)
-        return plan if tools == list(chat.tools) else _planned(chat, tools)
+        return plan if tools == list(chat.tools) else _planned(chat, tools, profile)
 
     def _check_length(self, values: Sequence[object]) -> None:
         """Raises BadRequest for values with more characters in all than a text may have. Counts every string, names of
@@ -101,10 +105,10 @@ class ChatPreparation:
                 left += value
 
 
-def _planned(chat: ChatRequest, tools: Sequence[Tool]) -> AnswerPlan:
+def _planned(chat: ChatRequest, tools: Sequence[Tool], profile: TemplateProfile) -> AnswerPlan:
     return plan_answer(
         chat.messages,
-        TemplateProfile(),
+        profile,
         tools=tools,
         choice=chat.tool_choice,
         parallel=chat.parallel_tool_calls,

@@ -382,6 +382,8 @@ class ModelService:
         [outcome] = await asyncio.gather(loading, return_exceptions=True)
         if isinstance(outcome, Frontend):
             self._frontend = outcome
+            # Not part of becoming ready: the first chat waits for it.
+            loop.run_in_executor(self._threads, lambda: outcome.profile)
         elif isinstance(outcome, OstroError):
             await self._handle.fail(outcome)
         else:

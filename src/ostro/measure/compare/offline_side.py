@@ -25,6 +25,7 @@ _TEXTS = frozenset(
         "tokenizer",
         "chat_template",
         "generation_config",
+        "tool_format",
         "device",
         "dtype",
         "quantize",

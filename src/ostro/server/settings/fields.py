@@ -22,6 +22,7 @@ from ostro.config import (
     HrmDialect,
     KVDType,
     Quantization,
+    ToolFormat,
     meaning_of,
     read_dtype,
     read_size,
@@ -193,6 +194,7 @@ class ServeSettings(BaseSettings):
     # engine
     tokenizer: str | None = Field(None, description=meaning_of("tokenizer"))
     chat_template: str | None = Field(None, description=meaning_of("chat_template"))
+    tool_format: ToolFormat = Field("auto", description=meaning_of("tool_format"))
     generation_config: GenerationConfig = Field("auto", description=meaning_of("generation_config"))
     max_seq_len: Positive | None = Field(None, description=meaning_of("max_seq_len"))
     page_size: Positive | None = Field(None, description=meaning_of("page_size"))
@@ -444,6 +446,7 @@ class ServeSettings(BaseSettings):
             model_config=self.levanter_config,
             tokenizer=self.tokenizer,
             chat_template=self.chat_template,
+            tool_format=self.tool_format,
             generation_config=self.generation_config,
             max_seq_len=self.max_seq_len,
             device=self.device,
