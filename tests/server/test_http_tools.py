@@ -45,7 +45,7 @@ class Case:
     given: dict[str, Any] = field(default_factory=lambda: {"tools": [F, G]})
 
 
-ODD = r'{"s": "</tool_call> {\"}\\ \u0041 \n [", "k": {"a": []}}'
+ODD = r'{"s": "</tool_call> {\"}\\ \u0001 \n [", "k": {"a": []}}'
 
 CASES = {
     "1 plain text": Case("Just words.", "Just words."),
@@ -122,7 +122,7 @@ THOUGHTS = {
 }
 OPENED = {
     "only the end": Case("Hm.\n</think>\n\nYes.", "Yes.", reasoning="Hm.\n", given={}),
-    "cut while open": Case("Hm hm hm", None, finish="length", reasoning="Hm hm", given={"max_tokens": 2}),
+    "cut while open": Case("Hm hm hm", None, finish="length", reasoning="Hm", given={"max_tokens": 2}),
 }
 
 SCRIPTS = Scripts()
