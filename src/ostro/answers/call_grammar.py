@@ -8,6 +8,7 @@ either   calls, or text of a structure
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ostro.answers.formats import CallFormat, HarmonyCalls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
@@ -80,7 +81,7 @@ class _Grammar:
         if self._format.may_be_bare:
             text, calls = self._bare(text)
             bare = [calls]
-        block, tail = self._block(), self._lark.rule("TEXT")
+        block, tail = self._block, self._lark.rule("TEXT")
         first = f"{self._lark.up_to(text, self._format.begin)} {block}"
         if not self._asked.several:
             return alternatives([text, first, *bare])
@@ -91,13 +92,13 @@ class _Grammar:
 
     def _free_bare(self, text: str) -> str:
         text, calls = self._bare(text)
-        marked = [f"{self._lark.literal(begin)} {self._block()}" for begin in self._special_begins()]
+        marked = [f"{self._lark.literal(begin)} {self._block}" for begin in self._special_begins()]
         return alternatives([text, calls, *marked])
 
     def _bare(self, text: str) -> tuple[str, str]:
         """Text that is no call, and calls without a marker: from where the text can be nothing else."""
         begins = self._lark.terminal(alternatives(map(quoted, self._bare_begins())))
-        calls = self._calls()
+        calls = self._calls
         if self._format.may_be_bare and self._asked.several:
             calls = f"{calls} ({self._lark.literal(self._format.between)} {calls})*"
         return self._lark.terminal(f"{text} & ~({begins} TEXT)"), self._lark.rule(calls)
@@ -121,7 +122,7 @@ class _Grammar:
 
     def _calls_or_structure(self) -> str:
         begin = self._lark.literal(self._format.begin)
-        block = f"{begin} {self._block()}".strip()
+        block = f"{begin} {self._block}".strip()
         if self._format.repeats and self._asked.several:
             block = f"{block} ({self._lark.literal(self._format.between)} {block})*"
         if self._asked.structured is None:
@@ -158,11 +159,13 @@ class _Grammar:
 
     # Blocks
 
+    @cached_property
     def _block(self) -> str:
         """What comes after the format's beginning."""
-        parts = [self._lark.literal(self._format.lead), self._calls(), self._lark.literal(self._format.end)]
+        parts = [self._lark.literal(self._format.lead), self._calls, self._lark.literal(self._format.end)]
         return self._lark.rule(" ".join(filter(None, parts)))
 
+    @cached_property
     def _calls(self) -> str:
         match self._format.calls:
             case JsonCalls() as kind:
@@ -248,7 +251,10 @@ class _Grammar:
         if isinstance(schema, Mapping) and (choices := _texts_in(schema)):
             return f"({alternatives(map(quoted, choices))}) {quoted(end)}"
         if may_be_text(schema, tool.parameters or {}):
-            return self._lark.up_to("TEXT", end)
+            # Plain text has no escapes, so that it cannot hold the tags.
+            tags = alternatives([quoted("\n<parameter="), quoted("</function>")])
+            value = self._lark.terminal(f"TEXT & ~(TEXT {tags} TEXT)")
+            return f'{self._lark.up_to(value, end.strip())} "\\n"'
         if isinstance(schema, Mapping) and schema.get("type") == "boolean":
             return f'("true" | "false" | "True" | "False") {quoted(end)}'
         return f"{self._lark.rule(json_rule(_within(schema, tool), lenient=not tool.strict))} {quoted(end)}"
