@@ -55,8 +55,8 @@ _ROWS = {
     ),
     "driver": "engine errors frontend outputs",
     "llm": (
-        "config driver engine errors frontend grammar outputs planning runner sampling_defaults sampling_params "
-        "sources text weights"
+        "answers config driver engine errors frontend grammar outputs planning runner sampling_defaults "
+        "sampling_params sources text weights"
     ),
     "evaluation": "errors extras llm outputs sampling_params",
     "pool": "config engine_process errors",

@@ -196,6 +196,20 @@ def test_chat_ends_at_the_end_of_turn(llm: LLM) -> None:
     assert completion.choices[0].finish_reason in ("stop", "length")
 
 
+def test_calls_in_a_conversation_are_not_lost_by_a_template_that_knows_none(llm: LLM) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"what": "fox"}'}}
+    conversation: list[dict[str, object]] = [
+        {"role": "user", "content": "the fox"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "quick"},
+    ]
+    assert llm.tokenizer.decode(llm.chat_prompt(conversation), skip_special=False) == (
+        "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        '{"name": "find", "arguments": {"what": "fox"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nquick\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 def test_embeddings_are_pooled_and_normalised(tmp_path: Path) -> None:
     llm = LLM(make_embedding_model(write_model(tmp_path)))
     [one, same, other] = llm.embed(["the fox", "the fox", "the dog"])

@@ -10,6 +10,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 
+from ostro.answers.plan import plan_answer
 from ostro.config import EngineConfig
 from ostro.driver import Driver
 from ostro.engine.core import EngineCore
@@ -21,6 +22,7 @@ from ostro.outputs import Completion, Delta, Score, Solution, embedding, score, 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
+from ostro.text.chat import is_about_tools
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 
@@ -135,7 +137,11 @@ class LLM:
         return self.generate([self.chat_prompt(messages)], params, adapter=adapter)[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids that ask the model for the next message."""
+        """The token ids that ask the model for the next message. Tool calls and their results are written as text where
+        the chat template would leave them out.
+        """
+        if any(map(is_about_tools, messages)):
+            messages = plan_answer(messages, self._frontend.profile).messages
         return self.tokenizer.encode_chat(messages)
 
     def score(

@@ -377,6 +377,9 @@ def test_budget_ends_the_reasoning() -> None:
         (ReasoningSettings(effort="high"), {"enable_thinking": True}),
         (ReasoningSettings(effort="high", enabled=False), {"enable_thinking": False}),
         (ReasoningSettings(budget=5), {"enable_thinking": True}),
+        (ReasoningSettings(budget=5, effort="none"), {"enable_thinking": False}),
+        (ReasoningSettings(budget=0, effort="high"), {"enable_thinking": False}),
+        (ReasoningSettings(budget=5, enabled=False), {"enable_thinking": False}),
     ],
 )
 def test_reasoning_is_switched_by_the_templates_own_variable(

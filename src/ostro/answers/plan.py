@@ -240,10 +240,8 @@ def _callable(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
 def _reasoning_kwargs(reasoning: ReasoningSettings, profile: TemplateProfile) -> dict[str, object]:
     kwargs: dict[str, object] = {}
     enabled = reasoning.enabled
-    if enabled is None and reasoning.effort is not None:
-        enabled = reasoning.effort != "none"
-    if reasoning.budget is not None:
-        enabled = reasoning.budget > 0
+    if enabled is None and (reasoning.effort is not None or reasoning.budget is not None):
+        enabled = reasoning.effort != "none" and reasoning.budget != 0
     if enabled is not None and profile.thinking_variable is not None:
         kwargs[profile.thinking_variable] = enabled
     if reasoning.effort is not None and profile.takes_effort:

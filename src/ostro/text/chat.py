@@ -8,6 +8,11 @@ Message = Mapping[str, object]
 Tools = Sequence[Mapping[str, object]]
 
 
+def is_about_tools(message: Message) -> bool:
+    """Whether it holds calls, or the result of one."""
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))
+
+
 class RenderOptions(TypedDict, total=False):
     """How a conversation is rendered, as keyword arguments of everything that renders one."""
 

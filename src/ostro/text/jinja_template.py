@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ostro.errors import BadRequest, Unsupported
-from ostro.text.chat import ChatTemplate, Message, Tools
+from ostro.text.chat import ChatTemplate, Message, Tools, is_about_tools
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}")
 # The names under which clients send back what a model thought, and under which templates look for it.
@@ -50,7 +50,7 @@ class JinjaTemplate:
         if continue_final_message:
             prepared[-1]["content"] = f"{prepared[-1].get('content') or ''}{end}"
         text = self._rendered(
-            self._source(with_tools=bool(tools) or any(map(_is_about_tools, prepared))),
+            self._source(with_tools=bool(tools) or any(map(is_about_tools, prepared))),
             {
                 **self._template.variables,
                 "documents": None,
@@ -82,10 +82,6 @@ class JinjaTemplate:
         if source not in self._compiled_sources:
             self._compiled_sources[source] = _ENVIRONMENT.from_string(source)
         return self._compiled_sources[source]
-
-
-def _is_about_tools(message: Message) -> bool:
-    return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
 def _prepared(message: Message) -> dict[str, object]:
