@@ -74,7 +74,7 @@ _ROWS = {
         "platforms runner sampling_params schemas server sources version"
     ),
     "__main__": "cli",
-    "": "client config errors llm outputs sampling_params version",
+    "": "client config errors llm outputs sampling_params structured version",
 }
 PACKAGES: Mapping[str, tuple[str, ...]] = {row: tuple(above.split()) for row, above in _ROWS.items()}
 

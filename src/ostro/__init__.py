@@ -7,6 +7,7 @@ from ostro.config import EngineConfig
 from ostro.errors import OstroError
 from ostro.outputs import Choice, Completion, Delta, Score, Solution
 from ostro.sampling_params import SamplingParams
+from ostro.structured import StructuredOutput
 from ostro.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Solution",
+    "StructuredOutput",
 ]
 
 # They bring the tokenizer library or httpx with them, which `import ostro` and `ostro --help` do not need.
