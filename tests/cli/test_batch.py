@@ -303,6 +303,39 @@ def test_chat_completion_has_openais_shape(batch: Batch, model: Path) -> None:
     assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] for entry in entries)
 
 
+# Short, for a model of a short context: Qwen's way to show tools and calls.
+TOOLS = """\
+{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endfor %}{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"""
+
+
+def test_structured_outputs_are_as_over_http(batch: Batch) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
+    messages = [{"role": "user", "content": PROMPT}]
+    chosen = batch.body(CHAT, messages=messages, response_format=format, max_tokens=30)
+    assert json.loads(chosen["choices"][0]["message"]["content"]) in ("red", "blue")
+    assert batch.body(COMPLETIONS, prompt=PROMPT, guided_choice=["yes", "no"])["choices"][0]["text"] in ("yes", "no")
+    refusal = batch.refusal(COMPLETIONS, prompt=PROMPT, guided_json={"not": {}})
+    assert (refusal["status"], refusal["param"]) == (400, "guided_json")
+
+
+COLOUR = {"enum": ["red", "blue"]}
+
+
+def test_tools_are_as_over_http(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, write_model(tmp_path / "caller", chat_template=TOOLS))
+    messages = [{"role": "user", "content": PROMPT}]
+    parameters = {"type": "object", "properties": {"x": COLOUR}, "required": ["x"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    called = batch.body(CHAT, messages=messages, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    [call] = called["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["x"] in ("red", "blue")
+    assert (called["choices"][0]["message"]["content"], called["choices"][0]["finish_reason"]) == (None, "tool_calls")
+    strict = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}
+    assert batch.refusal(CHAT, messages=messages, tools=[strict])["param"] == "tools[0].function.parameters"
+
+
 def test_chat_without_a_limit_fills_the_context(batch: Batch) -> None:
     body = batch.body(CHAT, messages=[{"role": "user", "content": "hi"}], ignore_eos=True)
     assert body["usage"]["total_tokens"] == CONTEXT

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -70,6 +71,40 @@ def test_a_chat_prompt_goes_through_the_template(model: Path, capsys: pytest.Cap
     as_chat = capsys.readouterr().out
     assert generate(model, "the fox", "--max-tokens", "8") == 0
     assert capsys.readouterr().out != as_chat
+
+
+@pytest.mark.parametrize(
+    ("args", "pattern"),
+    [
+        (("--regex", "[ab]{3}"), "[ab]{3}"),
+        (("--choice", "yes", "--choice", "no"), "yes|no"),
+        (("--json-schema", '{"enum": ["red", "blue"]}', "--jump-forward"), '"red"|"blue"'),
+        (("--json-schema", "SCHEMA"), '"red"|"blue"'),
+        (("--json-schema", "LENIENT", "--lenient"), '"red"|"blue"'),
+        (("--grammar", "GRAMMAR"), "(xy)+"),
+    ],
+)
+def test_output_is_kept_to_a_structure(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], pattern: str
+) -> None:
+    (tmp_path / "SCHEMA").write_text('{"enum": ["red", "blue"]}')
+    (tmp_path / "LENIENT").write_text('{"enum": ["red", "blue"], "not": {"const": "green"}}')
+    (tmp_path / "GRAMMAR").write_text('root ::= "xy"+')
+    given = [str(tmp_path / each) if each.isupper() else each for each in args]
+    assert main(["generate", "--model", str(model), "--threads", "1", "--max-tokens", "40", "the fox", *given]) == 0
+    assert re.fullmatch(pattern, capsys.readouterr().out.removesuffix("\n").strip())
+
+
+def test_structure_that_cannot_be_enforced_is_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for args, words in (
+        (("--json-schema", '{"not": {}}'), "not at #/not"),
+        (("--regex", "a", "--choice", "b"), "contradicts"),
+        (("--lenient",), "--json-schema"),
+        (("--grammar", "nowhere"), "nowhere"),
+    ):
+        assert main(["generate", "--model", str(model), "the fox", *args]) != 0
+        [told] = capsys.readouterr().err.splitlines()
+        assert words in told
 
 
 def test_an_interrupt_ends_quietly(model: Path) -> None:

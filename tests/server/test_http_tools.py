@@ -283,6 +283,23 @@ def test_reasoning_is_counted_and_can_be_left_out(thinking: LiveServer) -> None:
     assert merged(chunks)["message"] == {"role": "assistant", "content": "Yes."}
 
 
+@pytest.mark.parametrize("field", ["thinking_token_budget", "thinking_budget", "reasoning_budget"])
+def test_budget_ends_the_thought_and_the_answer_follows(thinking: LiveServer, field: str) -> None:
+    with thinking.client() as client:
+        free = whole(client, asked(PONDERS, tools=[F]))["choices"][0]["message"]
+        bounded = whole(client, asked(PONDERS, **{field: 4}))
+        chunks = streamed(client, CHAT, asked(PONDERS, **{field: 4}))
+        unbounded = whole(client, asked(PONDERS, reasoning_budget=-1))["choices"][0]["message"]
+    message = bounded["choices"][0]["message"]
+    assert bounded["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert message["content"]
+    assert merged(chunks)["message"]["reasoning"] == message["reasoning"]
+    assert free["content"] == unbounded["content"] == "one two three four five six seven eight nine ten"
+
+
+PONDERS = SCRIPTS.add("one two three four five six seven eight nine ten")
+
+
 def test_plain_answers_say_nothing_of_reasoning(server: LiveServer) -> None:
     with server.client() as client:
         answer = whole(client, asked(KEYS["1 plain text"]))

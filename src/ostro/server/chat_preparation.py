@@ -53,13 +53,14 @@ class ChatPreparation:
             if chat.params.structured is None:
                 return None
             alone = await checker.check_async(chat.params.structured)
-            return replace(alone, free_until=reading.free_until)
+            return replace(alone, free_until=reading.free_until, free_tokens=reading.free_tokens)
         if reading.lazy and not self._constrains:
             # Calls are still read, as far as the model writes them well.
             return None
         constraint = Constraint(
             grammar=reading.grammar,
             free_until=reading.free_until,
+            free_tokens=reading.free_tokens,
             lazy=reading.lazy,
             jump_forward=chat.jump_forward,
         )

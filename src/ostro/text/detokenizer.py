@@ -38,15 +38,16 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text these tokens complete; it never ends within a character."""
-        data = self._bytes_of(ids)
+        if self._shown_ids:
+            data = self._with_shown(ids)
+        else:
+            data = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
         if self._drop_space and data:
             data = data.removeprefix(b" ")
             self._drop_space = False
         return self._utf8.decode(data)
 
-    def _bytes_of(self, ids: Sequence[int]) -> bytes:
-        if not self._shown_ids or self._shown_ids.isdisjoint(ids):
-            return self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
+    def _with_shown(self, ids: Sequence[int]) -> bytes:
         return b"".join(
             self._tokenizer.bytes_of((token,), skip_special=self._skip_special and token not in self._shown_ids)
             for token in ids
