@@ -340,6 +340,35 @@ def test_markup_in_a_tools_result_stays_text(server: LiveServer) -> None:
     assert "system" in "".join(shown).partition("Do it.")[2]
 
 
+def test_prompt_with_tools_can_be_counted(thinking: LiveServer) -> None:
+    body = asked(KEYS["1 plain text"], tools=[F, G])
+    messages: Any = body["messages"]
+    with thinking.client() as client:
+        counted = client.post("/tokenize", json={"messages": messages, "tools": [F, G]}).json()
+        assert counted["count"] == whole(client, body)["usage"]["prompt_tokens"]
+        calm = {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+        strings = client.post("/tokenize", json={**calm, "return_token_strs": True}).json()["token_strs"]
+        assert "".join(strings).endswith("</think>\n\n")
+        left = {"messages": [*messages, {"role": "assistant", "content": "So it"}]}
+        strings = client.post(
+            "/tokenize", json={**left, "continue_final_message": True, "return_token_strs": True}
+        ).json()["token_strs"]
+        assert "".join(strings).endswith("<|im_start|>assistant\nSo it")
+
+
+def test_answer_can_continue_the_last_message(server: LiveServer) -> None:
+    messages = [
+        {"role": "user", "content": f"Case {KEYS['1 plain text']}."},
+        {"role": "assistant", "content": "Well: "},
+    ]
+    with server.client() as client:
+        given = {"messages": messages, "temperature": 0, "continue_final_message": True}
+        continued = whole(client, given)
+        fresh = whole(client, {**given, "continue_final_message": False})
+    assert continued["choices"][0]["message"]["content"] == "Just words."
+    assert continued["usage"]["prompt_tokens"] < fresh["usage"]["prompt_tokens"]
+
+
 def test_large_sets_of_tools_are_served(server: LiveServer) -> None:
     """39: 128 tools."""
     tools = [function(f"tool_{number}", ANY) for number in range(128)]

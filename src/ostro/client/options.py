@@ -95,4 +95,7 @@ class TokenizeOptions(TypedDict, total=False):
     model: str
     add_special_tokens: bool
     add_generation_prompt: bool
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, object]]
+    chat_template_kwargs: Mapping[str, object]
     return_token_strs: bool

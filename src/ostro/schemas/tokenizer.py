@@ -1,11 +1,12 @@
 """/tokenize, /detokenize and /tokenizer_info: requests and responses, in the form that evaluation tools expect."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from ostro.schemas.chat import MAX_MESSAGES, Message
 from ostro.schemas.prompts import MAX_TOKENS, Text
+from ostro.schemas.tools import MAX_TOOLS, ToolSpec
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 
 
@@ -19,6 +20,12 @@ class TokenizeRequest(RequestModel):
     """For a text: whether to add the special tokens that the model expects around it."""
     add_generation_prompt: bool = True
     """For a conversation: whether to end with the start of the model's answer."""
+    continue_final_message: bool = False
+    """For a conversation: whether to end with the last message's text."""
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
+    """For a conversation: the tools that it offers, as in a chat request."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """For a conversation: variables for the chat template."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ def chat_request(request: ChatCompletionRequest, messages: Sequence[Message], pa
     return ChatRequest(
         messages=messages,
         params=params,
-        tools=tuple(map(_tool, request.tools)),
+        tools=tuple(map(tool_of, request.tools)),
         tool_choice=_tool_choice(request),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning=ReasoningSettings(
@@ -33,7 +33,7 @@ def chat_request(request: ChatCompletionRequest, messages: Sequence[Message], pa
     )
 
 
-def _tool(spec: ToolSpec) -> Tool:
+def tool_of(spec: ToolSpec) -> Tool:
     if spec.function is not None:
         parameters = spec.function.parameters
         return Tool(

@@ -18,6 +18,7 @@ from ostro.schemas import (
 )
 from ostro.server.api import Api, json_response, record_of, template_messages
 from ostro.server.chat_request import ChatRequest
+from ostro.server.chat_wire import tool_of
 from ostro.server.documentation import described
 from ostro.server.models import ANY
 from ostro.server.service import ModelService
@@ -62,7 +63,12 @@ async def _tokenized(request: TokenizeRequest, service: ModelService) -> Respons
     if request.messages is not None:
         messages = await template_messages(request.messages)
         asked = ChatRequest(
-            messages=messages, params=SamplingParams(), add_generation_prompt=request.add_generation_prompt
+            messages=messages,
+            params=SamplingParams(),
+            tools=tuple(map(tool_of, request.tools)),
+            template_kwargs=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
         )
         chat = await service.render_chat(asked)
     else:
