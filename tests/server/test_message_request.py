@@ -40,7 +40,7 @@ def text(words: str) -> Json:
 def test_system_blocks_are_one_message_without_the_header_that_changes() -> None:
     header = text("x-anthropic-billing-header: cc_version=2.1.197.abc; cch=1;")
     assert messages(USER, system=[header, text("Be kind."), text("Be brief.") | {"cache_control": {"type": "e"}}]) == [
-        say("system", "Be kind.\n\nBe brief."),
+        say("system", "Be kind.\nBe brief."),
         USER,
     ]
     assert messages(USER, system=[header]) == [USER]
@@ -48,7 +48,7 @@ def test_system_blocks_are_one_message_without_the_header_that_changes() -> None
 
 
 def test_messages_of_one_role_in_a_row_are_one() -> None:
-    assert messages(USER, say("user", [text("a"), text("b")])) == [say("user", "Hello\n\na\n\nb")]
+    assert messages(USER, say("user", [text("a"), text("b")])) == [say("user", "Hello\n\na\nb")]
 
 
 def test_thinking_text_and_calls_are_one_turn_and_results_come_before_the_users_text() -> None:
@@ -70,7 +70,7 @@ def test_thinking_text_and_calls_are_one_turn_and_results_come_before_the_users_
     ("fields", "content"),
     [
         ({}, "A house."),
-        ({"content": [text("a"), text("b")]}, "a\n\nb"),
+        ({"content": [text("a"), text("b")]}, "a\nb"),
         ({"content": []}, ""),
         ({"content": None}, ""),
         ({"is_error": True}, "Error: A house."),

@@ -46,13 +46,13 @@ def test_a_developer_message_in_the_middle_stays_there() -> None:
     assert [message["role"] for message in found] == ["user", "assistant", "system", "user"]
 
 
-def test_messages_of_one_role_in_a_row_are_one() -> None:
-    assert messages(say("user", "Here:"), say("user", "Hi")) == [say("user", "Here:\n\nHi")]
+def test_a_users_messages_in_a_row_stay_apart_as_in_chat() -> None:
+    assert messages(say("user", "Here:"), say("user", "Hi")) == [say("user", "Here:"), say("user", "Hi")]
 
 
 def test_parts_are_joined_whatever_their_type_is_called() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "refusal", "refusal": "c"}]
-    assert messages({"role": "assistant", "content": parts}) == [say("assistant", "a\n\nb\n\nc")]
+    assert messages({"role": "assistant", "content": parts}) == [say("assistant", "a\nb\nc")]
 
 
 def test_reasoning_a_message_and_calls_are_one_turn_and_outputs_follow_it() -> None:
@@ -73,7 +73,7 @@ def test_reasoning_a_message_and_calls_are_one_turn_and_outputs_follow_it() -> N
         say("user", "Where?"),
         say("assistant", "I look.") | {"reasoning_content": "Hm.", "tool_calls": [called, called | {"id": "c2"}]},
         say("tool", "A house.") | {"tool_call_id": "c1"},
-        say("tool", "A\n\nB") | {"tool_call_id": "c2"},
+        say("tool", "A\nB") | {"tool_call_id": "c2"},
         say("assistant", "There.") | {"reasoning_content": "Aha."},
     ]
 
@@ -118,6 +118,16 @@ def test_tools_of_a_namespace_are_offered_under_both_names_and_hosted_ones_are_l
     called = messages(CALL | {"namespace": "files"})[0]["tool_calls"]
     assert isinstance(called, list)
     assert called[0]["function"]["name"] == "files.look"
+
+
+def test_errors_about_tools_name_them_as_the_request_does() -> None:
+    space = {"type": "namespace", "name": "files", "tools": [LOOK, {"type": "custom", "name": "x"}]}
+    offered = offered_tools(request(tools=[{"type": "web_search"}, LOOK, space]))
+    assert offered.named("tools[0].function.parameters") == "tools[1].parameters"
+    assert offered.named("tools[1].function.parameters") == "tools[2].tools[0].parameters"
+    assert offered.named("tools[2].custom.format") == "tools[2].tools[1].format"
+    assert offered.named("tools") == "tools"
+    assert offered.named(None) is None
 
 
 def test_a_tool_is_strict_only_where_it_says_so() -> None:

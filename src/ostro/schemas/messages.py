@@ -9,12 +9,12 @@ from ostro.schemas.generation import GenerationRequest, Words
 from ostro.schemas.prompts import Text
 from ostro.schemas.structured import FormatSource
 from ostro.schemas.tagged import tagged, text_or_list
+from ostro.schemas.tools import MAX_TOOLS, Description, ToolName
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 from ostro.structured import StructuredOutput
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 1024
-MAX_TOOLS = 1024
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 BlockId = Annotated[str, Field(max_length=512)]
@@ -137,8 +137,8 @@ class Tool(RequestModel):
     }
 
     type: Literal["custom"] = "custom"
-    name: Name
-    description: Text | None = None
+    name: ToolName
+    description: Description | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
     """Whether a schema that cannot be enforced exactly is refused. None enforces what can be."""

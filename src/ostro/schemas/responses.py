@@ -8,14 +8,14 @@ from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.schemas.chat import TopLogprob
 from ostro.schemas.generation import GenerationRequest
 from ostro.schemas.prompts import Text
-from ostro.schemas.structured import FormatSource
+from ostro.schemas.structured import FormatSource, GrammarText
 from ostro.schemas.tagged import tagged, text_or_list
+from ostro.schemas.tools import MAX_TOOLS, Description, ToolName
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal
 from ostro.structured import StructuredOutput
 
 MAX_ITEMS = 4096
 MAX_PARTS = 1024
-MAX_TOOLS = 1024
 MAX_METADATA = 16
 
 _STATUS = frozenset({"status"})
@@ -187,8 +187,8 @@ class FunctionTool(RequestModel):
     ignored: ClassVar[frozenset[str]] = _OF_TOOLS
 
     type: Literal["function"]
-    name: Name
-    description: Text | None = None
+    name: ToolName
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
     """A JSON schema. None is a function without parameters."""
     strict: bool | None = None
@@ -202,15 +202,15 @@ class TextFormatOfTool(RequestModel):
 class GrammarFormatOfTool(RequestModel):
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
-    definition: Text
+    definition: GrammarText
 
 
 class CustomTool(RequestModel):
     ignored: ClassVar[frozenset[str]] = _OF_TOOLS
 
     type: Literal["custom"]
-    name: Name
-    description: Text | None = None
+    name: ToolName
+    description: Description | None = None
     format: (
         Annotated[
             TextFormatOfTool | GrammarFormatOfTool,
@@ -224,8 +224,8 @@ class NamespaceTool(RequestModel):
     """Its tools are offered as `namespace.name`."""
 
     type: Literal["namespace"]
-    name: Name
-    description: Text | None = None
+    name: ToolName
+    description: Description | None = None
     tools: Annotated[
         list[Annotated[FunctionTool | CustomTool, tagged(FunctionTool, CustomTool)]],
         Field(max_length=MAX_TOOLS, fail_fast=True),

@@ -43,7 +43,7 @@ def chat_request(request: MessagesInput, params: SamplingParams) -> ChatRequest:
 
 
 def conversation(request: MessagesInput) -> list[Message]:
-    turns = Turns()
+    turns = Turns(merges=True)
     system = [block.text for block in request.system if not block.text.startswith(_BILLING_HEADER)]
     if system:
         turns.say("system", system)
@@ -56,10 +56,15 @@ def _add(turns: Turns, message: InputMessage, number: int) -> None:
     role = message.role
     if not message.content:
         turns.say(role, [])
+    texts: list[str] = []
     for place, block in enumerate(message.content):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+            continue
+        if texts:
+            turns.say(role, texts)
+            texts = []
         match block:
-            case TextBlock(text=text):
-                turns.say(role, [text])
             case ThinkingBlock(thinking=text):
                 turns.reason(text)
             case ToolUseBlock():
@@ -70,6 +75,8 @@ def _add(turns: Turns, message: InputMessage, number: int) -> None:
                     _result_texts(block),
                     param=f"messages[{number}].content[{place}].tool_use_id",
                 )
+    if texts:
+        turns.say(role, texts)
 
 
 def _result_texts(block: ToolResultBlock) -> list[str]:
@@ -86,7 +93,12 @@ def continues_answer(request: MessagesInput) -> bool:
 
 def offered_tools(request: MessagesInput) -> tuple[Tool, ...]:
     return tuple(
-        Tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict is True)
+        Tool(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema or None,
+            strict=tool.strict is True,
+        )
         for tool in request.tools
     )
 

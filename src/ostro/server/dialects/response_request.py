@@ -1,6 +1,7 @@
 """From a request to /v1/responses to what a chat request says. The only place that knows what items mean."""
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ from ostro.server.dialects.turns import Turns
 from ostro.text.chat import Message
 
 _SEALED = "ostro1."
+_TOOL_FIELD = re.compile(r"tools\[(\d+)\]\.(function\.parameters|custom\.format)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +41,38 @@ class OfferedTools:
     tools: tuple[Tool, ...] = ()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """By the name that the model sees, `namespace.name`: the two parts."""
+    places: tuple[str, ...] = ()
+    """Where each tool stands in the request, such as `tools[2].tools[0]`."""
     left_out: tuple[str, ...] = ()
     """The hosted kinds among them."""
+
+    def named(self, param: str | None) -> str | None:
+        """A field of a tool, as an error about chat tools names it, by its name in the request."""
+        found = _TOOL_FIELD.fullmatch(param or "")
+        if found is None:
+            return param
+        return f"{self.places[int(found[1])]}.{'format' if found[2] == 'custom.format' else 'parameters'}"
 
 
 def offered_tools(request: ResponseInput) -> OfferedTools:
     tools: list[Tool] = []
+    places: list[str] = []
     namespaces: dict[str, tuple[str, str]] = {}
     left_out: list[str] = []
-    for tool in request.tools:
+    for number, tool in enumerate(request.tools):
         match tool:
             case HostedTool(type=kind):
                 left_out.append(kind)
             case NamespaceTool(name=space):
-                for inner in tool.tools:
+                for place, inner in enumerate(tool.tools):
                     name = full_name(space, inner.name)
                     namespaces[name] = space, inner.name
                     tools.append(_tool(inner, name))
+                    places.append(f"tools[{number}].tools[{place}]")
             case FunctionTool() | CustomTool():
                 tools.append(_tool(tool, tool.name))
-    return OfferedTools(tuple(tools), namespaces, tuple(dict.fromkeys(left_out)))
+                places.append(f"tools[{number}]")
+    return OfferedTools(tuple(tools), namespaces, tuple(places), tuple(dict.fromkeys(left_out)))
 
 
 def chat_request(
@@ -88,7 +102,9 @@ def full_name(namespace: str | None, name: str) -> str:
 
 def _tool(tool: FunctionTool | CustomTool, name: str) -> Tool:
     if isinstance(tool, FunctionTool):
-        return Tool(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict is True)
+        return Tool(
+            name=name, description=tool.description, parameters=tool.parameters or None, strict=tool.strict is True
+        )
     form = tool.format
     grammar = form if isinstance(form, GrammarFormatOfTool) else None
     return Tool(
@@ -115,7 +131,7 @@ def conversation(instructions: str | None, items: Sequence[InputItem], *, first:
     """The items as messages; item references must have been replaced. `first` is the position of the request's own
     first item: those before it are a stored response's.
     """
-    turns = Turns()
+    turns = Turns(merges=False)
     if instructions:
         turns.say("system", [instructions])
     for number, item in enumerate(items, -first):

@@ -7,14 +7,16 @@ from ostro.engine.request import Request
 from ostro.errors import BadRequest, ContextLengthExceeded
 from ostro.server.chat_request import ChatRequest
 from ostro.server.chat_turn import ChatTurn
+from ostro.server.dialects.response_request import OfferedTools
 from ostro.server.models import Model
 from ostro.text.chat import Message
 
 
 class ResponseTurn(ChatTurn):
-    def __init__(self, request: ChatRequest, *, truncates: bool) -> None:
+    def __init__(self, request: ChatRequest, tools: OfferedTools, *, truncates: bool) -> None:
         """`truncates`: whether the conversation's first turns are dropped if it is too long."""
         super().__init__(request)
+        self._tools = tools
         self._truncates = truncates
 
     async def prepare(self, model: Model) -> list[Request]:
@@ -22,7 +24,7 @@ class ResponseTurn(ChatTurn):
             return await self._fitting(model) if self._truncates else await super().prepare(model)
         except BadRequest as error:
             # Its name in this dialect.
-            error.param = "input" if error.param == "messages" else error.param
+            error.param = "input" if error.param == "messages" else self._tools.named(error.param)
             raise
 
     async def _fitting(self, model: Model) -> list[Request]:

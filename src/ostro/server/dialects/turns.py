@@ -1,22 +1,24 @@
 """Builds a conversation's messages, as chat requests have them, out of smaller things said one after another.
 
-Both dialects split a turn: text, reasoning, calls and results are items or blocks of their own. Chat templates want
-whole turns, and many refuse two turns of one role in a row.
+Both dialects split an assistant's turn: text, reasoning and calls are separate items or blocks. Chat templates expect
+whole turns.
 """
 
 from ostro.errors import BadRequest
 from ostro.text.chat import Message
 
-# Between texts that were said separately and are rendered as one.
-_BETWEEN = "\n\n"
+# Between the parts of one message, as the renderer joins them; and between messages that become one.
+_PARTS, _MESSAGES = "\n", "\n\n"
 
 
 class Turns:
-    """Add what was said, in order; then take `messages`. The system text is one message at the beginning, as far as
-    it is said there.
-    """
+    """Add what was said, in order; then take `messages`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, merges: bool) -> None:
+        """`merges`: whether neighbouring messages of any one role are merged. An assistant's always are, and so are
+        system messages at the very beginning: many templates accept only one.
+        """
+        self._merges = merges
         self._done: list[dict[str, object]] = []
         self._open: dict[str, object] | None = None
         self._calls: set[str] = set()
@@ -28,7 +30,7 @@ class Turns:
     def say(self, role: str, texts: list[str]) -> None:
         """As `user`, `assistant` or `system`. An empty text still makes a turn."""
         turn = self._turn(role)
-        turn["content"] = _joined(turn["content"], *texts)
+        turn["content"] = _joined(turn["content"], _PARTS.join(texts))
 
     def reason(self, text: str) -> None:
         """What the assistant thought before it said or called what comes next."""
@@ -51,10 +53,11 @@ class Turns:
                 f"{param} is {id[:64]!r}, and no call before it has that id. Send the call too.", param=param
             )
         self._end()
-        self._done.append({"role": "tool", "tool_call_id": id, "content": _joined(*texts)})
+        self._done.append({"role": "tool", "tool_call_id": id, "content": _PARTS.join(texts)})
 
     def _turn(self, role: str) -> dict[str, object]:
-        if self._open is None or self._open["role"] != role:
+        merges = self._merges or role == "assistant" or (role == "system" and not self._done)
+        if self._open is None or self._open["role"] != role or not merges:
             self._end()
             self._open = {"role": role, "content": ""}
         return self._open
@@ -66,4 +69,4 @@ class Turns:
 
 
 def _joined(*texts: object) -> str:
-    return _BETWEEN.join(text for text in texts if isinstance(text, str) and text)
+    return _MESSAGES.join(text for text in texts if isinstance(text, str) and text)

@@ -129,7 +129,7 @@ def _answer(api: Api, http: Request, request: CreateResponse, asked: Translated)
 def _job(
     request: CreateResponse, asked: Translated, writer: ResponseWriter, keep: Callable[[], None], *, streams: bool
 ) -> Job:
-    turn = ResponseTurn(asked.chat, truncates=request.truncation == "auto")
+    turn = ResponseTurn(asked.chat, asked.tools, truncates=request.truncation == "auto")
 
     def chunks(model: Model, completions: list[Completion]) -> ResponseChunks:
         [completion] = completions
