@@ -1,0 +1,127 @@
+"""One request in three dialects: the same text, calls and counts, streamed and not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from dialect_calls import MESSAGES, RESPONSES
+from dialects import Said, Unspeakable, by_chat, by_messages, by_responses, in_messages, in_responses
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from live_server import LiveServer
+from test_http_tools import CASES, KEYS, SCRIPTS, Case, F, asked, function
+from tool_templates import QWEN
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with SCRIPTS.served(tmp_path_factory.mktemp("dialects")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    directory = tmp_path_factory.mktemp("thinking")
+    (directory / "qwen.jinja").write_text(QWEN)
+    with SCRIPTS.served(directory, "--chat-template", str(directory / "qwen.jinja")) as live:
+        yield live
+
+
+def answers(client: httpx.Client, chat: Json) -> list[Said]:
+    """By every dialect that has words for the request, whole and streamed."""
+    found = by_chat(client, chat) + by_responses(client, in_responses(chat) | {"store": False})
+    try:
+        return found + by_messages(client, in_messages(chat))
+    except Unspeakable:
+        return found
+
+
+def check(client: httpx.Client, case: Case, key: str) -> None:
+    said = answers(client, asked(key, **case.given))
+    assert set(said) == {said[0]}
+    assert said[0].text == (case.content or "")
+    assert said[0].reasoning == (case.reasoning or "")
+    assert [name for name, _ in said[0].calls] == [name for name, _ in case.calls]
+    assert said[0].is_cut == (case.finish == "length")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_answer_with_tools_is_the_same_in_all_dialects(server: LiveServer, name: str) -> None:
+    with server.client() as client:
+        check(client, CASES[name], KEYS[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_and_by_a_template_that_knows_tools_and_thoughts(thinking: LiveServer, name: str) -> None:
+    with thinking.client() as client:
+        check(client, CASES[name], KEYS[name])
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 18))
+def test_an_answer_that_is_cut_anywhere_is_cut_alike(server: LiveServer, max_tokens: int) -> None:
+    with server.client() as client:
+        body = asked(KEYS["3 text and call"], tools=[F], max_tokens=max_tokens)
+        chat, responses = by_chat(client, body), by_responses(client, in_responses(body))
+        messages = by_messages(client, in_messages(body))
+    assert set(chat + responses) == {chat[0]}
+    # Arguments that were cut off are no JSON, and Messages has objects only: those that had come.
+    assert {(each.text, len(each.calls), each.generated_tokens, each.is_cut) for each in messages} == {
+        (chat[0].text, len(chat[0].calls), max_tokens, True)
+    }
+
+
+# --- any conversation -----------------------------------------------------------------------------------------------
+
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(str.strip)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Json]:
+    """A system text, or none; turns of a user and an assistant, who may call a tool; then the user."""
+    messages: list[Json] = [{"role": "system", "content": draw(WORDS)}] if draw(st.booleans()) else []
+    for turn in range(draw(st.integers(0, 2))):
+        messages.append({"role": "user", "content": draw(WORDS)})
+        calls = [
+            {"id": f"call_{turn}_{number}", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+            for number in range(draw(st.integers(0, 2)))
+        ]
+        if not calls:
+            messages.append({"role": "assistant", "content": draw(WORDS)})
+            continue
+        messages.append({"role": "assistant", "content": draw(WORDS), "tool_calls": calls})
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": draw(WORDS)} for call in calls]
+        messages.append({"role": "assistant", "content": draw(WORDS)})
+    return [*messages, {"role": "user", "content": draw(WORDS)}]
+
+
+@given(
+    conversation=conversations(),
+    seed=st.integers(0, 2**31),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    max_tokens=st.integers(1, 12),
+    has_tools=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_one_seed_gives_one_answer_in_all_dialects(
+    server: LiveServer, conversation: list[Json], seed: int, temperature: float, max_tokens: int, has_tools: bool
+) -> None:
+    body: Json = {"messages": conversation, "seed": seed, "temperature": temperature, "max_tokens": max_tokens}
+    tools = {"tools": [function("f", {"type": "object", "properties": {"x": {"type": "integer"}}}, description="F.")]}
+    with server.client() as client:
+        said = answers(client, body | (tools if has_tools else {}))
+    assert len(said) == 6
+    assert set(said) == {said[0]}
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_named_as_the_dialect_names_it(server: LiveServer) -> None:
+    bad = function("bad", {"type": "object", "properties": {"x": {"not": {}}}}, strict=True)
+    body = asked(KEYS["1 plain text"], tools=[F, bad])
+    with server.client() as client:
+        responses = client.post(RESPONSES, json=in_responses(body)).json()["error"]
+        messages = client.post(MESSAGES, json=in_messages(body)).json()["error"]
+    assert responses["param"] == "tools[1].parameters"
+    assert "'bad'" in responses["message"]
+    assert messages["message"] == responses["message"]
