@@ -239,6 +239,7 @@ def test_what_is_included_of_hosted_tools_asks_for_nothing() -> None:
         ({"background": True, "store": False}, "background", False),
         ({"metadata": {"a": 1}}, "metadata.a", False),
         ({"colour": 1}, "colour", False),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", False),
         (
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "colour": 1}}},
             "text.format.colour",

@@ -97,7 +97,7 @@ def _blocks(message: Json) -> Json:
 def _flat_choice(choice: Json) -> Json:
     kind = choice["type"]
     if kind != "allowed_tools":
-        return {"type": kind} | choice[kind]
+        return {"type": kind, **choice[kind]}
     allowed = choice["allowed_tools"]
     return {
         "type": kind,

@@ -1,13 +1,14 @@
 """POST /v1/chat/completions: request and response."""
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 from ostro.schemas.prompts import Text
+from ostro.schemas.template import TemplateFields
 from ostro.schemas.tools import ToolFields
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
@@ -129,11 +130,9 @@ class ReasoningFields(RequestModel):
 
 
 _BUDGETS = ("thinking_token_budget", "thinking_budget", "reasoning_budget")
-# Variables of the template that have fields of their own in a request.
-_TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
-class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields):
+class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields, TemplateFields):
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {
         "audio": (),
         "function_call": ("none", "auto"),
@@ -153,8 +152,6 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """0 to 20; only with logprobs."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables for the chat template, such as `{"enable_thinking": false}`. They win over the fields above."""
     add_generation_prompt: bool = True
     """false: the prompt does not end with the start of the model's answer."""
     continue_final_message: bool = False
@@ -170,9 +167,6 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields):
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
-        for name in _TAKEN_VARIABLES:
-            if name in self.chat_template_kwargs:
-                raise refusal(f"chat_template_kwargs.{name}", "is not a variable to set: use the request's own field")
         asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and asks_for_prompt:
             raise refusal("add_generation_prompt", "contradicts continue_final_message: set one of them to true")

@@ -9,6 +9,7 @@ from ostro.schemas.generation import GenerationRequest, Words
 from ostro.schemas.prompts import Text
 from ostro.schemas.structured import FormatSource
 from ostro.schemas.tagged import tagged, text_or_list
+from ostro.schemas.template import TemplateFields
 from ostro.schemas.tools import MAX_TOOLS, Description, ToolName
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 from ostro.structured import StructuredOutput
@@ -196,7 +197,7 @@ class OutputConfig(RequestModel):
 # --- the request ----------------------------------------------------------------------------------------------------
 
 
-class MessagesInput(GenerationRequest):
+class MessagesInput(GenerationRequest, TemplateFields):
     """What the model is given: shared by creating a message and by counting its tokens."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(

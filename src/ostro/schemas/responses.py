@@ -10,6 +10,7 @@ from ostro.schemas.generation import GenerationRequest
 from ostro.schemas.prompts import Text
 from ostro.schemas.structured import FormatSource, GrammarText
 from ostro.schemas.tagged import tagged, text_or_list
+from ostro.schemas.template import TemplateFields
 from ostro.schemas.tools import MAX_TOOLS, Description, ToolName
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal
 from ostro.structured import StructuredOutput
@@ -393,7 +394,7 @@ Metadata = Annotated[
 ]
 
 
-class ResponseInput(GenerationRequest):
+class ResponseInput(GenerationRequest, TemplateFields):
     """What the model is given: shared by creating a response and by counting its tokens."""
 
     ignored: ClassVar[frozenset[str]] = _WITHOUT_EFFECT

@@ -35,6 +35,7 @@ def chat_request(request: MessagesInput, params: SamplingParams) -> ChatRequest:
         reasoning=reasoning_settings(request),
         continue_final_message=continues_answer(request),
         fits_output=True,
+        template_kwargs=request.chat_template_kwargs,
         jump_forward=request.jump_forward,
         format_source=request.format_source,
         cache_salt=request.cache_salt,

@@ -89,6 +89,7 @@ def chat_request(
         tool_choice=tool_choice(request),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning=ReasoningSettings(effort=request.reasoning.effort),
+        template_kwargs=request.chat_template_kwargs,
         jump_forward=request.jump_forward,
         format_source=request.format_source,
         cache_salt=request.cache_salt,
