@@ -34,6 +34,7 @@ OTHER_LANGUAGES = ("python", "javascript", "js", "yaml", "json", "text")
 SHOWN = {
     "ini": "tests/deploy checks the unit",
     "dockerfile": "tests/deploy checks the Dockerfile",
+    "toml": "the settings of another client",
 }
 
 # Programs that are not ours and are not run here.
@@ -43,12 +44,14 @@ ELSEWHERE = {
     "transformers": "another server",
     "tritonserver": "another server",
     "llm": "another client",
+    "claude": "another client",
     "lm_eval": "`make test-eval` runs it",
     "uvicorn": "tests/server/test_asgi_app.py runs it",
     "cmake": "`make test-native-sanitized` runs it",
     "clang-tidy": "large, and installed by whoever wants it",
     "pre-commit": "tests/deploy/test_hooks.py checks its hooks",
     "cd": "the shell's",
+    "export": "the shell's",
     "echo": "the shell's",
     ".": "the shell's",
     "sudo": "changes the machine",
@@ -69,6 +72,7 @@ READ_ONLY: Mapping[str, str] = {
 OUTSIDE = re.compile(r"gs://|s3://|pypi:|…|\.\.\.|<[a-z-]+>")
 # Packages that examples are for and that are not installed for tests.
 PACKAGES = {
+    "anthropic": "tests/server asks by it where it is installed",
     "langchain_openai": "its wire is that of openai, which is run",
     "lm_eval": "`make test-eval` installs it",
     "ray": "`make test-ray` installs it",

@@ -19,6 +19,7 @@ from ostro.schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
     GenerateRequest,
+    GenerationRequest,
     LoglikelihoodRequest,
     RequestModel,
     SolveRequest,
@@ -77,10 +78,18 @@ _SECTIONS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] 
 }
 
 
+_DIALECTS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] = {
+    "responses": (schemas.CreateResponse, (schemas.ResponseObject,)),
+    "messages": (schemas.CreateMessage, (schemas.AssistantMessage, schemas.MessagesError)),
+}
+
+
 def parts() -> dict[str, str]:
     made = {f"request-{name}": request_fields(request) for name, (request, _) in _SECTIONS.items()}
     made |= {f"answer-{name}": "\n".join(map(answer_fields, answers)) for name, (_, answers) in _SECTIONS.items()}
     made |= {f"compared-{name}": compared(request) for name, (request, _) in _SECTIONS.items() if request in OPENAI}
+    made |= {f"request-{name}": own_fields(request) for name, (request, _) in _DIALECTS.items()}
+    made |= {f"answer-{name}": "\n".join(map(answer_fields, answers)) for name, (_, answers) in _DIALECTS.items()}
     made["endpoints"] = endpoints()
     made["answer-error"] = answer_fields(schemas.ErrorBody)
     made["answer-models"] = answer_fields(schemas.ModelList)
@@ -134,6 +143,24 @@ def request_fields(request: type[RequestModel]) -> str:
         rows.append((code(name), takes, default, _origin(request, name), told.get(name, "")))
     rows.sort(key=lambda row: (row[2] != "required", ("OpenAI", "vLLM", "Ostro").index(row[3])))
     return table(("field", "takes", "default", "known from", ""), rows)
+
+
+def own_fields(request: type[RequestModel]) -> str:
+    """Those that chat completions and completions do not share."""
+    schema = request.model_json_schema()
+    required, properties = schema.get("required", ()), schema["properties"]
+    told = notes(request)
+    rows = []
+    for name, field in request.model_fields.items():
+        if name not in GenerationRequest.model_fields:
+            default = "required" if name in required else _dumped(field.get_default(call_default_factory=True))
+            rows.append((code(name), _form(_without_null(properties[name])), default, told.get(name, "")))
+    rows.sort(key=lambda row: row[2] != "required")
+    return table(("field", "takes", "default", ""), rows)
+
+
+def _dumped(value: object) -> str:
+    return _default(value.model_dump(exclude_none=True, by_alias=True) if isinstance(value, WireModel) else value)
 
 
 def compared(request: type[RequestModel]) -> str:

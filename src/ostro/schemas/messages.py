@@ -37,10 +37,11 @@ class TextBlock(RequestModel):
 
 
 _NOT_TEXT = ("image", "document", "search_result", "container_upload", "tool_reference")
+_TextBlock = Annotated[TextBlock, tagged(TextBlock, unserved=_NOT_TEXT)]
 TextBlocks = Annotated[
-    list[Annotated[TextBlock, tagged(TextBlock, unserved=_NOT_TEXT)]],
+    list[_TextBlock],
     Field(max_length=MAX_BLOCKS, fail_fast=True),
-    text_or_list(part=_text_block, what="text blocks"),
+    text_or_list(list[_TextBlock], part=_text_block, what="text blocks"),
 ]
 
 
@@ -101,7 +102,7 @@ _Block = Annotated[
 Blocks = Annotated[
     list[_Block],
     Field(max_length=MAX_BLOCKS, fail_fast=True),
-    text_or_list(part=_text_block, what="content blocks"),
+    text_or_list(list[_Block], part=_text_block, what="content blocks"),
 ]
 _KINDS_OF_ROLE: dict[str, tuple[type[RequestModel], ...]] = {
     "user": (TextBlock, ToolResultBlock),
@@ -226,11 +227,15 @@ class MessagesInput(GenerationRequest, TemplateFields):
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     """A last one of the assistant is continued."""
     system: TextBlocks = Field(default_factory=list)
+    """A text, or text blocks."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
+    """Described by their `input_schema`."""
     tool_choice: Annotated[AutoChoice | NamedChoice | NoChoice, tagged(AutoChoice, NamedChoice, NoChoice)] | None = None
+    """`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use` allows one call at most."""
     thinking: Thinking | None = None
     """None is the model's own default."""
     output_config: OutputConfig = OutputConfig()
+    """`effort`, and a `format` of type `json_schema`."""
 
     @model_validator(mode="after")
     def _check_format(self) -> Self:

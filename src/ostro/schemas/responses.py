@@ -53,7 +53,7 @@ ItemPart = Annotated[
 ItemParts = Annotated[
     list[ItemPart],
     Field(max_length=MAX_PARTS, fail_fast=True),
-    text_or_list(part=lambda text: {"type": "input_text", "text": text}, what="text parts"),
+    text_or_list(list[ItemPart], part=lambda text: {"type": "input_text", "text": text}, what="text parts"),
 ]
 
 
@@ -176,7 +176,7 @@ InputItem = Annotated[
 InputItems = Annotated[
     list[InputItem],
     Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True),
-    text_or_list(part=lambda text: {"type": "message", "role": "user", "content": text}, what="items"),
+    text_or_list(list[InputItem], part=lambda text: {"type": "message", "role": "user", "content": text}, what="items"),
 ]
 
 # --- tools ----------------------------------------------------------------------------------------------------------
@@ -305,7 +305,10 @@ def _as_object(value: object) -> object:
 ToolChoice = Annotated[
     ChoiceWord | NamedTool | AllowedTools,
     tagged(ChoiceWord, NamedTool, AllowedTools, unserved=get_args(HostedTool.model_fields["type"].annotation)),
-    BeforeValidator(_as_object),
+    BeforeValidator(
+        _as_object,
+        json_schema_input_type=Literal["none", "auto", "required"] | ChoiceWord | NamedTool | AllowedTools,
+    ),
 ]
 
 
@@ -419,8 +422,11 @@ class ResponseInput(GenerationRequest, TemplateFields):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     """`function`, `custom` and `namespace`. Kinds that OpenAI hosts are left out, with a line in the log."""
     tool_choice: ToolChoice = ChoiceWord(type="auto")
+    """`none`, `auto`, `required`, one tool by name, or `allowed_tools`."""
     parallel_tool_calls: bool = True
+    """false: at most one call in an answer."""
     reasoning: ReasoningConfig = ReasoningConfig()
+    """`effort`, and `summary`: with the latter the reasoning is sent as the item's summary, not as its content."""
     truncation: Literal["auto", "disabled"] = "disabled"
     """`auto` drops items from the beginning of a conversation that is too long."""
 
@@ -451,12 +457,15 @@ class CreateResponse(ResponseInput):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """0 to 20; or ask for them by `include`."""
     include: Includes = Field(default_factory=list)
+    """`reasoning.encrypted_content`, `message.output_text.logprobs`. What hosted tools would add is ignored."""
     store: bool | None = None
     """Keep the response for later requests, the default unless the store is off."""
     background: bool = False
     """Answer at once, and work on it without a connection; GET the response later."""
     metadata: Metadata = Field(default_factory=dict)
+    """Returned with the response."""
     user: str | None = None
+    """Returned with the response."""
 
     @model_validator(mode="after")
     def _check_background(self) -> Self:

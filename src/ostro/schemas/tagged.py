@@ -46,8 +46,8 @@ def tagged(
     return WrapValidator(read)
 
 
-def text_or_list(*, part: Callable[[str], dict[str, object]], what: str) -> BeforeValidator:
-    """Reads a text as a list of one, so that code inside sees lists only."""
+def text_or_list(items: Any, *, part: Callable[[str], dict[str, object]], what: str) -> BeforeValidator:
+    """Reads a text as a list of one, so that code inside sees lists only. `items` is the list's type."""
 
     def listed(value: object) -> object:
         if isinstance(value, str):
@@ -56,4 +56,4 @@ def text_or_list(*, part: Callable[[str], dict[str, object]], what: str) -> Befo
             raise PydanticCustomError("refused", "{complaint}", {"complaint": f"must be a string or a list of {what}"})
         return value
 
-    return BeforeValidator(listed)
+    return BeforeValidator(listed, json_schema_input_type=str | items)
