@@ -5,13 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
-from dialect_calls import MESSAGES, RESPONSES
+from dialect_calls import CHAT, MESSAGES, RESPONSES, answered
 from dialects import Said, Unspeakable, by_chat, by_messages, by_responses, in_messages, in_responses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_server import LiveServer
-from test_http_tools import CASES, KEYS, SCRIPTS, Case, F, asked, function
-from tool_templates import QWEN
+from test_http_tools import CASES, KEYS, OPENED, SCRIPTS, THOUGHTS, Case, F, asked, function
+from tool_templates import OPEN, QWEN
 
 Json = dict[str, Any]
 
@@ -27,6 +27,14 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     directory = tmp_path_factory.mktemp("thinking")
     (directory / "qwen.jinja").write_text(QWEN)
     with SCRIPTS.served(directory, "--chat-template", str(directory / "qwen.jinja")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    directory = tmp_path_factory.mktemp("opened")
+    (directory / "open.jinja").write_text(OPEN)
+    with SCRIPTS.served(directory, "--chat-template", str(directory / "open.jinja")) as live:
         yield live
 
 
@@ -54,10 +62,45 @@ def test_an_answer_with_tools_is_the_same_in_all_dialects(server: LiveServer, na
         check(client, CASES[name], KEYS[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *THOUGHTS])
 def test_and_by_a_template_that_knows_tools_and_thoughts(thinking: LiveServer, name: str) -> None:
     with thinking.client() as client:
-        check(client, CASES[name], KEYS[name])
+        check(client, {**CASES, **THOUGHTS}[name], KEYS[name])
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_and_by_a_template_that_begins_the_thought(opened: LiveServer, name: str) -> None:
+    with opened.client() as client:
+        check(client, OPENED[name], KEYS[name])
+
+
+def test_a_thought_within_a_tool_loop_is_rendered_again_in_all_dialects(thinking: LiveServer) -> None:
+    """Sent back as a reasoning item, as sealed content alone, and as a thinking block."""
+    key = KEYS["thought, text and call"]
+    tools = [F]
+    with thinking.client() as client:
+        chat = answered(client, CHAT, **asked(key, tools=tools))["choices"][0]["message"]
+        [call] = chat["tool_calls"]
+        result = f"It is {KEYS['1 plain text']}."
+        first: list[Json] = in_messages(asked(key))["messages"]
+        messages = [*first, chat, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+        counts = {answered(client, CHAT, messages=messages, tools=tools)["usage"]["prompt_tokens"]}
+
+        body = in_responses(asked(key, tools=tools)) | {"store": False, "include": ["reasoning.encrypted_content"]}
+        output = answered(client, RESPONSES, **body)["output"]
+        returned = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": result}
+        sealed = [{k: v for k, v in item.items() if k != "content" or item["type"] != "reasoning"} for item in output]
+        for items in (output, sealed):
+            again = answered(client, RESPONSES, **body | {"input": [*body["input"], *items, returned]})
+            counts.add(again["usage"]["input_tokens"])
+
+        body = in_messages(asked(key, tools=tools))
+        message = answered(client, MESSAGES, **body)
+        block = {"type": "tool_result", "tool_use_id": message["content"][-1]["id"], "content": result}
+        turns = [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [block]}]
+        usage = answered(client, MESSAGES, **body | {"messages": [*body["messages"], *turns]})["usage"]
+        counts.add(usage["input_tokens"] + usage["cache_read_input_tokens"])
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 18))
