@@ -239,6 +239,18 @@ HARMONY = """\
 {%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 
+# Its calls begin as Hermes's do, and go on in another way that is not known.
+GLM_4 = """\
+{%- if tools %}{{- '<|system|>\\nTools: ' + (tools | tojson) }}
+{{- '\\nCall: <tool_call>{function-name}\\n<arg_key>{key}</arg_key>\\n<arg_value>{value}</arg_value>' }}{%- endif %}
+{%- for message in messages %}{{- '<|' + message.role + '|>\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{{- '\\n<tool_call>' + call.function.name }}
+{%- for name, value in call.function.arguments | items %}
+{{- '\\n<arg_key>' + name + '</arg_key>\\n<arg_value>' + value + '</arg_value>' }}
+{%- endfor %}{{- '\\n</tool_call>' }}
+{%- endfor %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+
 GEMMA_2 = """\
 {{- bos_token }}
 {%- if messages[0].role == 'system' %}{{- raise_exception('no system role') }}{%- endif %}

@@ -11,6 +11,7 @@ from family_templates import (
     DEEPSEEK_R1,
     DEEPSEEK_V31,
     GEMMA_2,
+    GLM_4,
     HARMONY,
     LLAMA_3,
     MISTRAL,
@@ -67,6 +68,7 @@ FAMILIES: Mapping[str, tuple[str, TemplateProfile]] = {
         HARMONY,
         replace(_BEFORE, several_calls=False, late_system=False, takes_effort=True, tool_format="harmony"),
     ),
+    "GLM 4": (GLM_4, TemplateProfile()),
     "Gemma 2": (GEMMA_2, TemplateProfile(system=False, late_system=False, alternates=True)),
 }
 

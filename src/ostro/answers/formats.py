@@ -2,10 +2,16 @@
 (`call_grammar`) are made from these.
 """
 
+import re
 from dataclasses import dataclass, field
 
 PROBE = "ostro_probe"
 """The name of the tool that templates are probed with."""
+
+
+def _texts(*texts: str) -> tuple[str, ...]:
+    """As expressions."""
+    return tuple(map(re.escape, texts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,7 @@ class CallFormat:
     may_be_bare: bool = False
     """Whether models forget the beginning and the end: an answer that begins like a call of a known tool is one."""
     evidence: tuple[str, ...] = ()
-    """Texts that a template's rendering of a call of PROBE must all contain for this to be its format."""
+    """Expressions that must all match in a template's rendering of a call of PROBE for this to be its format."""
     special: tuple[str, ...] = field(default=())
     """Texts that are special tokens in most vocabularies of the format: readers must see them."""
 
@@ -95,13 +101,16 @@ _HERMES = CallFormat(
     repeats=True,
     between="\n",
     may_be_bare=True,
-    evidence=("<tool_call>",),
+    # Others have the same tag before a call of another form.
+    evidence=(r"<tool_call>\s*\[?\s*\{\s*['\"]",),
     special=("<tool_call>", "</tool_call>"),
 )
 
 FORMATS: dict[str, CallFormat] = {
     # The more particular before the more general: the first whose evidence is there is taken.
-    "harmony": CallFormat(calls=HarmonyCalls(), evidence=("<|channel|>commentary", "to=functions."), special=_HARMONY),
+    "harmony": CallFormat(
+        calls=HarmonyCalls(), evidence=_texts("<|channel|>commentary", "to=functions."), special=_HARMONY
+    ),
     "qwen3_coder": CallFormat(
         begin="<tool_call>",
         lead="\n",
@@ -109,7 +118,7 @@ FORMATS: dict[str, CallFormat] = {
         end="\n</tool_call>",
         repeats=True,
         between="\n",
-        evidence=("<tool_call>", "<function="),
+        evidence=_texts("<tool_call>", "<function="),
         special=("<tool_call>", "</tool_call>"),
     ),
     "hermes": _HERMES,
@@ -122,27 +131,27 @@ FORMATS: dict[str, CallFormat] = {
             separator="\n",
         ),
         end=_DEEPSEEK_SECTION[1],
-        evidence=(_DEEPSEEK_CALL[0], "```json"),
+        evidence=_texts(_DEEPSEEK_CALL[0], "```json"),
         special=(*_DEEPSEEK_SECTION, *_DEEPSEEK_CALL),
     ),
     "deepseek_v31": CallFormat(
         begin=_DEEPSEEK_SECTION[0],
         calls=NamedCalls(begin=_DEEPSEEK_CALL[0], name_end=_DEEPSEEK_CALL[1], end=_DEEPSEEK_CALL[2]),
         end=_DEEPSEEK_SECTION[1],
-        evidence=(_DEEPSEEK_CALL[0],),
+        evidence=_texts(_DEEPSEEK_CALL[0]),
         special=(*_DEEPSEEK_SECTION, *_DEEPSEEK_CALL),
     ),
     "mistral_v11": CallFormat(
         begin="[TOOL_CALLS]",
         calls=NamedCalls(name_end="[ARGS]", id_marker="[CALL_ID]"),
         repeats=True,
-        evidence=("[TOOL_CALLS]", "[ARGS]"),
+        evidence=_texts("[TOOL_CALLS]", "[ARGS]"),
         special=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     ),
     "mistral": CallFormat(
         begin="[TOOL_CALLS]",
         calls=JsonCalls(in_list=True),
-        evidence=("[TOOL_CALLS]",),
+        evidence=_texts("[TOOL_CALLS]"),
         special=("[TOOL_CALLS]",),
     ),
     "functools": CallFormat(
@@ -150,7 +159,7 @@ FORMATS: dict[str, CallFormat] = {
         other_begins=("<|tool_call|>",),
         calls=JsonCalls(in_list=True),
         other_ends=("<|/tool_call|>",),
-        evidence=("functools",),
+        evidence=_texts("functools"),
         special=("<|tool_call|>", "<|/tool_call|>"),
     ),
     "phi4_mini": CallFormat(
@@ -158,20 +167,20 @@ FORMATS: dict[str, CallFormat] = {
         other_begins=("functools",),
         calls=JsonCalls(in_list=True),
         end="<|/tool_call|>",
-        evidence=("<|tool|>",),
+        evidence=_texts("<|tool|>", "<|/tool|>"),
         special=("<|tool_call|>", "<|/tool_call|>"),
     ),
     "llama3_json": CallFormat(
         other_begins=("<|python_tag|>",),
         calls=JsonCalls(arguments="parameters", separator="; "),
-        evidence=(f'{{"name": "{PROBE}", "parameters": ',),
+        evidence=_texts(f'{{"name": "{PROBE}", "parameters": '),
         special=("<|python_tag|>",),
     ),
     "pythonic": CallFormat(
         other_begins=("<|python_start|>",),
         calls=PythonCalls(),
         other_ends=("<|python_end|>",),
-        evidence=(f"[{PROBE}(",),
+        evidence=_texts(f"[{PROBE}("),
         special=("<|python_start|>", "<|python_end|>"),
     ),
     "generic": _HERMES,

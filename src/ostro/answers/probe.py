@@ -203,7 +203,7 @@ def _format_of(call: str, tools: str) -> str:
     """By the text of a call, or else by the tools' descriptions."""
     for text in (call, tools):
         for name, format in FORMATS.items():
-            if name != "generic" and all(each in text for each in format.evidence):
+            if name != "generic" and all(re.search(each, text) for each in format.evidence):
                 return name
     return "generic"
 
