@@ -25,7 +25,7 @@ _MAX_LEFT_OUT = 32
 def check_structured(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "LLTokenizer") -> Constraint:
     """What the engine enforces. Raises BadRequest that names the keyword and its place."""
     if structured.json_schema is not None and not structured.strict:
-        return _lenient(structured, special_ids, tokenizer)
+        return _lenient(structured, tokenizer)
     constraint = translate(structured, special_ids)
     try:
         compile_grammar(tokenizer, constraint)
@@ -65,11 +65,11 @@ def _inline_schemas(grammar: str) -> Iterator[dict[str, Any]]:
             yield schema
 
 
-def _lenient(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "LLTokenizer") -> Constraint:
+def _lenient(structured: StructuredOutput, tokenizer: "LLTokenizer") -> Constraint:
     """Without the keywords that the library can neither enforce nor ignore."""
     schema = prepared_schema(structured.json_schema or "", structured, "json_schema")
-    constraint = translate(structured, special_ids)
     for _ in range(_MAX_LEFT_OUT):
+        constraint = Constraint(grammar=schema_grammar(schema), jump_forward=structured.jump_forward)
         try:
             compile_grammar(tokenizer, constraint)
         except NotCompiled as failure:
@@ -77,7 +77,6 @@ def _lenient(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "
             if path is None or path[-1] not in _IGNORABLE:
                 raise _explained(failure, structured) from failure
             _leave_out(schema, path)
-            constraint = Constraint(grammar=schema_grammar(schema), jump_forward=structured.jump_forward)
         else:
             return constraint
     raise BadRequest(
