@@ -7,10 +7,14 @@ enforces; what is served is compiled by the engine and followed for some tokens,
 import json
 import random
 import resource
+import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from constrained_text import allowed, compiler
+from live_server import LiveServer, live_server
+from model_directory import write_model
 from text_vocabs import byte_level
 
 from ostro.engine.constraint import Constraint
@@ -137,3 +141,54 @@ def test_a_hostile_structure_is_refused_or_served_within_its_limits(fields: dict
         # The sequence's failure, and nobody else's.
         with suppress(SequenceFailed):
             follow(found, seed)
+
+
+class Neighbour(threading.Thread):
+    """Asks the same question, as a stream, and probes the server, until it is told to stop."""
+
+    def __init__(self, server: LiveServer) -> None:
+        super().__init__()
+        self._server = server
+        self._over = threading.Event()
+        self.answers: list[str] = []
+        self.probes: list[int] = []
+
+    def run(self) -> None:
+        body = {"prompt": "the quick", "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+        with self._server.client() as client:
+            while not self._over.is_set():
+                events = client.post("/v1/completions", json=body).text.split("\n\n")
+                chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+                self.answers.append("".join(chunk["choices"][0]["text"] for chunk in chunks))
+                self.probes.append(client.get("/healthz").status_code)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+ASKED = [name for name in sorted(QUICK) if {"json_schema", "regex", "grammar"} & BOMBS[name].keys()]
+
+
+def test_a_neighbours_streams_and_probes_go_on_while_hostile_structures_are_asked_for(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    arguments = ("--model", str(tmp_path / "model"), "--threads", "1", "--kv-memory", "16M")
+    with live_server(tmp_path, *arguments) as server, server.client() as client:
+        neighbour = Neighbour(server)
+        neighbour.start()
+        try:
+            statuses = {
+                name: client.post("/v1/completions", json={"prompt": "the", "max_tokens": 8, **BOMBS[name]}).status_code
+                for name in ASKED
+            }
+            # What is refused is a mistake of whoever sent it, and the server goes on.
+            good = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 8, "regex": "[a-z]{3}"})
+        finally:
+            neighbour.stop()
+    assert {name: status for name, status in statuses.items() if status not in (200, 400)} == {}
+    assert 400 in statuses.values()
+    assert len(good.json()["choices"][0]["text"]) == 3
+    assert neighbour.answers
+    assert len(set(neighbour.answers)) == 1
+    assert neighbour.answers[0]
+    assert set(neighbour.probes) == {200}
