@@ -3,8 +3,9 @@ how the text was cut. Knows no formats.
 """
 
 import re
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 Parse = Generator[None, None, T]
@@ -89,9 +90,9 @@ class Scanner:
             if not text.startswith(here) or not (yield from self.more()):
                 return False
 
-    def one_of(self, texts: Sequence[str]) -> Parse[str | None]:
+    def one_of(self, texts: tuple[str, ...]) -> Parse[str | None]:
         """Takes the longest of these texts that comes next."""
-        for text in sorted(texts, key=len, reverse=True):
+        for text in _markers(texts).longest_first:
             if (yield from self.literal(text)):
                 return text
         return None
@@ -110,7 +111,7 @@ class Scanner:
             if self._at < len(self._text) or not (yield from self.more()):
                 return
 
-    def until(self, texts: Sequence[str], emit: Emit) -> Parse[str | None]:
+    def until(self, texts: tuple[str, ...], emit: Emit) -> Parse[str | None]:
         """Takes text up to and including the earliest of these texts, which is returned and not emitted. None, and all
         text taken, if none of them comes.
         """
@@ -133,23 +134,37 @@ class Scanner:
                 return found
 
 
-def _earliest(text: str, texts: Sequence[str], begin: int) -> tuple[str | None, int]:
+class _Markers(NamedTuple):
+    longest_first: tuple[str, ...]
+    longest: int
+    firsts: frozenset[str]
+
+
+@lru_cache(maxsize=256)
+def _markers(texts: tuple[str, ...]) -> _Markers:
+    ordered = tuple(sorted(texts, key=len, reverse=True))
+    return _Markers(ordered, max(map(len, texts), default=0), frozenset(text[0] for text in texts))
+
+
+def _earliest(text: str, texts: tuple[str, ...], begin: int) -> tuple[str | None, int]:
     """Which comes first, the longest of those at one place, and where; the text's length if none does."""
     found, start = None, len(text)
-    for each in sorted(texts, key=len, reverse=True):
+    for each in _markers(texts).longest_first:
         at = text.find(each, begin, start + len(each) - 1 if found else None)
         if 0 <= at < start:
             found, start = each, at
     return found, start
 
 
-def _live_from(text: str, texts: Sequence[str], begin: int) -> int:
+def _live_from(text: str, texts: tuple[str, ...], begin: int) -> int:
     """Where the earliest tail begins that more text could complete to one of these; the text's length if none does."""
-    longest = max(map(len, texts), default=0)
-    for start in range(max(begin, len(text) - longest + 1), len(text)):
-        tail = text[start:]
-        if any(len(each) > len(tail) and each.startswith(tail) for each in texts):
-            return start
+    markers = _markers(texts)
+    window = text[max(begin, len(text) - markers.longest + 1) :]
+    if any(first in window for first in markers.firsts):
+        for start in range(len(window)):
+            tail = window[start:]
+            if any(len(each) > len(tail) and each.startswith(tail) for each in texts):
+                return len(text) - len(tail)
     return len(text)
 
 
