@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test run-tests test-slow test-eval test-ray test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test run-tests test-slow test-eval test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -42,6 +42,12 @@ test-eval:
 test-ray:
 	@$(INSTALL) --extras dev,ray,ray-data
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray $(ARGS)
+
+# Coding agents, some 900 MB of them, against scripted answers of the fake runner; a few minutes.
+AGENTS = @openai/codex@0.166.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.18 @continuedev/cli@1.5.47
+test-agents: dev
+	npm install --prefix build/agents --no-audit --no-fund $(AGENTS)
+	$(BIN)/python -m pytest -n 0 tests/agents $(ARGS)
 
 # On a machine with a GPU: kernels against their twins, the GPU's runner against the CPU's.
 test-gpu: dev

@@ -1,0 +1,152 @@
+"""Coding agents, unmodified, against the server: each completes a task of two tools. The model's answers are scripted.
+
+`make test-agents` installs the agents; without them each test says what is missing. Nothing leaves this machine: an
+agent's home is empty, and the only address it is given is the server's.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+from live_server import LiveServer
+from scripted_answers import Scripts
+
+pytestmark = pytest.mark.slow
+
+BIN = ROOT / "build" / "agents" / "node_modules" / ".bin"
+DONE = "All done: the house is red."
+
+
+@dataclass(frozen=True)
+class Agent:
+    program: str
+    shell: tuple[str, Callable[[str], dict[str, object]]]
+    """The tool that runs a command."""
+    reader: tuple[str, Callable[[Path], dict[str, object]]]
+    """The tool that reads a file."""
+    arguments: Callable[[str], Sequence[str]]
+    """Given the task."""
+    set_up: Callable[[str, Path, Path], Mapping[str, str]]
+    """Writes its settings, given the server's address, its home and where it works; returns environment variables."""
+
+
+def _codex(url: str, home: Path, work: Path) -> dict[str, str]:
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(
+        'model = "default"\nmodel_provider = "ostro"\n\n[model_providers.ostro]\nname = "Ostro"\n'
+        f'base_url = "{url}/v1"\nwire_api = "responses"\n'
+    )
+    return {}
+
+
+def _claude(url: str, home: Path, work: Path) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": "default",
+        "ANTHROPIC_SMALL_FAST_MODEL": "default",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _opencode(url: str, home: Path, work: Path) -> dict[str, str]:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Ostro",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {"default": {"name": "default", "limit": {"context": 65536, "output": 4096}}},
+    }
+    (work / "opencode.json").write_text(json.dumps({"model": "ostro/default", "provider": {"ostro": provider}}))
+    return {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+
+
+def _continue(url: str, home: Path, work: Path) -> dict[str, str]:
+    (home / "config.yaml").write_text(
+        "name: Ostro\nversion: 1.0.0\nschema: v1\nmodels:\n"
+        "  - name: default\n    provider: openai\n    model: default\n"
+        f"    apiBase: {url}/v1\n    apiKey: none\n"
+    )
+    return {"CONTINUE_TELEMETRY_ENABLED": "0"}
+
+
+AGENTS = {
+    "Codex": Agent(
+        "codex",
+        ("exec_command", lambda command: {"cmd": command}),
+        # It reads files by commands.
+        ("exec_command", lambda path: {"cmd": f"cat {path}"}),
+        lambda task: ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task],
+        _codex,
+    ),
+    "Claude Code": Agent(
+        "claude",
+        ("Bash", lambda command: {"command": command, "description": "Says something"}),
+        ("Read", lambda path: {"file_path": str(path)}),
+        lambda task: ["-p", task, "--allowedTools", "Bash,Read"],
+        _claude,
+    ),
+    "opencode": Agent(
+        "opencode",
+        ("bash", lambda command: {"command": command, "description": "Says something"}),
+        ("read", lambda path: {"filePath": str(path)}),
+        lambda task: ["run", task],
+        _opencode,
+    ),
+    "Continue": Agent(
+        "cn",
+        ("Bash", lambda command: {"command": command}),
+        ("Read", lambda path: {"filepath": str(path)}),
+        lambda task: ["--config", "../home/config.yaml", "--auto", "-p", task],
+        _continue,
+    ),
+}
+
+
+def _call(name: str, arguments: Mapping[str, object]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def _run(agent: Agent, server: LiveServer, directory: Path, task: str) -> subprocess.CompletedProcess[str]:
+    home, work = directory / "home", directory / "work"
+    settings = agent.set_up(server.url, home, work)
+    return subprocess.run(
+        [str(BIN / agent.program), *agent.arguments(task)],
+        cwd=work,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "NO_COLOR": "1", **settings},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_agent_completes_a_task_of_two_tools(tmp_path: Path, name: str) -> None:
+    agent = AGENTS[name]
+    if not (BIN / agent.program).exists():
+        pytest.skip(f"{name} is not installed: make test-agents")
+    for folder in ("home", "work"):
+        (tmp_path / folder).mkdir()
+    note = tmp_path / "work" / "note.txt"
+    scripts = Scripts()
+    # Last to first: each result brings the key of the next answer.
+    last = scripts.add(DONE)
+    note.write_text(f"Case {last}.\n")
+    second = scripts.add("I read." + _call(agent.reader[0], agent.reader[1](note)))
+    first = scripts.add("I look." + _call(agent.shell[0], agent.shell[1](f"echo Case {second}.")))
+    with scripts.served(tmp_path, "--max-seq-len", "65536") as server:
+        ran = _run(agent, server, tmp_path, f"Do case {first}.")
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert DONE in ran.stdout + ran.stderr
+        records = [json.loads(line) for line in server.log_text.splitlines() if '"ostro.access"' in line]
+    answers = [record for record in records if record["method"] == "POST"]
+    assert {record["status"] for record in answers} == {200}
+    # Nearly all of a prompt is that of the turn before it, and was found in the cache.
+    longest = max(answers, key=lambda record: record["prompt_tokens"])
+    assert longest["cached_tokens"] > 0.8 * longest["prompt_tokens"]
