@@ -346,6 +346,8 @@ def test_constraint_begins_after_the_reasoning() -> None:
         assert (open_already.free_until, open_already.prompt_suffix) == ("</think>", "")
         opened = plan(profile=QWEN, **asked).reading("…")
         assert (opened.free_until, opened.prompt_suffix, opened.in_reasoning) == ("</think>", "<think>\n", True)
+        if opened.grammar is not None:
+            assert Enforced(plan(profile=QWEN, **asked)).accepts("\n\n" + hermes('{"x": 1}'))
         closed = plan(profile=QWEN, **asked).reading("…<think>\n\n</think>\n\n")
         assert (closed.free_until, closed.prompt_suffix, closed.in_reasoning) == ("", "", False)
 

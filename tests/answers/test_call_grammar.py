@@ -232,6 +232,36 @@ def test_forced_calls_may_come_after_reasoning(special: bool) -> None:
     assert grammar.refused_at("<think>Hm.</think>No.") == "No."
 
 
+def test_forced_calls_after_reasoning_that_the_prompt_began_may_have_line_breaks_before_them() -> None:
+    grammar = Grammar("hermes", mode="forced", after_reasoning=True)
+    first, _ = CALLS["hermes"]
+    assert grammar.accepts(first)
+    assert grammar.accepts(f"\n\n{first}")
+    assert not grammar.accepts(f"\n\n\n{first}")
+
+
+@pytest.mark.parametrize(
+    ("format", "call"),
+    [
+        ("pythonic", '[f(a=1, b_c=["x"])]'),
+        ("pythonic", "[f()]"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'),
+    ],
+)
+@pytest.mark.parametrize(
+    "tool",
+    [
+        Tool(name="f", parameters={"type": "object"}),
+        Tool(name="f", parameters={"anyOf": [{"type": "object"}]}),
+        Tool(name="f", parameters={"properties": {"q": {}}, "required": ["q"]}, is_enforced=False),
+    ],
+)
+def test_tool_whose_arguments_are_not_described_takes_any(format: str, call: str, tool: Tool) -> None:
+    assert Grammar(format, mode="forced", tools=[tool]).accepts(call)
+
+
 def test_forced_call_is_complete_when_only_one_may_come() -> None:
     grammar = Grammar("hermes", mode="forced", several=False, tools=[F])
     assert grammar.read(CALLS["hermes"][0]).is_over

@@ -24,7 +24,10 @@ _SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexib
 # A space, or a line break or two with an indent: pretty-printing passes, endless runs of white space do not.
 _WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 _FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"
+_SEAM = r"/\n{0,2}/"
+"""White space between reasoning and answer, as models write it."""
 _TO = " to="
+_ANY_NAME = r"/[A-Za-z_][\w-]*/"
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties"})
 
 
@@ -40,6 +43,8 @@ class GrammarRequest:
     """Whether more than one call may come."""
     reasoning: ReasoningMarkers | None = None
     """What surrounds the reasoning that may come first; None if there is none, or if the prompt has begun it."""
+    after_reasoning: bool = False
+    """Whether the grammar begins at the end of reasoning that the prompt has begun."""
     special_ids: Mapping[str, int]
 
 
@@ -131,9 +136,9 @@ class _Grammar:
 
     def _after_reasoning(self, rest: str) -> str:
         markers = self._asked.reasoning
-        if markers is None:
-            return rest
-        return f"({self._thought(markers)} /\\n{{0,2}}/)? {self._lark.rule(rest)}"
+        if markers is not None:
+            return f"({self._thought(markers)} {_SEAM})? {self._lark.rule(rest)}"
+        return f"{_SEAM} {self._lark.rule(rest)}" if self._asked.after_reasoning else rest
 
     # Reasoning. The lexer is greedy: what is to be told apart from other text must be one terminal from its beginning.
 
@@ -221,7 +226,13 @@ class _Grammar:
             _Field(" ".join([quoted(f"{name}="), self._python_value(schema, tool)]), is_required)
             for name, schema, is_required in _fields(tool)
         ]
-        return " ".join([quoted(f"{before}{tool.name}("), self._separated(fields), quoted(")")])
+        return " ".join([quoted(f"{before}{tool.name}("), self._python_fields(tool, fields), quoted(")")])
+
+    def _python_fields(self, tool: Tool, fields: Sequence["_Field"]) -> str:
+        if not _takes_any(tool):
+            return self._separated(fields)
+        each = self._lark.rule(f'{_ANY_NAME} "=" {self._lark.rule(json_rule({}, lenient=True))}')
+        return self._lark.rule(f'({each} (", " {each})*)?')
 
     def _python_value(self, schema: object, tool: Tool) -> str:
         if isinstance(schema, Mapping) and schema.get("type") == "boolean":
@@ -243,6 +254,8 @@ class _Grammar:
         for name, schema, is_required in _fields(tool):
             rule = f"{quoted(_PARAMETER.format(name))} {self._tagged_value(schema, tool)}"
             rules.append(rule if is_required else f"({rule})?")
+        if _takes_any(tool):
+            rules.append(self._lark.rule(f'("<parameter=" {_ANY_NAME} ">\\n" {self._tagged_value({}, tool)})*'))
         return " ".join([quoted(_FUNCTION.format(tool.name)), *rules, quoted("</function>")])
 
     def _tagged_value(self, schema: object, tool: Tool) -> str:
@@ -328,6 +341,12 @@ def _fields(tool: Tool) -> Iterator[tuple[str, object, bool]]:
     properties, required = schema.get("properties"), schema.get("required")
     for name, part in properties.items() if isinstance(properties, Mapping) else ():
         yield name, part, isinstance(required, list) and name in required
+
+
+def _takes_any(tool: Tool) -> bool:
+    """Whether the tool takes arguments that are not described one by one."""
+    schema = argument_schema(tool)
+    return schema is not None and not isinstance(schema.get("properties"), Mapping)
 
 
 def _within(schema: object, tool: Tool) -> object:

@@ -107,7 +107,7 @@ class AnswerPlan:
         in_reasoning = in_reasoning or bool(suffix)
         # A thought that may come by itself is part of the grammar. One that the prompt has closed does not come.
         may_think = markers is not None and not in_reasoning and not self._is_closed(prompt)
-        grammar, lazy = self._grammar(markers if may_think else None)
+        grammar, lazy = self._grammar(markers if may_think else None, in_reasoning=in_reasoning)
         budget = self.reasoning.budget if in_reasoning else None
         if budget is not None and grammar is None and self.structured is None:
             grammar, lazy = Lark({}).grammar("TEXT"), True
@@ -166,7 +166,7 @@ class AnswerPlan:
             return ""
         return f"{markers.start}\n"
 
-    def _grammar(self, thought: ReasoningMarkers | None) -> tuple[str | None, bool]:
+    def _grammar(self, thought: ReasoningMarkers | None, *, in_reasoning: bool) -> tuple[str | None, bool]:
         """The grammar, and whether it is lazy."""
         if not self.callable_tools and not (self._is_harmony and self.structured is not None):
             return None, False
@@ -178,6 +178,7 @@ class AnswerPlan:
             structured=None if self._is_forced else self.structured,
             several=self._several,
             reasoning=thought,
+            after_reasoning=in_reasoning,
             special_ids=self.profile.special_ids,
         )
         return answer_grammar(asked), lazy
