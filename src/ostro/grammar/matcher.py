@@ -20,6 +20,7 @@ class GrammarMatcher:
     def __init__(self, inner: "LLMatcher", vocabulary: Vocabulary, constraint: Constraint) -> None:
         self._inner, self._vocabulary, self._constraint = inner, vocabulary, constraint
         self._words = array("I", bytes(4 * vocabulary.num_words))
+        self._view, self._address = memoryview(self._words), self._words.buffer_info()[0]
         self._marker = constraint.free_until.encode()
         # The end of the output, in which the marker may have begun; None once it was found.
         self._tail: bytes | None = b"" if self._marker else None
@@ -31,12 +32,11 @@ class GrammarMatcher:
     def mask(self) -> memoryview | None:
         if self._tail is not None:
             return self._only(self._due[0]) if self._due else None
-        address, length = self._words.buffer_info()
-        self._inner.unsafe_compute_mask_ptr(address, 4 * length)
+        self._inner.unsafe_compute_mask_ptr(self._address, self._view.nbytes)
         self._check()
         if self._is_open:
             self._allow_special()
-        return memoryview(self._words)
+        return self._view
 
     def take(self, token_id: int) -> None:
         if self._tail is not None:
