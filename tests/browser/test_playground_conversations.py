@@ -13,12 +13,16 @@ from live_server import LiveServer
 from page_checks import is_wider_than_the_screen, nameless, too_faint
 from playground_page import (
     KEY,
+    act,
     answers,
+    choose,
     fixed_answer,
     give_key,
+    names,
     say,
     set_parameter,
     streamed,
+    turn,
     until,
     until_idle,
     until_true,
@@ -26,7 +30,7 @@ from playground_page import (
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page, Route
+    from playwright.sync_api import Page, Route
 
 # Long enough to be looked at while it comes.
 LONG = 7000
@@ -53,23 +57,6 @@ def ask(page: Page, *texts: str) -> None:
 def spoken(page: Page) -> list[str]:
     """All turns that are shown."""
     return page.locator(".turns .prose").all_inner_texts()
-
-
-def names(page: Page) -> list[str]:
-    return page.locator("#history-list .name").all_inner_texts()
-
-
-def turn(page: Page, index: int) -> Locator:
-    return page.locator(".turns > li").nth(index)
-
-
-def act(page: Page, index: int, name: str) -> None:
-    turn(page, index).get_by_role("button", name=name, exact=True).click()
-
-
-def choose(page: Page, name: str, item: str) -> None:
-    page.get_by_role("button", name=f"Actions for {name}").click()
-    page.get_by_role("menuitem", name=item).click()
 
 
 def agree(page: Page, act: str) -> None:
@@ -267,13 +254,16 @@ def test_file_that_is_no_export_is_refused_in_a_sentence(playground: LiveServer,
     broken: list[tuple[Any, str]] = [
         ("{", "It is not JSON."),
         ([1], "This page did not export it."),
-        ({"format": "ostro.conversations", "version": 2, "conversations": []}, "version 2"),
+        ({"format": "ostro.conversations", "version": 3, "conversations": []}, "version 3"),
     ]
     for turns in (
         [{**turn, "role": "system"}],
         [turn, turn],
         [{**turn, "parent": 7}],
         [{**turn, "content": None}],
+        [{**turn, "role": "tool"}],
+        [{**turn, "role": "tool", "results": [{"content": "of no call"}]}],
+        [{**turn, "role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}],
         None,
     ):
         conversations = [{"id": "a", "turns": turns}]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browser_fixtures import Complaints, Visit
 from live_server import LiveServer
-from page_checks import forget_shifts, is_wider_than_the_screen, nameless, shifted, too_faint
+from page_checks import flaws, forget_shifts, is_wider_than_the_screen, shifted
 from playground_page import (
     ADMIN_KEY,
     KEY,
     answers,
+    copied,
     fixed_answer,
     gauge,
     give_key,
     post,
+    ran,
     say,
     set_parameter,
     streamed,
@@ -367,6 +367,8 @@ def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visi
     set_parameter(page, "Temperature", 9)
     assert page.get_by_role("spinbutton", name="Temperature").input_value() == "2"
     set_parameter(page, "Top k", 40)
+    # The slider ends before the API does.
+    set_parameter(page, "Top n sigma", 7.5)
     page.get_by_label("Stop at").fill("END\\n\nSTOP")
     page.get_by_label("Seed").fill("12")
     page.get_by_label("Seed").press("Tab")
@@ -378,8 +380,15 @@ def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visi
         say(page, "the quick")
     body = sent.value.post_data_json
     assert body is not None
-    given = {name: body.get(name) for name in ("temperature", "top_k", "stop", "seed", "top_p")}
-    assert given == {"temperature": 2, "top_k": 40, "stop": ["END\n", "STOP"], "seed": 12, "top_p": None}
+    given = {name: body.get(name) for name in ("temperature", "top_k", "top_n_sigma", "stop", "seed", "top_p")}
+    assert given == {
+        "temperature": 2,
+        "top_k": 40,
+        "top_n_sigma": 7.5,
+        "stop": ["END\n", "STOP"],
+        "seed": 12,
+        "top_p": None,
+    }
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Reset").click()
     assert page.get_by_role("spinbutton", name="Top k").input_value() == "0"
@@ -452,26 +461,6 @@ def test_why_an_answer_ended_early_is_told(playground: LiveServer, visit: Visit)
 
 
 # --- the same request elsewhere -------------------------------------------------------------------------------------
-
-
-def copied(page: Page, language: str) -> str:
-    page.get_by_role("button", name="Copy as…").click()
-    page.get_by_role("radio", name=language).check()
-    page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
-    page.get_by_role("dialog").get_by_text("Copied.").wait_for()
-    page.get_by_role("button", name="Close").click()
-    return str(page.evaluate("navigator.clipboard.readText()"))
-
-
-def ran(program: list[str], text: str, directory: Path) -> str:
-    script = directory / f"snippet{ {'node': '.mjs'}.get(Path(program[0]).name, '.txt') }"
-    script.write_text(text, encoding="utf-8")
-    # Proxies are for other machines.
-    environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    environ |= {"OSTRO_API_KEY": KEY, "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run([*program, str(script)], capture_output=True, timeout=120, env=environ, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
 
 
 def text_of_events(events: str) -> str:
@@ -571,14 +560,6 @@ def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
         page.get_by_role("button", name=opener).click()
         assert flaws(page) == [], opener
         page.keyboard.press("Escape")
-
-
-def flaws(page: Page) -> list[str]:
-    found = [f"a {role} without a name" for role in nameless(page)]
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        found += [f"{scheme}: {each}" for each in too_faint(page)]
-    return found
 
 
 def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServer, visit: Visit) -> None:

@@ -96,6 +96,15 @@ def too_faint(page: Page) -> list[str]:
     return [f"{each['text']}: {each['ratio']:.2f}" for each in found if each["ratio"] < (3 if each["large"] else 4.5)]
 
 
+def flaws(page: Page) -> list[str]:
+    """What has no name, and what can hardly be read by day or by night."""
+    found = [f"a {role} without a name" for role in nameless(page)]
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found += [f"{scheme}: {each}" for each in too_faint(page)]
+    return found
+
+
 def shifted(page: Page) -> tuple[float, list[object]]:
     """How much of the page has moved by itself, and what; needs WATCH_SHIFTS as an init script."""
     shifts: list[dict[str, Any]] = page.evaluate("window.shifts")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from live_server import LiveServer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 # Those of the slow server.
 KEY, ADMIN_KEY = "secret", "boss"
@@ -47,6 +50,23 @@ def wait_for_answer(page: Page) -> None:
 
 def answers(page: Page) -> list[str]:
     return page.locator(".turns .assistant .prose").all_inner_texts()
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("#history-list .name").all_inner_texts()
+
+
+def turn(page: Page, index: int) -> Locator:
+    return page.locator(".turns > li").nth(index)
+
+
+def act(page: Page, index: int, name: str) -> None:
+    turn(page, index).get_by_role("button", name=name, exact=True).click()
+
+
+def choose(page: Page, name: str, item: str) -> None:
+    page.get_by_role("button", name=f"Actions for {name}").click()
+    page.get_by_role("menuitem", name=item).click()
 
 
 def gauge(server: LiveServer, name: str) -> float:
@@ -96,3 +116,25 @@ def fixed_answer(page: Page, *deltas: str, finish: str | None = None) -> None:
     """Every chat request gets it."""
     body = streamed(*deltas, finish=finish)
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+def copied(page: Page, language: str) -> str:
+    """The program that the page offers for what it would send; needs the clipboard."""
+    page.get_by_role("button", name="Copy as…").click()
+    page.get_by_role("radio", name=language).check()
+    page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
+    page.get_by_role("dialog").get_by_text("Copied.").wait_for()
+    page.get_by_role("button", name="Close").click()
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
+def ran(program: list[str], text: str, directory: Path) -> str:
+    """What such a program prints."""
+    script = directory / f"snippet{ {'node': '.mjs'}.get(Path(program[0]).name, '.txt') }"
+    script.write_text(text, encoding="utf-8")
+    # Proxies are for other machines.
+    environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    environ |= {"OSTRO_API_KEY": KEY, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([*program, str(script)], capture_output=True, timeout=120, env=environ, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()

@@ -1,6 +1,9 @@
-// A model's answer: what it thought is folded away, what it says is Markdown.
+// A model's answer: what it thought is folded away, what it says is Markdown or JSON, and calls of tools come last.
 
-import { make } from "./dom.js";
+import { CallView } from "./calls.js";
+import { CodeBlock } from "./code-block.js";
+import { make, seconds } from "./dom.js";
+import { indented, isJson } from "./json-text.js";
 import { Markdown } from "./markdown.js";
 
 const BEGIN = "<think>";
@@ -20,37 +23,70 @@ export function partsOf(text) {
   return { thought: null, said: start && BEGIN.startsWith(start) ? "" : text, thinking: false };
 }
 
+/** The same of a turn: its reasoning comes apart from its text where the server can tell the two. */
+export function partsOfTurn({ content, reasoning_content: thought, tool_calls: calls }) {
+  return thought ? { thought, said: content, thinking: !content && !calls } : partsOf(content);
+}
+
 /** A node that shows a growing answer. */
 export class Answer {
   #thought = null;
-  #said = new Markdown();
+  #said = null;
+  #calls = [];
 
   constructor() {
     this.node = make("div", { class: "prose" });
   }
 
-  update(text) {
-    this.#show(partsOf(text), "update");
+  update(turn) {
+    this.#show(turn, partsOfTurn(turn), "update");
   }
 
-  /** Shows the whole text; no more will come. */
-  finish(text) {
-    this.#show({ ...partsOf(text), thinking: false }, "finish");
+  /** Shows the whole answer; no more will come. */
+  finish(turn) {
+    this.#show(turn, { ...partsOfTurn(turn), thinking: false }, "finish");
   }
 
-  #show({ thought, said, thinking }, how) {
+  #show(turn, { thought, said, thinking }, how) {
     // What was taken for the answer may turn out to be the thought before it.
     if ((thought !== null) !== (this.#thought !== null)) this.#begin(thought !== null);
-    this.#thought?.show(thought, thinking, how);
-    if (!said) return;
-    if (!this.#said.node.parentNode) this.node.append(this.#said.node);
+    this.#thought?.show(thought, { thinking, took: turn.thought_ms }, how);
+    if (said) this.#say(said, how);
+    for (const [index, call] of (turn.tool_calls ?? []).entries()) {
+      if (!this.#calls[index]) this.node.append((this.#calls[index] = new CallView(call)).node);
+      this.#calls[index].update(call);
+    }
+  }
+
+  #say(said, how) {
+    const Kind = isJson(said) ? JsonText : Markdown;
+    if (!(this.#said instanceof Kind)) {
+      this.#said?.node.remove();
+      this.#said = new Kind();
+      this.node.insertBefore(this.#said.node, this.#calls[0]?.node ?? null);
+    }
     this.#said[how](said);
   }
 
   #begin(withThought) {
     this.#thought = withThought ? new Thought() : null;
-    this.#said = new Markdown();
+    this.#said = null;
+    this.#calls = [];
     this.node.replaceChildren(...(withThought ? [this.#thought.node] : []));
+  }
+}
+
+/** An answer that is JSON. */
+class JsonText {
+  #block = new CodeBlock("json");
+  node = this.#block.node;
+
+  update(text) {
+    this.#block.update(indented(text));
+  }
+
+  finish(text) {
+    this.update(text);
   }
 }
 
@@ -62,8 +98,10 @@ class Thought {
     this.node = make("details", { class: "thought" }, this.#title, this.#markdown.node);
   }
 
-  show(text, thinking, how) {
-    this.#title.textContent = thinking ? "Thinking…" : "Thoughts";
+  /** `took` is how long it thought, in milliseconds, where that is known. */
+  show(text, { thinking, took }, how) {
+    const over = took === undefined ? "Thoughts" : `Thought for ${took < 1000 ? "less than a second" : seconds(took)}`;
+    this.#title.textContent = thinking ? "Thinking…" : over;
     this.node.classList.toggle("thinking", thinking);
     this.#markdown[how](text);
   }

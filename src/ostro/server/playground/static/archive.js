@@ -5,6 +5,8 @@ import { Conversation } from "./conversation.js";
 
 const PREFIX = "ostro.conversation.";
 const FORMAT = "ostro.conversations";
+// Version 1 knew no reasoning, no calls and no results, and is read like any other.
+const VERSION = 2;
 
 // What could not be stored stays here until the page is closed.
 const kept = new Map();
@@ -51,7 +53,7 @@ export function onChangeElsewhere(listener) {
 }
 
 /** Conversations as the text of a file. */
-export const exported = (list) => `${JSON.stringify({ format: FORMAT, version: 1, conversations: list }, null, 2)}\n`;
+export const exported = (list) => `${JSON.stringify({ format: FORMAT, version: VERSION, conversations: list }, null, 2)}\n`;
 
 /** The conversations in such a text, under ids of their own: none that is here is overwritten. Throws Error otherwise. */
 export function imported(text) {
@@ -62,7 +64,7 @@ export function imported(text) {
     throw new Error("It is not JSON.");
   }
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This page did not export it.");
-  if (file.version !== 1) throw new Error(`It is of version ${file.version}; this page reads version 1.`);
+  if (![1, VERSION].includes(file.version)) throw new Error(`It is of version ${file.version}; this page reads 1 to ${VERSION}.`);
   return file.conversations.map((each) => new Conversation({ ...Conversation.from(each), id: undefined }));
 }
 
@@ -86,5 +88,6 @@ function read(key) {
 
 /** The page was closed before the first token of an answer came. */
 function dropUnanswered(conversation) {
-  for (const turn of conversation.turns) if (turn.role === "assistant" && !turn.content) conversation.remove(turn);
+  const isEmpty = (turn) => turn.role === "assistant" && !turn.content && !turn.reasoning_content && !turn.tool_calls;
+  for (const turn of conversation.turns.filter(isEmpty)) conversation.remove(turn);
 }

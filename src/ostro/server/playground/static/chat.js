@@ -1,9 +1,11 @@
 // The chat: each message sends all that was said before it on its branch of the conversation.
 
-import { partsOf } from "./answer.js";
+import { partsOfTurn } from "./answer.js";
 import { conversationOf, forget, keep, onChangeElsewhere, readArchive } from "./archive.js";
-import { Conversation } from "./conversation.js";
-import { announce, byId, following, hasKeyboard, oncePerFrame } from "./dom.js";
+import { namesOf, resultsForm } from "./calls.js";
+import { Conversation, messagesOf } from "./conversation.js";
+import { takeDelta } from "./deltas.js";
+import { announce, byId, following, hasKeyboard, make, oncePerFrame } from "./dom.js";
 import { buildHistory, remove, showHistory } from "./history.js";
 import { currentModel } from "./models.js";
 import { requestParameters, systemPrompt } from "./params.js";
@@ -21,12 +23,15 @@ export function chatMode(panel) {
   // {conversation, turn} of the answer that is coming; it goes on while another conversation is looked at.
   let coming = null;
   let views = [];
+  // {turn, node} of the form that asks what the last answer's calls returned.
+  let asking = null;
 
   // --- what is asked -------------------------------------------------------------------------------------------------
 
+  /** Throws Error with a sentence for the user if a parameter is not what it must be. */
   function requestOf(turns) {
     const system = systemPrompt();
-    const messages = turns.map(({ role, content }) => ({ role, content }));
+    const messages = turns.flatMap(messagesOf);
     return {
       path: "/v1/chat/completions",
       body: {
@@ -43,7 +48,7 @@ export function chatMode(panel) {
   function draft() {
     const { path } = conversation;
     if (input.value.trim()) return requestOf([...path, { role: "user", content: input.value }]);
-    const last = path.findLastIndex((turn) => turn.role === "user");
+    const last = path.findLastIndex((turn) => turn.role !== "assistant");
     return last < 0 ? null : requestOf(path.slice(0, last + 1));
   }
 
@@ -54,35 +59,43 @@ export function chatMode(panel) {
     const within = conversation;
     const asked = within.add(within.path.at(-1), { role: "user", content: text });
     if ((await answer(asked)) || within !== conversation) return;
-    // Nothing came of it: the message goes back to where it was written.
-    within.remove(asked);
-    if (within.turns.length) keep(within);
-    else forget(within);
-    showHistory();
-    show();
+    // The message goes back to where it was written.
+    withdraw(asked);
     input.value = [text, input.value].filter(Boolean).join("\n");
     if (hasKeyboard()) input.focus();
+  }
+
+  /** Takes back what was said, since nothing came of it. */
+  function withdraw(turn) {
+    conversation.remove(turn);
+    if (conversation.turns.length) keep(conversation);
+    else forget(conversation);
+    showHistory();
+    show();
   }
 
   /** Asks for an answer to a turn; says whether any of it came. */
   async function answer(asked) {
     const within = conversation;
     const before = within.shown[asked.id];
-    const request = requestOf(within.pathTo(asked));
+    const request = runner.built(() => requestOf(within.pathTo(asked)));
+    if (!request) return false;
     const turn = within.add(asked, { role: "assistant", content: "", model: request.body.model });
     coming = { conversation: within, turn };
     store(within);
     show();
     log.scrollTop = log.scrollHeight;
     const draw = oncePerFrame(() => following(log, () => coming?.turn === turn && viewOf(turn)?.grow()));
+    const clock = thoughtClock(turn);
     const outcome = await runner.stream(request, (event) => {
-      const text = event.choices[0]?.delta.content ?? "";
-      turn.content += text;
-      if (text) draw();
-      return Boolean(text);
+      const came = takeDelta(turn, event.choices[0]?.delta ?? {});
+      if (!came) return false;
+      clock();
+      draw();
+      return true;
     });
     coming = null;
-    const came = Boolean(turn.content) || outcome === "done";
+    const came = Boolean(turn.content || turn.reasoning_content || turn.tool_calls) || outcome === "done";
     if (!came) {
       within.remove(turn);
       if (before) within.shown[asked.id] = before;
@@ -90,7 +103,8 @@ export function chatMode(panel) {
     // It may have been deleted meanwhile.
     if (conversationOf(within.id) === within) store(within);
     following(log, show);
-    if (came) announce(outcome === "done" ? `Answer: ${partsOf(turn.content).said}` : "The answer was broken off.");
+    if (came) announce(outcome === "done" ? spoken(turn) : "The answer was broken off.");
+    if (asking && document.activeElement === input && !input.value) asking.node.querySelector("textarea").focus();
     return came;
   }
 
@@ -102,24 +116,27 @@ export function chatMode(panel) {
     regenerate(turn) {
       if (runner.busy) return;
       focusLog();
-      const asked = turn.role === "user" ? turn : conversation.pathTo(turn).at(-2);
+      const asked = turn.role === "assistant" ? conversation.pathTo(turn).at(-2) : turn;
       if (asked) answer(asked);
       else runner.complain("There is no message that this would answer.");
     },
 
-    edit(turn, text) {
+    edit(turn, changes) {
       if (runner.busy) return;
-      if (text === turn.content) {
-        if (turn.role === "user") acts.regenerate(turn);
+      const { id, parent, ...rest } = turn;
+      const isSame = JSON.stringify({ ...turn, ...changes }) === JSON.stringify(turn);
+      if (isSame) {
+        if (turn.role !== "assistant") acts.regenerate(turn);
         return;
       }
-      const { role, model } = turn;
-      const edited = conversation.add(conversation.pathTo(turn).at(-2), { role, content: text, ...(model && { model }) });
+      const edited = conversation.add(conversation.pathTo(turn).at(-2), { ...rest, ...changes });
       focusLog();
-      if (edited.role === "user") answer(edited);
+      if (edited.role !== "assistant") answer(edited);
       else store(conversation);
       show();
     },
+
+    callsBefore: (turn) => conversation.pathTo(turn).at(-2)?.tool_calls ?? [],
 
     step(turn, by) {
       const versions = conversation.versionsOf(turn);
@@ -131,6 +148,17 @@ export function chatMode(panel) {
       viewOf(next)?.focusStep(by);
     },
   };
+
+  /** Sends what an answer's calls returned, for the model to go on with. */
+  async function sendResults(turn, results) {
+    if (runner.busy) return;
+    const within = conversation;
+    const told = within.add(turn, { role: "tool", results });
+    focusLog();
+    if ((await answer(told)) || within !== conversation) return;
+    withdraw(told);
+    askForResults(results);
+  }
 
   // The button that was pressed may be gone.
   const focusLog = () => log.focus({ preventScroll: true });
@@ -157,9 +185,23 @@ export function chatMode(panel) {
       if (view.turn === coming?.turn) view.grow();
       else if (view.node.classList.contains("coming")) view.finish();
     }
+    askForResults();
     nameModels();
     lock();
     opening.hidden = path.length > 0;
+  }
+
+  /** Shows the form for what the last answer's calls returned, if it has any. What is being typed there stays. */
+  function askForResults(results = null) {
+    const turn = views.at(-1)?.turn;
+    const calls = (turn !== coming?.turn && turn?.tool_calls) || [];
+    if (asking?.turn === turn && calls.length && !results) return;
+    asking?.node.remove();
+    asking = null;
+    if (!calls.length) return;
+    const form = resultsForm(calls, { results: results ?? [], send: (given) => sendResults(turn, given) });
+    asking = { turn, node: make("li", { class: "tool" }, make("h3", { class: "unseen" }, "Result"), form) };
+    list.append(asking.node);
   }
 
   /** A model is named only where it is another one than before. */
@@ -173,13 +215,14 @@ export function chatMode(panel) {
 
   /** One answer at a time. */
   function lock() {
-    for (const button of list.querySelectorAll(".actions .changes")) button.disabled = runner.busy;
+    for (const button of list.querySelectorAll(".changes")) button.disabled = runner.busy;
   }
 
   function open(next) {
     conversation = next ?? new Conversation();
     rememberOpen(conversation.id);
     views = [];
+    asking = null;
     list.replaceChildren();
     runner.complain("");
     if (!coming) runner.facts.textContent = "";
@@ -230,4 +273,26 @@ export function chatMode(panel) {
   const last = conversationOf(openConversation());
   if (last) open(last);
   return { runner, draft, send };
+}
+
+/** Call it whenever something has come of a turn: it notes how long the model has thought. */
+function thoughtClock(turn) {
+  let begun = null;
+  let isOver = false;
+  return () => {
+    if (isOver) return;
+    const { thinking, said } = partsOfTurn(turn);
+    isOver = !thinking && Boolean(said || turn.tool_calls);
+    if (!thinking) return;
+    begun ??= performance.now();
+    turn.thought_ms = Math.round(performance.now() - begun);
+  };
+}
+
+/** What screen readers say of an answer. */
+function spoken(turn) {
+  const { said } = partsOfTurn(turn);
+  const names = namesOf(turn.tool_calls ?? []);
+  const called = names.length ? `Call of ${names.join(", ")}. Type the result.` : "";
+  return [said || !called ? `Answer: ${said}` : "", called].filter(Boolean).join(" ");
 }

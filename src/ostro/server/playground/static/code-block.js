@@ -11,16 +11,16 @@ const COPIED_MS = 2000;
 
 /** A node that shows growing code. */
 export class CodeBlock {
-  constructor(language) {
+  /** `title` stands above the code, and `label` is its name for screen readers. */
+  constructor(language, { title = language, label = language ? `Code, ${language}` : "Code" } = {}) {
     this.language = language;
     this.code = make("code");
     const copy = make("button", { type: "button", class: "quiet" }, "Copy");
     copy.addEventListener("click", () => this.#copy(copy));
-    const label = language ? `Code, ${language}` : "Code";
     this.node = make(
       "figure",
       { class: "code" },
-      make("figcaption", {}, make("span", {}, language), copy),
+      make("figcaption", {}, make("span", {}, title), copy),
       make("pre", { tabIndex: 0, role: "group", "aria-label": label }, this.code),
     );
   }

@@ -8,6 +8,8 @@ import { currentKey, remember, setting } from "./store.js";
 
 const dialog = byId("code-dialog");
 let request = null;
+// Why there is none.
+let reason = "";
 
 export function buildCode() {
   for (const radio of dialog.querySelectorAll("[name=language]")) {
@@ -18,16 +20,23 @@ export function buildCode() {
   byId("code-copy").addEventListener("click", copy);
 }
 
-/** `draft` is what a mode would send now, or null. */
+/** `draft()` is what a mode would send now, or null; throws Error if a parameter is not what it must be. */
 export function openCode(draft) {
-  request = draft && { url: urlOf(draft.path), body: draft.body, withKey: Boolean(currentKey()) };
+  try {
+    const drafted = draft();
+    request = drafted && { url: urlOf(drafted.path), body: drafted.body, withKey: Boolean(currentKey()) };
+    reason = "Nothing is written yet that could be sent.";
+  } catch (error) {
+    request = null;
+    reason = error.message;
+  }
   show();
   dialog.showModal();
 }
 
 function show() {
   const language = dialog.querySelector("[name=language]:checked").value;
-  byId("code-text").textContent = request ? SNIPPETS[language](request) : "Nothing is written yet that could be sent.";
+  byId("code-text").textContent = request ? SNIPPETS[language](request) : reason;
   byId("code-copy").disabled = !request;
   byId("code-note").textContent = request?.withKey ? "The key is read from OSTRO_API_KEY." : "";
 }

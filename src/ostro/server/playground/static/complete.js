@@ -28,8 +28,9 @@ export function completeMode(panel) {
   }
 
   async function send() {
-    const request = draft();
-    if (runner.busy || !request) return;
+    if (runner.busy) return;
+    const request = runner.built(draft);
+    if (!request) return;
     opening.hidden = true;
     byId("complete-document").hidden = false;
     byId("complete-given").textContent = request.body.prompt;

@@ -1,7 +1,7 @@
 // A conversation is a tree of turns: an edited message, or another answer, stands beside the one that was there before.
 // One branch of it is shown. Knows no storage and no page.
 
-const ROLES = ["user", "assistant"];
+const ROLES = ["user", "assistant", "tool"];
 const ROOT = 0;
 const NAME_LENGTH = 60;
 
@@ -82,13 +82,47 @@ export class Conversation {
   }
 }
 
+/** A turn as the messages that the API takes: the results of several calls are a message each. */
+export function messagesOf({ role, content, reasoning_content, tool_calls, results }) {
+  if (role === "tool") return results.map((result) => ({ role, ...result }));
+  return [{ role, content, ...(reasoning_content && { reasoning_content }), ...(tool_calls && { tool_calls }) }];
+}
+
 function checked(turn, known) {
-  const { id, parent, role, content, model } = turn ?? {};
+  const { id, parent, role } = turn ?? {};
   if (!Number.isSafeInteger(id) || known.has(id)) throw new Error("A turn of a conversation has no id of its own.");
   if (!known.has(parent)) throw new Error("A turn of a conversation follows one that is not there.");
-  if (!ROLES.includes(role) || typeof content !== "string") throw new Error("A turn of a conversation has no role or no text.");
+  if (!ROLES.includes(role)) throw new Error("A turn of a conversation has no role.");
   known.add(id);
-  return { id, parent, role, content, ...(typeof model === "string" ? { model } : {}) };
+  return { id, parent, role, ...(role === "tool" ? { results: checkedResults(turn) } : checkedText(turn)) };
+}
+
+function checkedText({ content, model, reasoning_content, thought_ms, tool_calls }) {
+  if (typeof content !== "string") throw new Error("A turn of a conversation has no text.");
+  return {
+    content,
+    ...(typeof model === "string" && { model }),
+    ...(typeof reasoning_content === "string" && { reasoning_content }),
+    ...(Number.isFinite(thought_ms) && { thought_ms }),
+    ...(tool_calls !== undefined && { tool_calls: checkedCalls(tool_calls) }),
+  };
+}
+
+function checkedCalls(calls) {
+  if (!Array.isArray(calls) || !calls.length || !calls.every(isCall)) throw new Error("A call in a conversation has no name or no arguments.");
+  return calls;
+}
+
+function isCall(call) {
+  const { id, type } = call ?? {};
+  const said = { function: call?.function?.arguments, custom: call?.custom?.input }[type];
+  return [id, call?.[type]?.name, said].every((each) => typeof each === "string");
+}
+
+function checkedResults({ results }) {
+  const isResult = (each) => typeof each?.tool_call_id === "string" && typeof each.content === "string";
+  if (!Array.isArray(results) || !results.every(isResult)) throw new Error("A result in a conversation has no call or no text.");
+  return results;
 }
 
 function grouped(turns) {

@@ -1,4 +1,4 @@
-// Making and finding elements. Text is always set as text: nothing here reads HTML.
+// Making and finding elements, and what they say. Text is always set as text: nothing here reads HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -53,3 +53,6 @@ export function oncePerFrame(draw) {
     setTimeout(requestAnimationFrame, resting, drawn);
   };
 }
+
+export const seconds = (milliseconds) =>
+  milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;

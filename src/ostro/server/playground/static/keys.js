@@ -11,3 +11,16 @@ export function sends(event) {
   if (event.ctrlKey || event.metaKey) return true;
   return event.target.dataset.enter === "send" && hasKeyboard() && !event.shiftKey && !event.altKey;
 }
+
+/** Lets the keyboard send a form in the middle of the page, and leave it. `submit`, if given, decides what sending is. */
+export function submitByKeys(form, { cancel = null, submit = () => form.requestSubmit() }) {
+  form.addEventListener("keydown", (event) => {
+    if (isComposing(event)) return;
+    if (event.key === "Escape" && cancel) cancel();
+    else if (sends(event)) submit(event.target);
+    else return;
+    event.preventDefault();
+    // Neither stops an answer nor sends the message below.
+    event.stopPropagation();
+  });
+}

@@ -1,9 +1,8 @@
 // The live panel: /metrics once a second while the page is looked at.
 
 import { ask } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, seconds } from "./dom.js";
 import { readMetrics } from "./metrics.js";
-import { seconds } from "./run.js";
 import { Sparkline } from "./sparkline.js";
 import { currentKey } from "./store.js";
 

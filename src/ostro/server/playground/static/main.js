@@ -63,7 +63,7 @@ function buildComposers() {
       else mode.send();
       focusInput();
     });
-    panel.querySelector("[data-act=code]").addEventListener("click", () => openCode(mode.draft()));
+    panel.querySelector("[data-act=code]").addEventListener("click", () => openCode(mode.draft));
     panel.querySelector(".sheet").addEventListener("scroll", hideAlternatives, { passive: true });
   }
 }

@@ -2,21 +2,29 @@
 // shows the model's own default, and is not sent.
 
 import { byId, make } from "./dom.js";
+import { jsonField, parsed } from "./json-field.js";
 import { remember, setting } from "./store.js";
+import { EXAMPLES, choicesAmong, flawOfSchema, flawOfTools, formatBy } from "./tools.js";
 
 // Models go further than a slider can be set with care; the field beside it takes what they do.
 const SLIDER_TOKENS = 2048;
 const MOST_TOKENS = 1_000_000;
 
-// `value` holds where neither the user nor the model has a say: it changes nothing.
+// `value` holds where neither the user nor the model has a say: it changes nothing. A slider ends at `max`; where the
+// API goes further, its field goes to `most`. One that is `within` another is shown below it.
 const PARAMETERS = [
   { name: "system", label: "System prompt", kind: "text", modes: ["chat"], rows: 3, placeholder: "None" },
+  { name: "tools", label: "Tools", field: "Tools as JSON", kind: "json", modes: ["chat"], flaw: flawOfTools, example: EXAMPLES.tools },
+  { name: "tool_choice", label: "Tool choice", kind: "choice", modes: ["chat"], within: "tools" },
+  { name: "schema", label: "JSON schema", field: "Schema as JSON", kind: "json", flaw: flawOfSchema, example: EXAMPLES.schema },
+  { name: "strict", label: "Strict", hint: "or an error", kind: "check", value: true, within: "schema" },
   // A completion's own default would be 16 tokens.
-  { name: "max_tokens", label: "Max tokens", min: 1, max: SLIDER_TOKENS, step: 1, value: null, completing: 256, placeholder: "no limit" },
+  { name: "max_tokens", label: "Max tokens", min: 1, max: SLIDER_TOKENS, most: MOST_TOKENS, step: 1, value: null, completing: 256, placeholder: "no limit" },
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 1, from: 0 },
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, value: 1 },
   { name: "top_k", label: "Top k", hint: "0 is all", min: 0, max: 200, step: 1, value: 0 },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, value: 0 },
+  { name: "top_n_sigma", label: "Top n sigma", hint: "0 is all", min: 0, max: 5, most: 100, step: 0.05, value: 0 },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.5, max: 2, step: 0.05, value: 1 },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, value: 0 },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, value: 0 },
@@ -34,9 +42,9 @@ let mode = "chat";
 export function buildParameters() {
   const kept = setting("chosen", {});
   for (const each of PARAMETERS) {
-    const control = each.kind ? field(each) : slider(each);
+    const control = (CONTROLS[each.kind] ?? slider)(each);
     controls[each.name] = control;
-    byId("parameters-list").append(control.row);
+    (controls[each.within]?.row ?? byId("parameters-list")).append(control.row);
     if (each.name in kept) chosen[each.name] = accepted(each, kept[each.name]);
     control.show();
   }
@@ -58,18 +66,31 @@ export function showParametersOf(current) {
 
 export const systemPrompt = () => (chosen.system ?? "").trim();
 
-/** What goes into a request of a mode, by the API's names. */
+/** What goes into a request of a mode, by the API's names. Throws Error with a sentence for a field that cannot be sent. */
 export function requestParameters(of) {
   const body = {};
   for (const each of PARAMETERS) {
-    if (each.name === "system" || !isFor(each, of)) continue;
+    if (!isFor(each, of)) continue;
     const value = chosen[each.name] ?? (of === "complete" ? each.completing : undefined);
     if (value === undefined || value === "") continue;
-    if (each.name === "stop") body.stop = stopsIn(value);
-    else body[each.name] = Number(value);
+    Object.assign(body, (FIELDS[each.name] ?? numberField)(value, each));
   }
   return body;
 }
+
+const numberField = (value, { name }) => ({ [name]: Number(value) });
+
+// What a value becomes in a request where that is not a number of the same name.
+const FIELDS = {
+  // Goes into the messages.
+  system: () => ({}),
+  tools: (text, each) => ({ tools: parsed(each, text) }),
+  tool_choice: (choice) => (isOffered(choice) ? { tool_choice: choice } : {}),
+  schema: (text, each) => ({ response_format: formatBy(parsed(each, text), { strict: chosen.strict ?? true }) }),
+  // Goes with the schema.
+  strict: () => ({}),
+  stop: (text) => ({ stop: stopsIn(text) }),
+};
 
 /** Follows the chosen model: its defaults, and no slider goes further than it can. */
 export function showModel(card) {
@@ -100,13 +121,13 @@ function defaultOf(each) {
 /** The value that a text or a number stands for, within the parameter's range; undefined for none. */
 function accepted(each, given) {
   if (each.kind === "text") return String(given) || undefined;
+  if (each.kind === "json") return String(given).trim() ? String(given) : undefined;
+  if (each.kind === "choice" || each.kind === "check") return given === each.value ? undefined : given;
   if (each.kind === "seed") return /^-?\d{1,15}$/.test(given) ? String(given) : undefined;
   const number = Number(given);
   if (given === "" || given === null || !Number.isFinite(number)) return undefined;
-  // A number field may go beyond its slider where the API may, too.
-  const most = each.name === "max_tokens" ? Number(controls.max_tokens.number.max) : each.max;
   const whole = each.step === 1 ? Math.round(number) : number;
-  return Math.min(Math.max(whole, each.min), most);
+  return Math.min(Math.max(whole, each.min), Number(controls[each.name].number.max));
 }
 
 function choose(each, value) {
@@ -115,10 +136,9 @@ function choose(each, value) {
 }
 
 function slider(each) {
-  const id = `parameter-${each.name}`;
+  const id = idOf(each);
   const bounds = { min: each.min, max: each.max, step: each.step };
-  const number = make("input", { type: "number", id, inputMode: "decimal", ...bounds });
-  if (each.name === "max_tokens") number.max = MOST_TOKENS;
+  const number = make("input", { type: "number", id, inputMode: "decimal", ...bounds, max: each.most ?? each.max });
   const range = make("input", { type: "range", "aria-labelledby": `${id}-label`, ...bounds });
   const row = make("div", { class: "parameter" }, labelOf(each, id), number, range);
   const show = () => {
@@ -142,7 +162,7 @@ function slider(each) {
 }
 
 function field(each) {
-  const id = `parameter-${each.name}`;
+  const id = idOf(each);
   const shared = { id, placeholder: each.placeholder, autocomplete: "off" };
   const input =
     each.kind === "text"
@@ -155,6 +175,49 @@ function field(each) {
   return { row, show };
 }
 
+/** JSON, folded away until it is wanted. */
+function foldedJson(each) {
+  return jsonField(each, {
+    id: idOf(each),
+    text: () => chosen[each.name] ?? "",
+    change(text) {
+      choose(each, accepted(each, text));
+      for (const inner of PARAMETERS) if (inner.within === each.name) controls[inner.name].show();
+      keep();
+    },
+  });
+}
+
+/** One of the ways to choose among the tools. */
+function selection(each) {
+  const select = make("select", { id: idOf(each) });
+  const show = () => {
+    const choices = choicesAmong(chosen.tools);
+    select.replaceChildren(...choices.map(([label, value]) => make("option", { value: JSON.stringify(value) }, label)));
+    select.value = JSON.stringify(isOffered(chosen[each.name]) ? chosen[each.name] : "auto");
+  };
+  select.addEventListener("change", () => {
+    const choice = JSON.parse(select.value);
+    choose(each, choice === "auto" ? undefined : choice);
+    keep();
+  });
+  return { row: make("div", { class: "parameter choices" }, labelOf(each, idOf(each)), select), show };
+}
+
+/** The tool that was chosen may be gone, and without tools there is no choice. */
+const isOffered = (choice) =>
+  choicesAmong(chosen.tools).some(([, value]) => JSON.stringify(value) === JSON.stringify(choice)) && Boolean(chosen.tools);
+
+function checkbox(each) {
+  const box = make("input", { type: "checkbox", id: idOf(each) });
+  box.addEventListener("change", () => (choose(each, accepted(each, box.checked)), keep()));
+  const show = () => (box.checked = chosen[each.name] ?? each.value);
+  return { row: make("div", { class: "parameter check" }, box, labelOf(each, idOf(each))), show };
+}
+
+const CONTROLS = { text: field, seed: field, json: foldedJson, choice: selection, check: checkbox };
+
+const idOf = ({ name }) => `parameter-${name}`;
 const placed = ({ min, max }, value) => `${(((value - min) / (max - min)) * 100).toFixed(1)}%`;
 
 function labelOf(each, id) {

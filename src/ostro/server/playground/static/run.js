@@ -1,7 +1,7 @@
 // One mode's requests, one at a time: its button sends and stops, its facts tell how it went, its notice what went wrong.
 
 import { ApiError, streamed } from "./api.js";
-import { make } from "./dom.js";
+import { make, seconds } from "./dom.js";
 
 export class Runner {
   #abort = null;
@@ -59,6 +59,16 @@ export class Runner {
     return outcome;
   }
 
+  /** The request that `build` gives; null, and a complaint, if a parameter is not what it must be. */
+  built(build) {
+    try {
+      return build();
+    } catch (error) {
+      this.complain(error.message);
+      return null;
+    }
+  }
+
   complain(sentence) {
     this.notice.replaceChildren();
     if (!sentence) return;
@@ -93,6 +103,3 @@ function factsOf({ begun, first, last, events, usage, ended }, outcome) {
   else if (ENDS[ended]) facts.push(ENDS[ended]);
   return facts;
 }
-
-export const seconds = (milliseconds) =>
-  milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;

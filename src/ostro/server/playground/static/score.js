@@ -1,9 +1,9 @@
 // Several ways in which a text could go on, and how likely the model finds each.
 
 import { askJson } from "./api.js";
-import { announce, byId, make } from "./dom.js";
+import { announce, byId, make, seconds } from "./dom.js";
 import { currentModel } from "./models.js";
-import { Runner, seconds } from "./run.js";
+import { Runner } from "./run.js";
 
 export function scoreMode(panel) {
   const runner = new Runner(panel.querySelector(".composer"));

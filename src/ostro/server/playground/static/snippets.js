@@ -31,7 +31,13 @@ function python({ url, body, withKey }) {
           '        data = line.decode().strip().removeprefix("data: ")',
           '        if data.startswith("{"):',
           '            for choice in json.loads(data)["choices"]:',
-          `                print(${body.messages ? 'choice["delta"].get("content", "")' : 'choice["text"]'}, end="", flush=True)`,
+          `                print(${body.messages ? 'choice["delta"].get("content") or ""' : 'choice["text"]'}, end="", flush=True)`,
+          ...(body.tools
+            ? [
+                '                for call in choice["delta"].get("tool_calls", ()):',
+                '                    print(*(call.get("function") or call["custom"]).values(), sep="", end="", flush=True)',
+              ]
+            : []),
           "print()",
         ]
       : ["    print(json.load(response))"]),
@@ -59,6 +65,13 @@ function javascript({ url, body, withKey }) {
           '  for (const line of lines.filter((each) => each.startsWith("data: {"))) {',
           "    for (const choice of JSON.parse(line.slice(6)).choices) {",
           `      process.stdout.write(${body.messages ? 'choice.delta.content ?? ""' : "choice.text"});`,
+          ...(body.tools
+            ? [
+                "      for (const { function: called, custom } of choice.delta.tool_calls ?? []) {",
+                '        process.stdout.write(Object.values(called ?? custom).join(""));',
+                "      }",
+              ]
+            : []),
           "    }",
           "  }",
           "}",

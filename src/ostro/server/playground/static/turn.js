@@ -1,43 +1,51 @@
 // One turn of a conversation on the page: what was said, and what can be done about it.
 
-import { Answer, partsOf } from "./answer.js";
+import { Answer, partsOfTurn } from "./answer.js";
+import { ResultsView, resultsForm } from "./calls.js";
 import { copied } from "./clipboard.js";
 import { announce, make } from "./dom.js";
-import { isComposing, sends } from "./keys.js";
+import { submitByKeys } from "./keys.js";
+
+const TITLES = { user: "You", assistant: "Answer", tool: "Result" };
 
 export class TurnView {
   #body;
+  #copies = action("Copy", () => this.#copy());
+  #edits = action("Edit", () => this.#edit(), "changes");
   #versions = make("span", { class: "versions", hidden: true });
 
-  /** `acts` are edit(turn, text), regenerate(turn), step(turn, by) and complain(sentence). */
+  /** `acts` are edit(turn, changes), regenerate(turn), step(turn, by), callsBefore(turn) and complain(sentence). */
   constructor(turn, acts) {
     this.turn = turn;
     this.acts = acts;
-    this.#body = turn.role === "user" ? new Said() : new Answer();
+    this.#body = this.#bodyOf(turn);
     this.model = make("span", { class: "by", hidden: true }, turn.model ?? "");
     this.actions = make(
       "p",
       { class: "actions", hidden: true },
       this.#versions,
-      action("Copy", () => this.#copy()),
-      action("Edit", () => this.#edit(), "changes"),
+      this.#copies,
+      this.#edits,
       action("Regenerate", () => acts.regenerate(turn), "changes"),
       this.model,
     );
-    const title = make("h3", { class: "unseen" }, turn.role === "user" ? "You" : "Answer");
+    const title = make("h3", { class: "unseen" }, TITLES[turn.role]);
     this.node = make("li", { class: turn.role }, title, this.#body.node, this.actions);
   }
 
   /** Shows what has come of it so far. */
   grow() {
     this.node.classList.add("coming");
-    this.#body.update(this.turn.content);
+    this.#body.update(this.turn);
   }
 
   /** Shows it whole, with what can be done about it. */
   finish() {
     this.node.classList.remove("coming");
-    this.#body.finish(this.turn.content);
+    this.#body.finish(this.turn);
+    this.#copies.hidden = !this.#text;
+    // Of calls alone there is no text to change.
+    this.#edits.hidden = Boolean(this.turn.tool_calls) && !this.turn.content;
     this.actions.hidden = false;
   }
 
@@ -59,24 +67,42 @@ export class TurnView {
     this.#versions.querySelector(by < 0 ? "button" : "button:last-child")?.focus();
   }
 
+  #bodyOf(turn) {
+    if (turn.role === "user") return new Said();
+    return turn.role === "tool" ? new ResultsView(this.acts.callsBefore(turn)) : new Answer();
+  }
+
+  /** What is copied: of an answer, neither what was thought before it nor the calls. */
+  get #text() {
+    const { role, content, results } = this.turn;
+    if (role === "tool") return results.map((result) => result.content).join("\n");
+    return role === "user" ? content : partsOfTurn(this.turn).said;
+  }
+
   async #copy() {
-    const text = this.turn.role === "user" ? this.turn.content : partsOf(this.turn.content).said;
-    if (await copied(text)) announce("Copied.");
+    if (await copied(this.#text)) announce("Copied.");
     else this.acts.complain("The browser does not let this page copy. Select the text and copy it with the keyboard.");
   }
 
   #edit() {
-    const editor = editorOf(this.turn, (text) => {
+    const close = () => {
       editor.replaceWith(this.#body.node);
       this.actions.hidden = false;
-      this.actions.querySelector(".changes:not(.versions *)").focus();
-      if (text !== null) this.acts.edit(this.turn, text);
-    });
+      this.#edits.focus();
+    };
+    const editor = this.#editorWith((changes) => (close(), this.acts.edit(this.turn, changes)), close);
     this.#body.node.replaceWith(editor);
     this.actions.hidden = true;
     const field = editor.querySelector("textarea");
     field.focus();
     field.setSelectionRange(field.value.length, field.value.length);
+  }
+
+  /** A form in the turn's place; `done` is called with what shall change, `cancel` if that is nothing. */
+  #editorWith(done, cancel) {
+    const { role, content, results } = this.turn;
+    if (role === "tool") return resultsForm(this.acts.callsBefore(this.turn), { results, send: (given) => done({ results: given }), cancel });
+    return textForm(role, content, { send: (text) => done({ content: text }), cancel });
   }
 }
 
@@ -84,30 +110,21 @@ export class TurnView {
 class Said {
   node = make("div", { class: "prose said" });
 
-  finish(text) {
-    this.node.textContent = text;
+  finish({ content }) {
+    this.node.textContent = content;
   }
 }
 
-/** A form in a turn's place; `done` is called with the text, or with null if nothing shall change. */
-function editorOf(turn, done) {
-  const label = turn.role === "user" ? "Edit the message" : "Edit the answer";
-  const field = make("textarea", { value: turn.content, rows: 3, "aria-label": label, "data-enter": "send" });
-  const save = make("button", { type: "submit", class: "go" }, turn.role === "user" ? "Send" : "Save");
-  const form = make("form", { class: "editor" }, field, make("div", { class: "bar" }, action("Cancel", () => done(null)), save));
+function textForm(role, text, { send, cancel }) {
+  const label = role === "user" ? "Edit the message" : "Edit the answer";
+  const field = make("textarea", { value: text, rows: 3, "aria-label": label, "data-enter": "send" });
+  const save = make("button", { type: "submit", class: "go" }, role === "user" ? "Send" : "Save");
+  const form = make("form", { class: "editor" }, field, make("div", { class: "bar" }, action("Cancel", cancel), save));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (field.value.trim()) done(field.value);
+    if (field.value.trim()) send(field.value);
   });
-  form.addEventListener("keydown", (event) => {
-    if (isComposing(event)) return;
-    if (event.key === "Escape") done(null);
-    else if (sends(event)) form.requestSubmit();
-    else return;
-    event.preventDefault();
-    // Neither stops an answer nor sends the message below.
-    event.stopPropagation();
-  });
+  submitByKeys(form, { cancel });
   return form;
 }
 

@@ -1,0 +1,56 @@
+// Tools and formats in the API's terms: what a request has of them, and what the page can tell of them beforehand. The
+// server checks the rest.
+
+export const EXAMPLES = {
+  tools: [
+    {
+      type: "function",
+      function: {
+        name: "get_weather",
+        description: "The weather in a city now.",
+        parameters: {
+          type: "object",
+          properties: { city: { type: "string" } },
+          required: ["city"],
+          additionalProperties: false,
+        },
+      },
+    },
+  ],
+  schema: {
+    type: "object",
+    properties: { city: { type: "string" }, country: { type: "string" }, population: { type: "integer" } },
+    required: ["city", "country", "population"],
+    additionalProperties: false,
+  },
+};
+
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+export const flawOfTools = (value) =>
+  Array.isArray(value) && value.every(isObject) ? "" : 'This must be a list of tools: [{"type": "function", "function": {…}}].';
+
+export const flawOfSchema = (value) => (isObject(value) ? "" : 'This must be an object: {"type": "object", "properties": {…}}.');
+
+/** The `response_format` of a schema. */
+export const formatBy = (schema, { strict }) => ({ type: "json_schema", json_schema: { name: "answer", strict, schema } });
+
+/** [label, tool_choice] pairs for a text of tools, which may not be JSON yet. */
+export function choicesAmong(text) {
+  const modes = ["auto", "none", "required"].map((mode) => [mode, mode]);
+  return [...modes, ...toolsIn(text).flatMap(named)];
+}
+
+function toolsIn(text) {
+  try {
+    const value = JSON.parse(text);
+    return flawOfTools(value) ? [] : value;
+  } catch {
+    return [];
+  }
+}
+
+function named(tool) {
+  const name = tool[tool.type]?.name;
+  return typeof name === "string" ? [[name, { type: tool.type, [tool.type]: { name } }]] : [];
+}
