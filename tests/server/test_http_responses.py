@@ -173,7 +173,7 @@ def test_hosted_tools_are_left_out_with_a_line_in_the_log(server: LiveServer, cl
     response = create(client, tools=[{"type": "web_search"}, {"type": "code_interpreter", "container": "auto"}])
     assert response["tools"] == []
     assert output_text(response) == output_text(create(client))
-    lines = [json.loads(line) for line in server.log_text.splitlines() if "left out of a request" in line]
+    lines = [json.loads(line) for line in server.log_text.splitlines() if "dropped hosted tools" in line]
     assert [line["kinds"] for line in lines] == ["web_search, code_interpreter"]
 
 

@@ -79,10 +79,19 @@ def test_nobody_finds_anothers_responses_and_items() -> None:
     for find in (store.get, store.delete, store.previous):
         with pytest.raises((UnknownResponse, PreviousResponseUnknown)):
             find("you", "a")
-    assert store.find_item("you", "out_a_0") is None
-    assert store.find_item("me", "out_a_0") == said("out_a_0")
-    assert store.find_item("me", "in_a") == said("in_a")
-    assert store.find_item("me", "a") is None
+    assert store.find_items("you", ["out_a_0"]) == {}
+    assert store.find_items("me", ["out_a_0", "in_a", "a"]) == {"out_a_0": said("out_a_0"), "in_a": said("in_a")}
+    store.delete("me", "a")
+    assert store.find_items("me", ["out_a_0", "in_a"]) == {}
+
+
+def test_of_two_items_with_one_id_the_newest_is_found() -> None:
+    store = ResponseStore()
+    for text in ("old", "new"):
+        store.keep("me", response(text), [said("same", text)], None)
+    assert store.find_items("me", ["same"]) == {"same": said("same", "new")}
+    store.delete("me", "old")
+    assert store.find_items("me", ["same"]) == {"same": said("same", "new")}
 
 
 def test_responses_expire() -> None:

@@ -1,4 +1,4 @@
-"""Responses in the background: they run without a client, and clients come back for their events.
+"""Runs background responses without a client, and replays their events to clients that come back.
 
 Knows the store, jobs and ASGI; knows no routes.
 """
@@ -32,7 +32,7 @@ _log = structlog.stdlib.get_logger("ostro.server")
 
 
 def begin(api: Api, http: Request, asked: Translated, writer: ResponseWriter, job: Job, *, logs: bool) -> BackgroundRun:
-    """Stores the response and begins to work on it. `logs`: whether its events are kept for clients to read."""
+    """Stores the response and starts it. `logs`: whether its events are kept for clients to read."""
     run = BackgroundRun(writer.response, log=EventLog() if logs else None)
     queued = writer.queue()
     stored = api.responses.begin(record_of(http).key, writer.id, asked.own_items, asked.previous, run)
@@ -70,7 +70,7 @@ async def _run(
 
 
 def _own_record(record: RequestRecord) -> RequestRecord:
-    """For work that goes on after its HTTP request has ended."""
+    """A record for work that continues after its HTTP request has ended."""
     return RequestRecord(
         id=record.id,
         method=record.method,
@@ -83,7 +83,7 @@ def _own_record(record: RequestRecord) -> RequestRecord:
 
 
 class Replay(Response):
-    """A background response's events, those that are there already and those to come."""
+    """A background response's events, past and future."""
 
     ping: Final = PING
     done: Final = b""
@@ -105,7 +105,7 @@ class Replay(Response):
         except ClientGone:
             pass
         except OstroError as error:
-            # The stream has told it.
+            # The stream has already reported it.
             note_error(scope, error)
 
     def failed(self, error: OstroError) -> bytes:

@@ -1,9 +1,10 @@
-"""What a request to /v1/responses refers to: the response it continues, and items of stored responses.
+"""Resolves what a request to /v1/responses refers to: the response it continues, and items of stored responses.
 
 Knows the store and items; knows no HTTP and no engine.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
@@ -16,7 +17,7 @@ from ostro.server.dialects.response_items import Json, new_id
 from ostro.server.dialects.response_request import OfferedTools, chat_request, conversation, offered_tools
 from ostro.server.dialects.response_store import Exchange, ResponseStore
 
-# Less is translated sooner than a thread is woken.
+# Translating less than this takes less time than waking a thread.
 _MANY_ITEMS = 64
 _MANY_BYTES = 64 << 10
 
@@ -26,7 +27,7 @@ _ID_KINDS = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc",
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A request with all that it refers to."""
+    """A request with everything it refers to."""
 
     chat: ChatRequest
     tools: OfferedTools
@@ -36,13 +37,13 @@ class Translated:
 
 
 async def translated(request: ResponseInput, params: SamplingParams, store: ResponseStore, owner: str) -> Translated:
-    """Raises BadRequest for what is not stored. `owner` is the key that asks: it sees nobody else's responses."""
+    """Raises BadRequest if it refers to something that is not stored for `owner`, the caller's key."""
     previous_id = request.previous_response_id
     previous = None if previous_id is None else store.previous(owner, previous_id)
 
     def translate() -> Translated:
         history = [] if previous is None else [_ITEM.validate_python(item) for item in previous.items()]
-        own = [_found(item, number, store, owner) for number, item in enumerate(request.input)]
+        own = _resolved(request.input, store, owner)
         tools = offered_tools(request)
         messages = conversation(request.instructions, [*history, *own], first=len(history))
         chat = chat_request(request, messages, tools.tools, params)
@@ -52,15 +53,24 @@ async def translated(request: ResponseInput, params: SamplingParams, store: Resp
     return await asyncio.to_thread(translate) if many else translate()
 
 
-def _found(item: InputItem, number: int, store: ResponseStore, owner: str) -> InputItem:
-    """The item itself, or the one that it refers to."""
-    if not isinstance(item, ItemReference):
-        return item
-    found = store.find_item(owner, item.id)
-    if found is None:
-        param = f"input[{number}].id"
-        raise BadRequest(f"{param} is {item.id[:64]!r}, which is not stored here. Send the item itself.", param=param)
-    return _ITEM.validate_python(found)
+def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> list[InputItem]:
+    """The items, with references replaced by what they refer to."""
+    wanted = [item.id for item in items if isinstance(item, ItemReference)]
+    if not wanted:
+        return list(items)
+    found = store.find_items(owner, wanted)
+    resolved: list[InputItem] = []
+    for number, item in enumerate(items):
+        if not isinstance(item, ItemReference):
+            resolved.append(item)
+        elif item.id in found:
+            resolved.append(_ITEM.validate_python(found[item.id]))
+        else:
+            param = f"input[{number}].id"
+            raise BadRequest(
+                f"{param} is {item.id[:64]!r}, which is not stored here. Send the item itself.", param=param
+            )
+    return resolved
 
 
 def _with_id(item: InputItem) -> Json:

@@ -1,7 +1,7 @@
-"""A response that is worked on without a client: what takes the connection's place. Knows ASGI; knows no routes.
+"""Background responses: what replaces the client's connection. Knows ASGI; knows no routes.
 
-The answer is sent as if to a client, and its events are logged. Clients read the log, now or later, from wherever they
-left off: an event's number is its place in the log.
+The answer is sent as if to a client, and its events are logged. Clients read the log, now or later, from any event on:
+an event's sequence number is its index in the log.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from ostro.server.sse import PING
 
 
 class EventLog:
-    """Server-sent events in order. For use in one event loop."""
+    """Server-sent events in order. Use within one event loop."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._changed = asyncio.Event()
         self.is_closed = False
         self.is_lost = False
-        """Whether there was no room to keep it."""
+        """Whether it was dropped because the store is full."""
 
     def add(self, data: bytes) -> None:
         """One event or several."""
@@ -38,7 +38,7 @@ class EventLog:
         self.close()
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The events after that one, those in one piece that are there already; ends when the log is closed."""
+        """The events after that number; those that already exist come in one piece. Ends when the log is closed."""
         begin = number + 1
         while True:
             changed, end = self._changed, len(self._events)
@@ -59,28 +59,27 @@ class BackgroundRun:
     """The far end of an answer's connection: `receive` and `send` as ASGI has them."""
 
     def __init__(self, response: Json, *, log: EventLog | None) -> None:
-        """`response` is the writer's, and grows. Without a log its events are dropped."""
+        """`response` is the writer's own, which changes as it runs. Without a log, events are dropped."""
         self.response = response
         self.log = log
         self.is_over = False
         self.was_cancelled = False
         self.task: asyncio.Task[None] | None = None
-        """Kept here so that it is not collected while it runs."""
+        """Referenced here so that it is not garbage-collected while it runs."""
         self.has_room: Callable[[int], bool] = lambda num_bytes: True
-        """Told of bytes that were logged; whether they may be kept."""
+        """Called with the size of what was logged; returns whether there is room for it."""
+        self._num_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._left = asyncio.Event()
 
     @property
     def num_bytes(self) -> int:
-        """Of the log, at its end."""
+        """Size of the log."""
         return self._num_bytes
 
-    _num_bytes = 0
-
     def cancel(self) -> None:
-        """From any thread; nothing happens to a run that is over."""
+        """Safe to call from any thread. Does nothing if the run is over."""
         if not self.is_over:
             self._loop.call_soon_threadsafe(self._leave)
 

@@ -1,4 +1,4 @@
-"""How a stream of any dialect ends if whoever wrote it is gone. Knows paths."""
+"""The last event of a stream, in any dialect, whose writer has died. Knows paths."""
 
 from starlette.types import Scope
 
@@ -11,7 +11,6 @@ RESPONSES = "/v1/responses"
 
 
 def last_event(scope: Scope, error: OstroError) -> bytes:
-    """An error as the stream's end."""
     if speaks_messages(scope):
         return error_event(error, None)
     if scope["path"].startswith(RESPONSES):
@@ -20,5 +19,5 @@ def last_event(scope: Scope, error: OstroError) -> bytes:
 
 
 def response_error(error: OstroError) -> bytes:
-    """Of what breaks outside a response, whose events are numbered."""
+    """For an error outside the response's own, numbered events."""
     return sse("error", {"code": error.openai_code, "message": error.public, "param": error.param})

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API tells them. Knows paths and headers; knows no routes."""
+"""Errors in Anthropic's format. Knows paths and headers; knows no routes."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -25,7 +25,7 @@ _TYPES: Mapping[int, str] = {
 
 
 def speaks_messages(scope: Scope) -> bool:
-    """Whether a request is one of Anthropic's API: by its path, or, of the paths that both APIs have, by its header."""
+    """Whether a request uses Anthropic's API: by its path or, for paths that both APIs have, by its header."""
     path = scope["path"]
     if _is_below(path, MESSAGES):
         return True
@@ -48,7 +48,7 @@ def error_body(status: int, message: str, request_id: str | None) -> MessagesErr
 
 def words_of(error: OstroError) -> str:
     if isinstance(error, ContextLengthExceeded) and error.prompt >= error.limit:
-        # Agents look for these words, and shorten the conversation.
+        # Agents look for this phrase, and then shorten the conversation.
         return f"prompt is too long: {error.prompt} tokens > {error.limit} maximum"
     return error.public
 

@@ -1,4 +1,4 @@
-"""From a request to /v1/messages to what a chat request says. The only place that knows what blocks mean."""
+"""Translates a request to /v1/messages into a chat request. The only place that knows what blocks mean."""
 
 import json
 
@@ -19,8 +19,8 @@ from ostro.server.chat_request import ChatRequest
 from ostro.server.dialects.turns import Turns
 from ostro.text.chat import Message
 
-# Claude Code's first system block: it changes with every request, and stands before all else. No prompt would share a
-# prefix with the last one.
+# Claude Code's first system block changes with every request. At the very beginning of the prompt, it would prevent
+# every prefix hit.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
 
@@ -82,12 +82,12 @@ def _add(turns: Turns, message: InputMessage, number: int) -> None:
 
 def _result_texts(block: ToolResultBlock) -> list[str]:
     texts = [part.text for part in block.content]
-    # Templates have no other way to say so.
+    # Templates have no other way to express it.
     return ["Error: " + (texts[0] if texts else ""), *texts[1:]] if block.is_error else texts
 
 
 def continues_answer(request: MessagesInput) -> bool:
-    """Whether the last message is the beginning of the answer."""
+    """Whether the last message is the beginning of the answer, to be continued."""
     last = request.messages[-1]
     return last.role == "assistant" and not any(isinstance(block, ToolUseBlock) for block in last.content)
 

@@ -1,6 +1,6 @@
 """Writes an answer as an Anthropic message and its stream of events. Knows blocks; knows no HTTP, no engine.
 
-A writer serves one message. One block is open at a time, and what the model does next continues it or closes it.
+One writer serves one message. One block is open at a time: the next event either continues or closes it.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from ostro.server.dialects.response_items import new_id
 
 Json = dict[str, object]
 
-# Clients leave out thinking that is not signed. Nothing here checks it: the text is sent in the clear.
+# Some clients drop thinking blocks without a signature. It has no meaning here, and is not checked.
 _SIGNATURE = "ostro"
 
 
@@ -22,7 +22,7 @@ class MessageWriter:
         self.id = new_id("msg")
         self._blocks: list[Json] = []
         self._texts: list[str] = []
-        """Of the open block, which is the last one."""
+        """The open block's text so far; it is the last block."""
         self._is_open = False
         self.message: Json = {
             "id": self.id,
@@ -39,7 +39,6 @@ class MessageWriter:
         return sse("message_start", {"message": self.message})
 
     def push(self, events: Iterable[Event]) -> bytes:
-        """What the model said and did next."""
         return b"".join(map(self._of, events))
 
     def finish(self, outcome: Outcome) -> bytes:
@@ -89,7 +88,7 @@ class MessageWriter:
         return sse("content_block_delta", {"index": len(self._blocks) - 1, "delta": delta})
 
     def _close(self) -> bytes:
-        """The open block, if there is one."""
+        """Closes the open block, if there is one."""
         if not self._is_open:
             return b""
         block, text = self._blocks[-1], "".join(self._texts)
@@ -108,7 +107,7 @@ class MessageWriter:
 
 
 def _input(arguments: str) -> Json:
-    """A call's arguments; of one that was cut off, those that had come."""
+    """A call's arguments; of a call that was cut off, those that are complete."""
     try:
         value = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:

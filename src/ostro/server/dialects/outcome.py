@@ -1,4 +1,4 @@
-"""How an answer ended and what it cost: what both writers are told at the end."""
+"""How an answer ended, and its token counts: what both writers need at the end."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,14 +10,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Tokens."""
+    """Token counts."""
 
     prompt: int
     cached: int = 0
-    """Of the prompt, those found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     generated: int = 0
     reasoning: int = 0
-    """Of the generated ones."""
+    """Part of the generated tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Outcome:
     stopped_by: str | None = None
     """The stop string that ended it, if one did."""
     context_full: bool = False
-    """With `length`: whether it was the context that had no room left, rather than the request's own limit."""
+    """With `length`: whether the context was full, rather than the request's own limit reached."""
 
 
 def sse(kind: str, fields: dict[str, object]) -> bytes:
-    """A server-sent event that names its type twice, as both dialects do."""
+    """A server-sent event with its type in both places, as both dialects have it."""
     return b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind} | fields) + b"\n\n"

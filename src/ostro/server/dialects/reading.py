@@ -1,4 +1,4 @@
-"""From the engine's output to what a writer is told: the same for every dialect. Knows completions; knows no wire."""
+"""Turns the engine's output into what writers need, the same for every dialect. Knows completions; knows no wire."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from ostro.server.models import Model
 
 
 class Reading:
-    """One choice of a completion, read as it comes or as a whole."""
+    """Reads the one choice of a completion, in pieces or as a whole."""
 
     def __init__(self, answers: AnswerStream, completion: Completion, model: Model) -> None:
         self._answers = answers
@@ -28,18 +28,18 @@ class Reading:
         return events
 
     def whole(self) -> Delta:
-        """All that has come, as one delta."""
+        """The whole output as one delta."""
         [choice] = self._completion.choices
         return Delta(choice.index, choice.text, choice.finish_reason, choice.token_ids, choice.logprobs, choice.error)
 
     @property
     def counts(self) -> Counts:
-        """So far, without the reasoning's own."""
+        """Counts so far, without reasoning tokens."""
         prompt = self._completion
         return Counts(prompt=len(prompt.prompt_ids), cached=prompt.num_cached, generated=prompt.num_generated)
 
     def outcome(self) -> Outcome:
-        """Of a choice that has ended."""
+        """For a choice that has ended."""
         [choice] = self._completion.choices
         length = len(self._completion.prompt_ids) + len(choice.token_ids)
         return Outcome(

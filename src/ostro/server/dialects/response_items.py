@@ -1,4 +1,4 @@
-"""The output items of a Responses object while they grow, and the events that tell of it. Knows no response."""
+"""Output items of a Responses object while they are being written, and their events. Knows no response."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,17 @@ def new_id(kind: str) -> str:
 
 
 class OpenItem(Protocol):
-    """Its `item` is what the response lists: complete once `end` was called."""
+    """`item` is what the response lists; it is complete once `end` has been called."""
 
     item: Json
 
     def begin(self) -> Iterator[ItemEvent]:
-        """What comes between the item's announcement and its first text."""
+        """Events between `response.output_item.added` and the first text."""
 
     def grow(self, text: str) -> Iterator[ItemEvent]: ...
 
     def end(self) -> Iterator[ItemEvent]:
-        """What comes between its last text and `response.output_item.done`."""
+        """Events between the last text and `response.output_item.done`."""
 
 
 class OpenMessage:
@@ -59,7 +59,7 @@ class OpenMessage:
 
 
 class OpenReasoning:
-    """As the item's content."""
+    """Reasoning as the item's content."""
 
     def __init__(self, index: int) -> None:
         self._content: list[Json] = []

@@ -1,4 +1,4 @@
-"""From a request to /v1/responses to what a chat request says. The only place that knows what items mean."""
+"""Translates a request to /v1/responses into a chat request. The only place that knows what items mean."""
 
 import base64
 import re
@@ -40,14 +40,14 @@ class OfferedTools:
 
     tools: tuple[Tool, ...] = ()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By the name that the model sees, `namespace.name`: the two parts."""
+    """Namespace and name by the name that the model sees, `namespace.name`."""
     places: tuple[str, ...] = ()
-    """Where each tool stands in the request, such as `tools[2].tools[0]`."""
+    """Each tool's path in the request, such as `tools[2].tools[0]`."""
     left_out: tuple[str, ...] = ()
-    """The hosted kinds among them."""
+    """Hosted kinds of tools in the request."""
 
     def named(self, param: str | None) -> str | None:
-        """A field of a tool, as an error about chat tools names it, by its name in the request."""
+        """Translates an error's `param` that names a field of a chat tool into the field's name in this request."""
         found = _TOOL_FIELD.fullmatch(param or "")
         if found is None:
             return param
@@ -129,8 +129,8 @@ def tool_choice(request: ResponseInput) -> ToolChoice:
 
 
 def conversation(instructions: str | None, items: Sequence[InputItem], *, first: int = 0) -> list[Message]:
-    """The items as messages; item references must have been replaced. `first` is the position of the request's own
-    first item: those before it are a stored response's.
+    """The items as messages. Item references must have been replaced. `first` is the index of the request's own first
+    item; those before it come from a stored response.
     """
     turns = Turns(merges=False)
     if instructions:
@@ -163,14 +163,14 @@ def _reasoning(item: ReasoningItem) -> str:
 
 
 def sealed(reasoning: str) -> str:
-    """The reasoning as `encrypted_content`, by which a client that keeps no text of it can still send it back. It is
-    encoded, not encrypted: clients are sent the same text in the clear.
+    """The reasoning as `encrypted_content`, so that a client that keeps only this can send it back. It is encoded, not
+    encrypted: clients get the same text in the clear.
     """
     return _SEALED + base64.b64encode(reasoning.encode()).decode("ascii")
 
 
 def unsealed(content: str) -> str | None:
-    """None for what another server has made."""
+    """None if another server made it."""
     if not content.startswith(_SEALED):
         return None
     try:

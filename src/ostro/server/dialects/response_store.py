@@ -1,8 +1,8 @@
-"""Responses that clients may come back for: bounded in bytes and in time, and each key's own. Knows no HTTP.
+"""Stored responses, bounded in bytes and lifetime and separated by API key. Knows no HTTP.
 
-A response is kept as its JSON. The conversation behind it is a chain of exchanges, each with its own input and output,
-so a chain that continues another one shares it instead of copying it. An exchange is freed with the last response
-whose chain goes through it: deleting a response takes nothing from those that continue it.
+A response is stored as JSON. The conversation behind it is a chain of exchanges, each holding one request's input and
+output, so a response that continues another one shares its history instead of copying it. An exchange is freed along
+with the last response whose chain includes it: deleting a response does not affect those that continue it.
 
     resp_1 ──> input, output of 1
     resp_2 ──> input, output of 2 ──> input, output of 1
@@ -12,7 +12,7 @@ whose chain goes through it: deleting a response takes nothing from those that c
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,8 +21,9 @@ from ostro.errors import PreviousResponseUnknown, TryLater, UnknownResponse, Uns
 from ostro.server.dialects.background import BackgroundRun
 from ostro.server.dialects.response_items import Json
 
-# What one entry takes beside its texts.
+# Estimated memory of an entry besides its JSON, and of an item in the index.
 _OVERHEAD = 2048
+_INDEX_ENTRY = 256
 _RETRY_SECONDS = 5
 
 _encode = msgspec.json.Encoder().encode
@@ -33,19 +34,30 @@ _decode = msgspec.json.Decoder(list[dict[str, object]]).decode
 class Exchange:
     """One request's input items and the output items that answered them."""
 
+    owner: str
     previous: "Exchange | None"
     inputs: bytes
+    input_ids: tuple[str, ...]
     outputs: bytes = b"[]"
+    output_ids: tuple[str, ...] = ()
     num_users: int = 0
-    """Stored responses and stored later exchanges that need it."""
+    """Stored responses and later exchanges that refer to it."""
 
     @property
     def num_bytes(self) -> int:
-        return _OVERHEAD + len(self.inputs) + len(self.outputs)
+        indexed = _INDEX_ENTRY * (len(self.input_ids) + len(self.output_ids))
+        return _OVERHEAD + len(self.inputs) + len(self.outputs) + indexed
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self.input_ids + self.output_ids
+
+    def answer(self, outputs: Sequence[Json]) -> None:
+        self.outputs, self.output_ids = _encode(outputs), _ids(outputs)
 
     @property
     def chain_bytes(self) -> int:
-        """Of it and all before it."""
+        """Total of this exchange and all earlier ones."""
         total, each = 0, self
         while True:
             total += each.num_bytes
@@ -72,9 +84,9 @@ class StoredResponse:
     body: bytes = b""
     """The response as JSON, once it has ended."""
     run: BackgroundRun | None = None
-    """Whoever works on it, or has worked on it, in the background."""
+    """Its background run, if it has one, even after the run has ended."""
     num_bytes: int = 0
-    """As counted."""
+    """What the store has counted for it, without its exchange."""
 
     @property
     def is_running(self) -> bool:
@@ -90,13 +102,15 @@ class ResponseStore:
     def __init__(
         self, *, max_bytes: int = 64 << 20, seconds: float = 3600.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Without bytes nothing is stored."""
+        """`max_bytes=0` stores nothing."""
         self.max_bytes = max_bytes
         self.seconds = seconds
         self.num_bytes = 0
         self._clock = clock
         self._lock = threading.Lock()
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._items: dict[tuple[str, str], Exchange] = {}
+        """By owner and item id: the newest exchange that contains the item."""
 
     @property
     def is_on(self) -> bool:
@@ -116,7 +130,7 @@ class ResponseStore:
             )
 
     def previous(self, owner: str, id: str) -> Exchange:
-        """The exchange to continue; raises PreviousResponseUnknown."""
+        """The exchange to continue. Raises PreviousResponseUnknown."""
         self.check_is_on("previous_response_id")
         stored = self._find(owner, id)
         if stored is None or stored.is_running:
@@ -137,17 +151,17 @@ class ResponseStore:
         return stored
 
     def keep(self, owner: str, response: Json, inputs: Sequence[Json], previous: Exchange | None) -> None:
-        """A response that has ended. One that is larger than the whole store is not kept."""
+        """Stores a response that has ended, unless it is larger than the whole store."""
         stored = self._new(owner, str(response["id"]), inputs, previous)
         stored.body = _encode(response)
-        stored.exchange.outputs = _encode(response["output"])
+        stored.exchange.answer(_outputs(response))
         with self._lock:
             self._add(stored)
 
     def begin(
         self, owner: str, id: str, inputs: Sequence[Json], previous: Exchange | None, run: BackgroundRun
     ) -> StoredResponse:
-        """A response that is worked on. Raises TryLater if those that are under way leave no room for it."""
+        """Stores a response before it runs in the background. Raises TryLater if running ones leave no room."""
         stored = self._new(owner, id, inputs, previous)
         stored.run = run
         with self._lock:
@@ -163,18 +177,19 @@ class ResponseStore:
         return stored
 
     def update(self, stored: StoredResponse, response: Json) -> None:
-        """With what has become of it, and of the events that its run has logged."""
+        """Replaces a running response by its outcome."""
         with self._lock:
             if self._stored.get(stored.id) is not stored:
                 return
             self.num_bytes -= stored.num_bytes + stored.exchange.num_bytes
             stored.body = _encode(response)
-            stored.exchange.outputs = _encode(response["output"])
+            stored.exchange.answer(_outputs(response))
+            self._index(stored.exchange)
             self.num_bytes += self._size(stored) + stored.exchange.num_bytes
             self._make_room()
 
     def grow(self, stored: StoredResponse, num_bytes: int) -> bool:
-        """Counts events that a run has logged. False if there is no room for them, whatever else is dropped."""
+        """Counts a run's logged events. Returns False if they do not fit, whatever else is dropped."""
         with self._lock:
             if self._stored.get(stored.id) is stored:
                 stored.num_bytes += num_bytes
@@ -190,19 +205,18 @@ class ResponseStore:
                 self._remove(stored)
         return stored
 
-    def find_item(self, owner: str, id: str) -> Json | None:
-        """An item of any response of the owner's, by the item's id; the newest counts."""
-        needle = _encode(id)
+    def find_items(self, owner: str, ids: Iterable[str]) -> dict[str, Json]:
+        """Items of the owner's responses by their ids; unknown ones are missing from the result."""
         with self._lock:
             self._expire()
-            exchanges = [each.exchange for each in reversed(self._stored.values()) if each.owner == owner]
-        for exchange in exchanges:
-            for blob in (exchange.outputs, exchange.inputs):
-                if needle in blob:
-                    for item in _decode(blob):
-                        if item.get("id") == id:
-                            return item
-        return None
+            found = {id: self._items[owner, id] for id in ids if (owner, id) in self._items}
+        items: dict[str, Json] = {}
+        # Each exchange is decoded once, however many of its items are wanted.
+        for exchange in {id(each): each for each in found.values()}.values():
+            for item in (*_decode(exchange.inputs), *_decode(exchange.outputs)):
+                if found.get(str(item.get("id"))) is exchange:
+                    items[str(item["id"])] = item
+        return items
 
     def _find(self, owner: str, id: str) -> StoredResponse | None:
         with self._lock:
@@ -211,7 +225,8 @@ class ResponseStore:
         return stored if stored is not None and stored.owner == owner else None
 
     def _new(self, owner: str, id: str, inputs: Sequence[Json], previous: Exchange | None) -> StoredResponse:
-        return StoredResponse(id, owner, Exchange(previous, _encode(inputs)), self._clock() + self.seconds)
+        exchange = Exchange(owner, previous, _encode(inputs), _ids(inputs))
+        return StoredResponse(id, owner, exchange, self._clock() + self.seconds)
 
     # --- under the lock -----------------------------------------------------------------------------------------------
 
@@ -234,8 +249,9 @@ class ResponseStore:
             exchange.num_users += 1
             if exchange.num_users > 1:
                 return
-            # New; or freed since it was found.
+            # New, or freed since the request found it.
             self.num_bytes += exchange.num_bytes
+            self._index(exchange)
             exchange = exchange.previous
 
     def _let_go(self, exchange: Exchange | None) -> None:
@@ -244,11 +260,17 @@ class ResponseStore:
             if exchange.num_users:
                 return
             self.num_bytes -= exchange.num_bytes
+            for id in exchange.ids:
+                if self._items.get((exchange.owner, id)) is exchange:
+                    del self._items[exchange.owner, id]
             exchange = exchange.previous
+
+    def _index(self, exchange: Exchange) -> None:
+        self._items |= {(exchange.owner, id): exchange for id in exchange.ids}
 
     def _expire(self) -> None:
         now = self._clock()
-        # In the order of their creation, and all live equally long.
+        # Ordered by creation, and all have the same lifetime.
         while self._stored:
             oldest = next(iter(self._stored.values()))
             if oldest.expires > now:
@@ -268,3 +290,13 @@ class ResponseStore:
         self._let_go(stored.exchange)
         if stored.run is not None:
             stored.run.cancel()
+
+
+def _ids(items: Sequence[Json]) -> tuple[str, ...]:
+    return tuple(str(item["id"]) for item in items if "id" in item)
+
+
+def _outputs(response: Json) -> list[Json]:
+    outputs = response["output"]
+    assert isinstance(outputs, list)
+    return outputs

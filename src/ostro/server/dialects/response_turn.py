@@ -1,4 +1,4 @@
-"""A response's turn of a conversation: one that is too long may lose its beginning. Knows messages; knows no wire."""
+"""Prepares a response's conversation, which may lose its beginning if it is too long. Knows messages; knows no wire."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,11 +28,11 @@ class ResponseTurn(ChatTurn):
             raise
 
     async def _fitting(self, model: Model) -> list[Request]:
-        """Drops as few turns as it can. Raises what the last turn alone meets if that is too long as well."""
+        """Drops as few turns as possible. Raises ContextLengthExceeded if the last turn alone is too long."""
         whole = self.request.messages
         shorter = _shorter(whole)
         low, high = 0, len(shorter) - 1
-        # All that is shorter fits too.
+        # Binary search: if a conversation fits, so do all shorter ones.
         while low < high:
             middle = (low + high) // 2
             if await self._fits(model, shorter[middle]):
@@ -52,8 +52,8 @@ class ResponseTurn(ChatTurn):
 
 
 def _shorter(messages: Sequence[Message]) -> list[list[Message]]:
-    """The conversation without its first turns: whole first, then beginning at each later message of a user's. System
-    messages at its beginning are always kept.
+    """The whole conversation, then ever shorter ones, each beginning at a later user message. System messages at the
+    beginning are always kept.
     """
     begin = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
     system, rest = list(messages[:begin]), list(messages[begin:])

@@ -1,8 +1,8 @@
 """Writes an answer as a Responses object and its stream of events. Knows items; knows no HTTP, no engine.
 
-A writer serves one response. It is told what the model does, piece by piece, and returns the stream's events in order,
-numbered without gaps; `response` is the object as far as it has come. One item is open at a time: what is said next
-continues it or closes it, and its closing events repeat what its deltas came to.
+One writer serves one response. It is fed an answer's events and returns the stream's events in order, numbered without
+gaps; `response` is the object so far. One item is open at a time: the next event either continues or closes it, and its
+closing events repeat the sum of its deltas.
 """
 
 import time
@@ -35,7 +35,7 @@ class ResponseWriter:
         is_stored: bool = False,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        """`namespaces` has, by the name that the model sees, the two parts of a tool's name."""
+        """`namespaces` maps the name that the model sees to a tool's namespace and name."""
         self.id = new_id("resp")
         self._namespaces = namespaces or {}
         self._with_logprobs = request.wants_logprobs
@@ -48,7 +48,7 @@ class ResponseWriter:
         self.response = _frame(request, self.id, model, is_stored=is_stored) | {"output": self._output}
 
     def queue(self) -> bytes:
-        """For a response in the background: before it begins."""
+        """For a background response, before it begins."""
         self.response["status"] = "queued"
         return self._whole("response.created") + self._whole("response.queued")
 
@@ -58,11 +58,11 @@ class ResponseWriter:
         return created + self._whole("response.in_progress")
 
     def push(self, events: Iterable[Event], logprobs: Sequence[Json] = ()) -> bytes:
-        """What the model said and did next; `logprobs` are those of the tokens behind it."""
+        """`logprobs` are those of the tokens behind the events."""
         self._logprobs += logprobs
         data = b"".join(map(self._of, events))
         if not isinstance(self._open, OpenMessage):
-            # Only messages have them.
+            # Only messages have log-probabilities.
             self._logprobs.clear()
         return data
 
@@ -80,7 +80,7 @@ class ResponseWriter:
         return data + self._whole(f"response.{status}")
 
     def fail(self, error: OstroError) -> bytes:
-        """The answer came to no good end."""
+        """Ends the response with an error."""
         data = self._close("incomplete")
         code = error.openai_code if error.http_status < 429 else _CODES.get(error.http_status)
         failure = {"code": code or "server_error", "message": error.public}
@@ -90,7 +90,7 @@ class ResponseWriter:
     def cancel(self) -> bytes:
         data = self._close("incomplete")
         self.response["status"] = "cancelled"
-        # The API has no event of its own for this: the response inside says what happened.
+        # The API has no event for this; the status of the response in it tells.
         return data + self._whole("response.failed")
 
     def _of(self, event: Event) -> bytes:
@@ -126,7 +126,7 @@ class ResponseWriter:
         return self._events(self._open.grow(text))
 
     def _close(self, status: str) -> bytes:
-        """The open item, if there is one."""
+        """Closes the open item, if there is one."""
         if (item := self._open) is None:
             return b""
         self._open = None
@@ -150,7 +150,7 @@ class ResponseWriter:
 
 
 def _frame(request: CreateResponse, id: str, model: str, *, is_stored: bool) -> Json:
-    """The response before it begins, with the request's settings."""
+    """The response before it begins: the request's settings, and nothing else yet."""
     choice = request.tool_choice
     return {
         "id": id,

@@ -1,4 +1,4 @@
-"""Builds a conversation's messages, as chat requests have them, out of smaller things said one after another.
+"""Assembles the messages of a chat request from the smaller items or blocks of the other dialects.
 
 Both dialects split an assistant's turn: text, reasoning and calls are separate items or blocks. Chat templates expect
 whole turns.
@@ -12,7 +12,7 @@ _PARTS, _MESSAGES = "\n", "\n\n"
 
 
 class Turns:
-    """Add what was said, in order; then take `messages`."""
+    """Add everything in order, then call `messages`."""
 
     def __init__(self, *, merges: bool) -> None:
         """`merges`: whether neighbouring messages of any one role are merged. An assistant's always are, and so are
@@ -28,18 +28,18 @@ class Turns:
         return list(self._done)
 
     def say(self, role: str, texts: list[str]) -> None:
-        """As `user`, `assistant` or `system`. An empty text still makes a turn."""
+        """Adds one message of `user`, `assistant` or `system`, given its parts. An empty message still makes a turn."""
         turn = self._turn(role)
         turn["content"] = _joined(turn["content"], _PARTS.join(texts))
 
     def reason(self, text: str) -> None:
-        """What the assistant thought before it said or called what comes next."""
+        """Adds reasoning to the assistant's turn."""
         if text:
             turn = self._turn("assistant")
             turn["reasoning_content"] = _joined(turn.get("reasoning_content", ""), text)
 
     def call(self, id: str, name: str, arguments: str, *, is_custom: bool = False) -> None:
-        """A function with its arguments as JSON, or a custom tool with its input."""
+        """Adds a call to the assistant's turn. A custom tool has an input in place of JSON arguments."""
         kind, given = ("custom", "input") if is_custom else ("function", "arguments")
         calls = self._turn("assistant").setdefault("tool_calls", [])
         assert isinstance(calls, list)
@@ -47,7 +47,7 @@ class Turns:
         self._calls.add(id)
 
     def result(self, id: str, texts: list[str], *, param: str) -> None:
-        """What a call came to; raises BadRequest that names `param` if there was no such call."""
+        """Adds a call's result. Raises BadRequest that names `param` if there was no such call."""
         if id not in self._calls:
             raise BadRequest(
                 f"{param} is {id[:64]!r}, and no call before it has that id. Send the call too.", param=param

@@ -143,11 +143,11 @@ def _job(
 
 
 def _tell_left_out(asked: Translated, told: set[str]) -> None:
-    """The one thing that is taken and left out, since clients send it unasked: so it is told, once for each kind."""
+    """Clients send hosted tools unasked, so they are dropped rather than refused; each kind is logged once."""
     new = [kind for kind in asked.tools.left_out if kind not in told]
     if new:
         told.update(new)
-        _log.warning("tools that only OpenAI's servers run were left out of a request", kinds=", ".join(new))
+        _log.warning("dropped hosted tools, which cannot run here, from a request", kinds=", ".join(new))
 
 
 def _body(stored: StoredResponse) -> Response:

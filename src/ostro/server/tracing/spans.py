@@ -15,6 +15,8 @@ _Maybe = dict[str, Value | None]
 # By the end of the route template, which may contain the model's name before it.
 _OPERATIONS = {
     "/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/completions": "text_completion",
     "/generate": "text_completion",
     "/generate_stream": "text_completion",
