@@ -242,6 +242,13 @@ def test_limit_before_the_arguments_leaks_no_markup(raw: str) -> None:
     assert read(raw, "hermes", cut=True) == ([Text(raw)] if raw == "<tool_" else [])
 
 
+def test_half_a_marker_at_a_limit_is_no_text_where_a_call_is_expected() -> None:
+    assert read(hermes("{}") + "\n<tool_", "hermes", cut=True) == call(0, "f", "{}")
+    assert read(hermes("{}") + "\n<tool_", "hermes") == [*call(0, "f", "{}"), Text("<tool_")]
+    assert read("<tool_", "hermes", cut=True, only_calls=True) == []
+    assert read(hermes("{}").removesuffix("call>"), "hermes", cut=True) == call(0, "f", "{}")
+
+
 def test_unknown_tool_is_called_and_loses_no_neighbour() -> None:
     """Case 19."""
     raw = hermes("{}", "f") + hermes('{"a": 1}', "unknown.tool") + hermes("{}", "g")

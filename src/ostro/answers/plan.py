@@ -49,6 +49,8 @@ class Reading:
     """How calls are written. None: there are none to be found."""
     tools: Mapping[str, Tool] = field(default_factory=dict)
     max_calls: int | None = None
+    only_calls: bool = False
+    """Whether the output is held to calls."""
     short_ids: bool = False
 
     @property
@@ -64,6 +66,7 @@ class Reading:
             format=self.format,
             tools=self.tools,
             max_calls=self.max_calls,
+            only_calls=self.only_calls,
             new_id=new_short_id if self.short_ids else new_id,
         )
 
@@ -124,6 +127,7 @@ class AnswerPlan:
             format=format,
             tools={tool.name: tool for tool in self.callable_tools},
             max_calls=None if self._several else 1,
+            only_calls=self._is_forced,
             short_ids=self.profile.short_ids,
         )
 

@@ -44,10 +44,12 @@ class AnswerReader:
         format: CallFormat | None = None,
         tools: Mapping[str, Tool] | None = None,
         max_calls: int | None = None,
+        only_calls: bool = False,
         new_id: Callable[[], str] = new_id,
     ) -> None:
         """Without a format there are no calls. `tools` by name are needed to tell custom ones and the types of values;
-        where the format has no marker, only these can be called. After `max_calls` calls the answer is over.
+        where the format has no marker, only these can be called. After `max_calls` calls the answer is over. With
+        `only_calls` the output was held to calls, so that half a marker at a limit is no text.
         """
         self.calls: list[Call] = []
         self.is_reasoning = in_reasoning
@@ -56,6 +58,7 @@ class AnswerReader:
         self._format = format
         self._tools = tools or {}
         self._max_calls = max_calls
+        self._only_calls = only_calls
         self._new_id = new_id
         self._markers = markers
         self._texts: list[str] = []
@@ -159,7 +162,7 @@ class AnswerReader:
         if format.may_be_bare or not format.begin:
             yield from self._bare_calls(format)
         while not self._is_over:
-            begin = yield from self._scanner.until(format.begins, self._say)
+            begin = yield from self._scanner.until(format.begins, self._say, self._say_begun)
             if begin is None:
                 return
             self._scanner.hold(back=len(begin))
@@ -183,8 +186,8 @@ class AnswerReader:
         yield from CallParser(self._scanner, self).calls(format.calls)
         if len(self.calls) > before:
             yield from self._scanner.space()
-            if format.ends:
-                yield from self._scanner.one_of(format.ends)
+            if format.ends and (yield from self._scanner.one_of(format.ends)) is None and self.was_cut:
+                self._scanner.drop_begun(format.ends)
         elif not (self.was_cut and self._scanner.at_end):
             self._scanner.go_back()
             self._say(self._scanner.take(len(begin)))
@@ -232,6 +235,13 @@ class AnswerReader:
             self._after_call = False
             self._texts.append(text)
             self._events.append(Text(text))
+
+    def _say_begun(self, text: str) -> None:
+        """The beginning of a marker, and nothing after it. Nobody knows what it would have become, unless it comes at a
+        limit and where a call is expected.
+        """
+        if not self.was_cut or not (self.calls or self._only_calls):
+            self._say(text)
 
     def _think(self, text: str) -> None:
         if text:

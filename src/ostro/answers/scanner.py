@@ -97,6 +97,11 @@ class Scanner:
                 return text
         return None
 
+    def drop_begun(self, texts: tuple[str, ...]) -> None:
+        """Drops what is left, if one of these texts begins like that. For the end, where nothing more comes."""
+        if any(text.startswith(self._text[self._at :]) for text in texts):
+            self._at = len(self._text)
+
     def space(self) -> Parse[None]:
         """Takes white space."""
         yield from self.run(_SPACE, _ignore)
@@ -111,9 +116,9 @@ class Scanner:
             if self._at < len(self._text) or not (yield from self.more()):
                 return
 
-    def until(self, texts: tuple[str, ...], emit: Emit) -> Parse[str | None]:
+    def until(self, texts: tuple[str, ...], emit: Emit, emit_begun: Emit | None = None) -> Parse[str | None]:
         """Takes text up to and including the earliest of these texts, which is returned and not emitted. None, and all
-        text taken, if none of them comes.
+        text taken, if none of them comes. `emit_begun` gets what the text ends with if one of them begins like that.
         """
         while True:
             found, start = _earliest(self._text, texts, self._at)
@@ -129,7 +134,7 @@ class Scanner:
                 # Nothing can complete any more.
                 found, start = _earliest(self._text, texts, self._at)
                 if start > self._at:
-                    emit(self._text[self._at : start])
+                    (emit if emit_begun is None else emit_begun)(self._text[self._at : start])
                 self._at = start + len(found or "")
                 return found
 
