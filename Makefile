@@ -6,7 +6,11 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
+<<<<<<< HEAD
 .PHONY: install dev serve test run-tests test-slow test-eval test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+=======
+.PHONY: install dev serve test run-tests test-slow test-clients test-eval test-ray test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+>>>>>>> b3f90fe (Tests: client libraries against scripted answers)
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -31,6 +35,11 @@ run-tests: dev
 
 test-slow: dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Client libraries against the server; those of `make test` too.
+test-clients:
+	@$(INSTALL) --extras dev,clients
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m "not slow and not gpu" $(ARGS)
 
 # Apart from `dev`: the harness brings pandas, pyarrow, scipy and scikit-learn.
 test-eval:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 from triton_device import DEVICE
 
-pytest_plugins = ("browser_fixtures",)
+pytest_plugins = ("browser_fixtures", "client_fixtures")
 
 # Two loaded cores make any time limit on a single example a source of false alarms.
 settings.register_profile("default", deadline=None)

@@ -70,15 +70,15 @@ READ_ONLY: Mapping[str, str] = {
 }
 # Where the docs mean a place that is not here.
 OUTSIDE = re.compile(r"gs://|s3://|pypi:|…|\.\.\.|<[a-z-]+>")
-# Packages that examples are for and that are not installed for tests.
+# Packages that examples are for and that may be missing.
 PACKAGES = {
-    "anthropic": "tests/server asks by it where it is installed",
-    "langchain_openai": "its wire is that of openai, which is run",
+    "anthropic": "tests/e2e asks by it, where it is installed",
+    "langchain_openai": "tests/e2e asks by it, where it is installed",
     "lm_eval": "`make test-eval` installs it",
     "ray": "`make test-ray` installs it",
 }
 # Packages that take long to import: `make test-docs` runs their examples.
-HEAVY = {"litellm": "tests/e2e asks by it, too"}
+HEAVY = dict.fromkeys(("anthropic", "langchain_openai", "litellm"), "tests/e2e asks by it, too")
 # Pages whose Python is run by other tests.
 PYTHON_ELSEWHERE: Mapping[str, str] = {"docs/ray.md": "tests/ray, in `make test-ray`"}
 # What a page leaves to the reader's imagination.

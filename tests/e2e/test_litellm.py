@@ -1,18 +1,18 @@
 """litellm against `ostro serve`, as an OpenAI-compatible provider. In a process of its own: its imports warn."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-from live_server import live_server
+from client_process import CALLS, PERSON, SUNNY, needs, seen_by
+from live_server import LiveServer, live_server
+
+pytestmark = needs("litellm")
 
 PROGRAM = """
 import json, sys
 import litellm
 
 given = dict(
-    model="openai/default", api_base=sys.argv[1], api_key="none", num_retries=0, max_tokens=12, temperature=0,
+    model="openai/default", api_base=f"{sys.argv[1]}/v1", api_key="none", num_retries=0, max_tokens=12, temperature=0,
     messages=[{"role": "user", "content": "Say hello."}],
 )
 whole = litellm.completion(**given)
@@ -32,19 +32,58 @@ except litellm.ContextWindowExceededError as error:
 print(json.dumps(seen))
 """
 
+TOOLS_PROGRAM = """
+import json, sys
+import litellm
+from pydantic import BaseModel
+
+url, calls, sunny, person = sys.argv[1:]
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+asked = [{"role": "user", "content": f"Weather? {calls}"}]
+given = dict(model="openai/default", api_base=f"{url}/v1", api_key="none", num_retries=0)
+
+whole = litellm.completion(**given, messages=asked, tools=tools)
+streamed = litellm.stream_chunk_builder(list(litellm.completion(**given, messages=asked, tools=tools, stream=True)))
+message = streamed.choices[0].message
+results = [{"role": "tool", "tool_call_id": each.id, "content": f"sunny {sunny}"} for each in message.tool_calls]
+last = litellm.completion(**given, messages=[*asked, message, *results], tools=tools)
+formed = litellm.completion(**given, messages=[{"role": "user", "content": person}], response_format=Person)
+response = litellm.responses(**given, input=f"Weather? {sunny}")
+anthropic = litellm.completion(
+    model="anthropic/default", api_base=url, api_key="none", max_tokens=200, messages=asked, tools=tools
+)
+
+def called(answer):
+    calls = answer.choices[0].message.tool_calls
+    return [[each.function.name, json.loads(each.function.arguments)] for each in calls]
+
+print(json.dumps({
+    "called": [called(whole), called(streamed), called(anthropic)],
+    "reasons": [answer.choices[0].finish_reason for answer in (whole, streamed, last, anthropic)],
+    "last": last.choices[0].message.content,
+    "formed": json.loads(formed.choices[0].message.content),
+    "response": response.output[0].content[0].text,
+}))
+"""
+
 
 def test_litellm_completes_streams_and_knows_a_context_error(tmp_path: Path) -> None:
     with live_server(tmp_path) as server:
-        ran = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, f"{server.url}/v1"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            cwd=tmp_path,
-        )
-    assert ran.returncode == 0, ran.stderr
-    seen = json.loads(ran.stdout.splitlines()[-1])
+        seen = seen_by(PROGRAM, server, tmp_path)
     assert seen["whole"]
     assert seen["whole"] == seen["streamed"]
     assert (seen["finish_reason"], seen["usage"], seen["error"]) == ("length", 12, 400)
+
+
+def test_litellm_calls_tools_in_each_dialect(scripted: LiveServer, tmp_path: Path) -> None:
+    seen = seen_by(TOOLS_PROGRAM, scripted, tmp_path, CALLS, SUNNY, PERSON)
+    assert seen["called"] == [[["weather", {"city": "Oslo"}], ["weather", {"city": "Rome"}]]] * 3
+    assert seen["reasons"] == ["tool_calls", "tool_calls", "stop", "tool_calls"]
+    assert seen["last"] == seen["response"] == "It is sunny in Oslo."
+    assert seen["formed"] == {"name": "Ada", "age": 36}
