@@ -230,6 +230,12 @@ def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")
 
 
+def test_answer_out_is_kept_to_a_structure(server: LiveServer) -> None:
+    command = [*OSTRO, "chat", "--url", server.url, "--choice", "red", "--choice", "green"]
+    done = subprocess.run(command, input="A colour?\n", capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout.strip() in ("red", "green"), done.stderr) == (0, True, "")
+
+
 @pytest.mark.parametrize(
     ("text", "args", "told"),
     [

@@ -47,6 +47,18 @@ class Case:
 
 ODD = r'{"s": "</tool_call> {\"}\\ \u0001 \n [", "k": {"a": []}}'
 
+OK_SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+# A model that thinks would do so first, and the structure would begin after that.
+OK = {
+    "enable_thinking": False,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "ok", "schema": OK_SCHEMA, "strict": True}},
+}
+
 CASES = {
     "1 plain text": Case("Just words.", "Just words."),
     "2 text like a marker": Case("a < b <tool <tool_cal", "a < b <tool <tool_cal"),
@@ -91,6 +103,10 @@ CASES = {
     ),
     "23 none": Case(call("f", "{}"), call("f", "{}"), given={"tools": [F], "tool_choice": "none"}),
     "26 text after the call": Case(call("f", "{}") + "\nDone.", "Done.", [("f", "{}")], "tool_calls"),
+    "format beside tools, and an answer": Case('{"ok": true}', '{"ok": true}', given={"tools": [F], **OK}),
+    "format beside tools, and a call": Case(
+        call("f", "{}"), None, [("f", "{}")], "tool_calls", given={"tools": [F], **OK}
+    ),
     "custom": Case(
         call("write", '{"input": "a \\"b\\"\\n"}'),
         None,
@@ -307,6 +323,16 @@ def test_budget_ends_the_thought_and_the_answer_follows(thinking: LiveServer, fi
 
 
 PONDERS = SCRIPTS.add("one two three four five six seven eight nine ten")
+
+
+def test_logprobs_are_of_all_tokens_whatever_they_belong_to(thinking: LiveServer) -> None:
+    body = asked(KEYS["thought, text and call"], tools=[F], logprobs=True)
+    with thinking.client() as client:
+        answer, chunks = whole(client, body), streamed(client, CHAT, body)
+    given = [choice["logprobs"]["content"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    entries = [entry for content in given for entry in content]
+    assert entries == answer["choices"][0]["logprobs"]["content"]
+    assert len(entries) == answer["usage"]["completion_tokens"]
 
 
 def test_plain_answers_say_nothing_of_reasoning(server: LiveServer) -> None:
