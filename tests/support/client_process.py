@@ -41,6 +41,7 @@ PERSON_CALL = SCRIPTS.add(call("Person", name="Ada", age=36))
 PARTIAL_CALL = SCRIPTS.add(call("PartialPerson", name="Ada", age=36))
 RESULT_CALL = SCRIPTS.add(call("final_result", name="Ada", age=36))
 ANSWER_CALL = SCRIPTS.add(call("final_answer", answer="sunny"))
+CHAT_CALL = SCRIPTS.add(call("search_chats", query="Oslo"))
 CODE = SCRIPTS.add("<code>\nweather(city='Bonn')\nfinal_answer('fine')\n</code>")
 
 
