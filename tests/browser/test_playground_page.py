@@ -363,6 +363,8 @@ def test_model_that_is_picked_is_asked_and_stays_picked(playground: LiveServer, 
 
 def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
+    # Before that nobody knows the model's defaults, to which the fields are reset.
+    load(page)
     set_parameter(page, "Max tokens", 8)
     set_parameter(page, "Temperature", 9)
     assert page.get_by_role("spinbutton", name="Temperature").input_value() == "2"
