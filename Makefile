@@ -32,9 +32,10 @@ run-tests: dev
 test-slow: dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-# Client libraries against the server; those of `make test` too.
+# Client libraries against the server; those of `make test` too. guidance pins another llguidance than the server has.
 test-clients:
 	@$(INSTALL) --extras dev,clients
+	-$(BIN)/python -m venv build/guidance && build/guidance/bin/python -m pip install -q guidance==0.3.1 openai==2.54.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m "not slow and not gpu" $(ARGS)
 
 # Apart from `dev`: the harness brings pandas, pyarrow, scipy and scikit-learn.

@@ -51,14 +51,16 @@ def needs(*packages: str, target: str = "make dev") -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed: {target}")
 
 
-def seen_by(program: str, server: LiveServer, directory: Path, *keys: str) -> Any:
-    """What the program printed last, which is JSON. Its arguments: the server's URL, and keys of scripted answers."""
+def seen_by(program: str, server: LiveServer, directory: Path, *keys: str, python: str = sys.executable) -> Any:
+    """What the program printed last, which is JSON. Its arguments: the server's URL, and keys of scripted answers.
+    `python` is another environment's.
+    """
     # A file, since some libraries read the sources of functions.
     path = directory / "program.py"
     path.write_text(program, encoding="utf-8")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", str(path), server.url, *keys],
+        [python, "-W", "ignore", str(path), server.url, *keys],
         capture_output=True,
         text=True,
         check=False,
