@@ -242,6 +242,33 @@ def test_a_marker_may_end_within_a_token(token: bytes, then: str) -> None:
     assert matcher.is_done
 
 
+def is_allowed(mask: memoryview | None, token: int) -> bool:
+    return mask is not None and bool(mask[token // 32] >> token % 32 & 1)
+
+
+def test_two_line_breaks_may_come_between_the_marker_and_the_structure() -> None:
+    matcher = with_tokens(b"\n\n").prepare(Constraint(grammar='start: "yes"', free_until="</think>")).start()
+    for each in b"</think>":
+        matcher.take(each)
+    for line_break in (256, ord("\n")):
+        assert is_allowed(matcher.mask(), line_break)
+        matcher.take(line_break)
+    assert not is_allowed(matcher.mask(), ord("\n"))
+    for each in b"yes":
+        matcher.take(each)
+    assert matcher.is_done
+
+
+def test_line_breaks_that_the_structure_describes_are_its_own() -> None:
+    matcher = with_tokens().prepare(Constraint(grammar='start: "\\n\\n\\nyes"', free_until="</think>")).start()
+    for each in b"</think>\n\n\n":
+        matcher.take(each)
+    assert not is_allowed(matcher.mask(), ord("\n"))
+    for each in b"yes":
+        matcher.take(each)
+    assert matcher.is_done
+
+
 def test_a_token_that_goes_on_wrongly_after_the_marker_is_an_error_of_the_sequence() -> None:
     matcher = with_tokens(b">no").prepare(Constraint(grammar='start: "yes"', free_until="</think>")).start()
     for each in b"</think":

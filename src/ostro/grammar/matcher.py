@@ -10,6 +10,9 @@ from ostro.grammar.vocabulary import WORD_BITS, Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+# Tokens of line breaks that a model may write between its reasoning and what the grammar describes.
+_MAX_BREAKS = 2
+
 
 class GrammarMatcher:
     """Takes its own copy of a compiled grammar, and asks it after every call whether it failed.
@@ -27,6 +30,7 @@ class GrammarMatcher:
         self._num_free = 0
         # What is left of the marker once it is due.
         self._due: list[int] = []
+        self._num_breaks = 0
         self._keep_budget()
 
     def mask(self) -> memoryview | None:
@@ -35,12 +39,16 @@ class GrammarMatcher:
         self._inner.unsafe_compute_mask_ptr(self._address, self._view.nbytes)
         self._check()
         if self._is_open:
-            self._allow_special()
+            self._allow(self._vocabulary.special_words)
+        if self._num_breaks:
+            self._allow(self._vocabulary.line_break_words)
         return self._view
 
     def take(self, token_id: int) -> None:
         if self._tail is not None:
             self._search(token_id)
+        elif self._num_breaks and self._is_break(token_id):
+            self._num_breaks -= 1
         elif token_id in self._vocabulary.eos_ids:
             # It ends the sequence. The library counts it in some states and not in others.
             return
@@ -49,6 +57,7 @@ class GrammarMatcher:
             self._inner.try_consume_tokens([token_id])
             self._check()
         else:
+            self._num_breaks = 0
             self._inner.consume_token(token_id)
             self._check()
 
@@ -73,9 +82,13 @@ class GrammarMatcher:
         """Whether the output is free text of a lazy grammar, where special tokens may stand that it does not name."""
         return self._constraint.lazy and self._inner.is_accepting()
 
-    def _allow_special(self) -> None:
-        for index, word in self._vocabulary.special_words:
+    def _allow(self, words: list[tuple[int, int]]) -> None:
+        for index, word in words:
             self._words[index] |= word
+
+    def _is_break(self, token_id: int) -> bool:
+        """Whether it is a line break after the marker that the grammar has no place for."""
+        return token_id in self._vocabulary.line_breaks and not self._inner.validate_tokens([token_id])
 
     def _keep_budget(self) -> None:
         """The marker is due once as many tokens as may have come without it."""
@@ -99,7 +112,7 @@ class GrammarMatcher:
                 del self._due[0]
             self._keep_budget()
             return
-        self._tail = None
+        self._tail, self._num_breaks = None, _MAX_BREAKS
         pieces = self._vocabulary.tokenizer.tokenize_bytes(rest) if rest else []
         num_taken = self._inner.try_consume_tokens(pieces)
         self._check()

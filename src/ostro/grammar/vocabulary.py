@@ -71,6 +71,8 @@ class Vocabulary:
         source.built = self.tokenizer
         self.special_words = _words(special_ids)
         """The words of a mask that hold special tokens, by index, with those tokens' bits."""
+        self.line_breaks = frozenset(token for token, text in enumerate(self.tokens) if text in (b"\n", b"\n\n"))
+        self.line_break_words = _words(sorted(self.line_breaks))
 
     def marker_ids(self, text: str) -> list[int]:
         """How a model writes a marker: as one token, if there is one for it, be it special or not."""
