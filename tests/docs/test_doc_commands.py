@@ -212,7 +212,7 @@ def loadable() -> list[Command]:
 @pytest.mark.parametrize("command", loadable(), ids=name)
 def test_server_loads_what_it_is_told_to(command: Command, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in arguments(command) if word != "--dry-run"]
-    # The model that is here knows 256 positions.
+    # The model that is here knows few positions.
     lengths = ("--max-seq-len", "--max-model-len", "--max-context-length")
     words = ["256" if before in lengths else word for before, word in zip(["", *words], words, strict=False)]
     assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err

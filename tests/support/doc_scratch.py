@@ -30,7 +30,8 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 def write_scratch(directory: Path) -> Path:
-    first = write_model(directory / MODELS[0])
+    # Room for a description of tools, which its tokenizer takes nearly letter by letter.
+    first = write_model(directory / MODELS[0], context=1024)
     for name in MODELS[1:]:
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,14 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, CONTEXT = 32, 48, 2, 2, 1, 256
 _CORPUS = ["the quick brown fox jumps over the lazy dog and the dog does not mind", "system user assistant: yes, no"]
 
 
-def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: int = 0, heads: int = HEADS) -> Path:
+def write_model(
+    directory: Path,
+    *,
+    chat_template: str | None = CHATML,
+    seed: int = 0,
+    heads: int = HEADS,
+    context: int = CONTEXT,
+) -> Path:
     """A Llama whose greedy choices are clear and depend on all of the context. Not trained: it babbles.
 
     Without a template its tokens identify none either. More heads are narrower: too narrow for the native core.
@@ -39,7 +46,7 @@ def write_model(directory: Path, *, chat_template: str | None = CHATML, seed: in
         "num_hidden_layers": LAYERS,
         "num_attention_heads": heads,
         "num_key_value_heads": heads * KV_HEADS // HEADS,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     }
