@@ -23,6 +23,7 @@ MODELS = (
     "Qwen/Qwen3-0.6B",
     "models/org/model",
     "models/small",
+    "HRM-checkpoint-sudoku-extreme",
 )
 ADAPTERS = ("adapter", "adapters/sql", "adapters/tone", "adapters/french")
 CONTINUED = {"prompt": "The capital of France is", "continuation": " Paris"}
