@@ -37,7 +37,7 @@ def test_swagger_shows_every_endpoint_and_tries_one(page: Page, server: LiveServ
         paths = client.get("/openapi.json").json()["paths"]
     page.locator(".opblock").first.wait_for()
     shown = page.locator(".opblock-summary-path").all_inner_texts()
-    assert sorted(text.replace("\u200b", "") for text in shown) == sorted(paths)
+    assert sorted(text.replace("\u200b", "") for text in shown) == sorted(p for p, each in paths.items() for _ in each)
     page.locator("#operations-health-get_version_version_get .opblock-summary-control").click()
     page.get_by_role("button", name="Try it out").click()
     page.get_by_role("button", name="Execute").click()

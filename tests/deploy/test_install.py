@@ -100,7 +100,7 @@ def test_the_core_is_built_again_for_other_sources_and_once_there_is_a_compiler(
 def test_an_unknown_extra_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     result = run_script("--venv", tmp_path / "venv", "--extras", "gpus")
     assert result.returncode == 1
-    assert "There is no extra gpus. Choose among dev, " in result.stderr
+    assert "There is no extra gpus. Choose among clients, dev, " in result.stderr
     assert not (tmp_path / "venv").exists()
 
 

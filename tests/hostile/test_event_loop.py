@@ -115,7 +115,7 @@ def test_long_texts_are_tokenised_off_the_loop(places: Places) -> None:
     assert places.of["encode_rendered"] == ["text"]
 
 
-@pytest.mark.parametrize(("num_parts", "place"), [(2, LOOP), (MAX_PARTS, "text")], ids=["few", "many"])
+@pytest.mark.parametrize(("num_parts", "place"), [(2, LOOP), (MAX_PARTS, "asyncio")], ids=["few", "many"])
 @pytest.mark.parametrize(
     ("path", "others"),
     [(CHAT, {"max_tokens": 1, "truncate_prompt_tokens": 5}), ("/tokenize", {})],

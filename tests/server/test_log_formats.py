@@ -86,7 +86,7 @@ def test_a_request_is_one_short_line(model: Path, tmp_path: Path) -> None:
         url = until_ready(screen)
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
             chat = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 4, "ignore_eos": True}
-            for body in (chat, {**chat, "tools": [{}]}, {**chat, "temperature": 9}, {**chat, "max_tokens": 9999}):
+            for body in (chat, {**chat, "functions": [{}]}, {**chat, "temperature": 9}, {**chat, "max_tokens": 9999}):
                 client.post("/v1/chat/completions", json=body)
             client.get("/nowhere/%1b[31m")
             client.get("/healthz")
@@ -96,7 +96,7 @@ def test_a_request_is_one_short_line(model: Path, tmp_path: Path) -> None:
     lines = [line.rstrip() for line in screen.shown.split("Ctrl-C stops the server.")[1].splitlines() if line.strip()]
     expected = [
         rf"{clock} POST /v1/chat/completions 200 {took} 4 tokens [\d.]+ tokens/s \(length\)",
-        rf"{clock} POST /v1/chat/completions 400 {took} unsupported: tools",
+        rf"{clock} POST /v1/chat/completions 400 {took} unsupported: functions",
         rf"{clock} POST /v1/chat/completions 400 {took} invalid: temperature",
         rf"{clock} POST /v1/chat/completions 400 {took} context length exceeded: messages",
         rf"{clock} GET /nowhere/\\u001b\[31m 404 {took} not found",
@@ -167,11 +167,13 @@ def test_json_is_had_at_a_terminal_too(model: Path, tmp_path: Path) -> None:
 
 def test_the_refused_field_is_a_field_of_the_line(model: Path, tmp_path: Path) -> None:
     with live_server(tmp_path, str(model), "--api-key", "k") as server, server.client() as client:
-        client.post("/v1/chat/completions", json={"messages": [], "tools": [{}]}, headers={"authorization": "Bearer k"})
+        client.post(
+            "/v1/chat/completions", json={"messages": [], "functions": [{}]}, headers={"authorization": "Bearer k"}
+        )
         client.get("/v1/models")
     lines = [json.loads(line) for line in server.log_text.splitlines()]
     refused = [(line["error"], line.get("param")) for line in lines if line["message"] == "request"]
-    assert refused == [("unsupported", "tools"), ("invalid_api_key", None)]
+    assert refused == [("unsupported", "functions"), ("invalid_api_key", None)]
 
 
 NOISY = """

@@ -200,7 +200,13 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, hint: object, text: 
     else:
         action = _Many if name in REPEATABLE else _Once
         metavar = _METAVARS.get(name) or ("SECONDS" if name.endswith("_timeout") else _metavar(hint))
+        if len(metavar) > _LONGEST_METAVAR:
+            metavar, text = "NAME", f"{text}; one of {metavar.replace('|', ', ')}"
         group.add_argument(*flags, dest=name, action=action, metavar=metavar, help=text)
+
+
+# A list of choices beyond this is part of the sentence, which is wrapped.
+_LONGEST_METAVAR = 50
 
 
 def _metavar(hint: object) -> str:
