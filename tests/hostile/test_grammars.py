@@ -177,16 +177,18 @@ def test_a_neighbours_streams_and_probes_go_on_while_hostile_structures_are_aske
         neighbour = Neighbour(server)
         neighbour.start()
         try:
-            statuses = {
-                name: client.post("/v1/completions", json={"prompt": "the", "max_tokens": 8, **BOMBS[name]}).status_code
+            answers = {
+                name: client.post("/v1/completions", json={"prompt": "the", "max_tokens": 8, **BOMBS[name]})
                 for name in ASKED
             }
             # What is refused is a mistake of whoever sent it, and the server goes on.
             good = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 8, "regex": "[a-z]{3}"})
         finally:
             neighbour.stop()
-    assert {name: status for name, status in statuses.items() if status not in (200, 400)} == {}
-    assert 400 in statuses.values()
+    # A structure may also turn out too costly on the way, which fails its own sequence.
+    odd = {name: each.text for name, each in answers.items() if each.status_code not in (200, 400)}
+    assert all("cannot be held to its structure" in text for text in odd.values()), odd
+    assert 400 in {each.status_code for each in answers.values()}
     assert len(good.json()["choices"][0]["text"]) == 3
     assert neighbour.answers
     assert len(set(neighbour.answers)) == 1

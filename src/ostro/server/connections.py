@@ -103,16 +103,23 @@ class Connections:
         self._forget(connection)
         self.num_open -= 1
 
+    def has_room(self) -> bool:
+        """Whether `make_room` would succeed."""
+        return self.num_open < self.most or self._droppable() is not None
+
     def make_room(self) -> bool:
         """Whether there is room for one more, if necessary by dropping one without a complete request."""
         if self.num_open < self.most:
             return True
-        dropped = next((each for each in chain(self._idle, self._receiving) if not each.has_unsent()), None)
+        dropped = self._droppable()
         if dropped is None:
             return False
         self._forget(dropped)
         dropped.drop()
         return True
+
+    def _droppable(self) -> Peer | None:
+        return next((each for each in chain(self._idle, self._receiving) if not each.has_unsent()), None)
 
     def _forget(self, connection: Peer) -> None:
         self._idle.pop(connection, None)
@@ -148,6 +155,9 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_AT_A_TIME):
+            if self._opening and not self._connections.has_room():
+                # Connections that are just being opened can be dropped a moment later.
+                return
             try:
                 client, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
