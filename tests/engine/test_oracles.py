@@ -1,7 +1,7 @@
 """The standing oracles: what else runs, and how the work is cut up, never changes what a request is given."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -59,7 +59,7 @@ class Case:
         )
 
 
-# The rarest of the troubles, so that every run meets it: the prompt takes all pages, the second choice finds none.
+# Rare trouble, which every run should meet: the prompt takes all pages, the second choice finds none.
 FORK_WITHOUT_PAGE = Case(
     page_size=4,
     num_pages=3,
@@ -73,6 +73,11 @@ FORK_WITHOUT_PAGE = Case(
     arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
     aborts=(),
     clear_cache_at=None,
+)
+# As rare: the only way leads to where the matcher fails.
+FAILING = scripted({0: {5: 1}}, traps=(1,))
+STRUCTURE_THAT_FAILS = replace(
+    FORK_WITHOUT_PAGE, arrivals=((0, make_request(0, STEMS[0][:4], eos_ids=(EOS,), constraint=FAILING)),)
 )
 
 
@@ -291,6 +296,7 @@ def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> 
     @settings(max_examples=220, suppress_health_check=[HealthCheck.too_slow])
     @given(cases())
     @example(FORK_WITHOUT_PAGE)
+    @example(STRUCTURE_THAT_FAILS)
     def each_case_holds(case: Case) -> None:
         driver, aborted = play(case)
         check(case, driver, aborted)
