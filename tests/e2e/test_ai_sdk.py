@@ -4,30 +4,20 @@ Its packages are installed into a directory of the test's own.
 """
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from client_process import CALLS, PERSON, SUNNY
 from live_server import LiveServer
+from node_packages import npm_install
 
 SOURCES = Path(__file__).parent / "node"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed")
-    directory = tmp_path_factory.mktemp("ai-sdk")
-    shutil.copy(SOURCES / "ai-sdk.package.json", directory / "package.json")
-    shutil.copy(SOURCES / "ai_sdk.mjs", directory)
-    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-    ran = subprocess.run(install, cwd=directory, capture_output=True, text=True, check=False, timeout=120)
-    if ran.returncode:
-        pytest.skip("npm cannot fetch Vercel's AI SDK here")
-    return directory
+    return npm_install(tmp_path_factory.mktemp("ai-sdk"), SOURCES / "ai-sdk.package.json", SOURCES / "ai_sdk.mjs")
 
 
 def test_ai_sdk_makes_objects_and_calls_tools(installed: Path, scripted: LiveServer) -> None:

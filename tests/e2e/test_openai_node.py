@@ -1,29 +1,19 @@
 """OpenAI's Node client against `ostro serve`. Its package is installed into a directory of the test's own."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from live_server import live_server
+from node_packages import npm_install
 
 SOURCES = Path(__file__).parent / "node"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed")
-    directory = tmp_path_factory.mktemp("node")
-    for name in ("package.json", "client.mjs"):
-        shutil.copy(SOURCES / name, directory)
-    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-    ran = subprocess.run(install, cwd=directory, capture_output=True, text=True, check=False, timeout=120)
-    if ran.returncode:
-        pytest.skip("npm cannot fetch the openai package here")
-    return directory
+    return npm_install(tmp_path_factory.mktemp("node"), SOURCES / "package.json", SOURCES / "client.mjs")
 
 
 def test_node_client_and_its_stream_helper(installed: Path, tmp_path: Path) -> None:

@@ -156,17 +156,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    directory = tmp_path_factory.mktemp("thinking")
-    (directory / "qwen.jinja").write_text(QWEN)
-    with SCRIPTS.served(directory, "--chat-template", str(directory / "qwen.jinja")) as live:
+    with SCRIPTS.served(tmp_path_factory.mktemp("thinking"), template=QWEN) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    directory = tmp_path_factory.mktemp("opened")
-    (directory / "open.jinja").write_text(OPEN)
-    with SCRIPTS.served(directory, "--chat-template", str(directory / "open.jinja")) as live:
+    with SCRIPTS.served(tmp_path_factory.mktemp("opened"), template=OPEN) as live:
         yield live
 
 

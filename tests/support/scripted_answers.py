@@ -35,8 +35,13 @@ class Scripts:
         return key
 
     @contextmanager
-    def served(self, directory: Path, *args: str, faults: str = "fake") -> Iterator[LiveServer]:
-        """A server of the default model, whose engine knows the scripts."""
+    def served(
+        self, directory: Path, *args: str, template: str | None = None, faults: str = "fake"
+    ) -> Iterator[LiveServer]:
+        """A server of the default model, whose engine knows the scripts; with this template, if one is given."""
+        if template is not None:
+            (directory / "chat.jinja").write_text(template, encoding="utf-8")
+            args = (*args, "--chat-template", str(directory / "chat.jinja"))
         path = directory / "answers.json"
         path.write_text(json.dumps(self._entries), encoding="utf-8")
         with live_server(directory, *args, faults=f"{faults},answers={path}") as server:
