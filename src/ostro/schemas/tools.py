@@ -50,17 +50,25 @@ class CustomSpec(RequestModel):
     """None is free text."""
 
 
-class ToolSpec(RequestModel):
+class _OneKind(RequestModel):
+    """`type` names the one among the other fields that is given."""
+
+    type: str
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        for name in type(self).model_fields:
+            if name != "type" and (name == self.type) != (getattr(self, name) is not None):
+                raise refusal(name, "is required" if name == self.type else f"has no place beside the type {self.type}")
+        return self
+
+
+class ToolSpec(_OneKind):
     """A function, whose arguments are JSON, or a custom tool, whose input is text."""
 
     type: Literal["function", "custom"]
     function: FunctionSpec | None = None
     custom: CustomSpec | None = None
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        _check_only(self, self.type)
-        return self
 
     @property
     def name(self) -> str:
@@ -71,15 +79,10 @@ class ToolReference(RequestModel):
     name: ToolName
 
 
-class AllowedTool(RequestModel):
+class AllowedTool(_OneKind):
     type: Literal["function", "custom"]
     function: ToolReference | None = None
     custom: ToolReference | None = None
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        _check_only(self, self.type)
-        return self
 
     @property
     def name(self) -> str:
@@ -92,18 +95,13 @@ class AllowedTools(RequestModel):
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class ToolChoiceSpec(RequestModel):
+class ToolChoiceSpec(_OneKind):
     """One tool by name, or several that may be called."""
 
     type: Literal["function", "custom", "allowed_tools"]
     function: ToolReference | None = None
     custom: ToolReference | None = None
     allowed_tools: AllowedTools | None = None
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        _check_only(self, self.type)
-        return self
 
 
 ToolChoiceMode = Literal["none", "auto", "required"]
@@ -149,10 +147,3 @@ class ToolFields(RequestModel):
 
 def _allowed(choice: ToolChoiceSpec) -> list[AllowedTool]:
     return [] if choice.allowed_tools is None else choice.allowed_tools.tools
-
-
-def _check_only(spec: RequestModel, kind: str) -> None:
-    """The type names the one field beside it."""
-    for name in type(spec).model_fields:
-        if name != "type" and (name == kind) != (getattr(spec, name) is not None):
-            raise refusal(name, "is required" if name == kind else f"has no place beside the type {kind}")
