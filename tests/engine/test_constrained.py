@@ -32,9 +32,11 @@ def tokens_of(driver: Driver, id: int, choice: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("jump_forward", [False, True])
-@pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_a_complete_structure_ends_with_stop_and_without_an_end_token(jump_forward: bool, steps_ahead: int) -> None:
-    driver = Driver(steps_ahead=steps_ahead)
+@pytest.mark.parametrize(("steps_ahead", "masks_late"), [(0, False), (1, False), (1, True)])
+def test_a_complete_structure_ends_with_stop_and_without_an_end_token(
+    jump_forward: bool, steps_ahead: int, masks_late: bool
+) -> None:
+    driver = Driver(steps_ahead=steps_ahead, masks_late=masks_late)
     request = constrained(1, call(jump_forward), n=3)
     driver.run(request)
     driver.check_outcomes(request)
@@ -121,6 +123,25 @@ def test_a_constrained_row_waits_for_its_last_token_and_does_not_hold_up_others(
     assert 1 in together
     assert 2 in together
     assert len(tokens_of(driver, 1)) == len(tokens_of(driver, 2)) == 8
+
+
+def test_a_runner_that_takes_masks_late_has_a_constrained_row_in_every_step() -> None:
+    driver = Driver(steps_ahead=1, masks_late=True)
+    asked = constrained(1, scripted(PAIRS), max_tokens=8), make_request(2, range(20, 30), max_tokens=8)
+    driver.run(*asked)
+    driver.check_outcomes(*asked)
+    assert {len(batch.chunks) for batch in driver.runner.batches} == {2}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"constraint": scripted(PAIRS, jump_forward=True)}, {"params": SamplingParams(logit_bias={40: 1.0})}]
+)
+def test_a_row_that_lacks_more_than_its_mask_waits_all_the_same(changes: dict[str, Any]) -> None:
+    driver = Driver(steps_ahead=1, masks_late=True)
+    asked = replace(constrained(1, scripted(PAIRS), max_tokens=8), **changes), make_request(2, range(20, 30))
+    driver.run(*asked)
+    driver.check_outcomes(*asked)
+    assert 1 in {len(batch.chunks) for batch in driver.runner.batches}
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Case:
     max_batch_seqs: int
     prefix_caching: bool
     steps_ahead: int
+    masks_late: bool
     keeps_kv: bool
     context_price: float
     arrivals: tuple[tuple[int, Request], ...]
@@ -54,6 +55,7 @@ class Case:
             max_batch_seqs=self.max_batch_seqs,
             prefix_caching=self.prefix_caching,
             steps_ahead=self.steps_ahead,
+            masks_late=self.masks_late,
             keeps_kv=self.keeps_kv,
             context_price=self.context_price,
         )
@@ -68,6 +70,7 @@ FORK_WITHOUT_PAGE = Case(
     max_batch_seqs=64,
     prefix_caching=True,
     steps_ahead=0,
+    masks_late=False,
     keeps_kv=True,
     context_price=0.0,
     arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
@@ -218,6 +221,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_batch_seqs=draw(st.sampled_from([1, 2, 5, 64, 64])),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         steps_ahead=draw(st.sampled_from([0, 1])),
+        masks_late=draw(st.booleans()),
         keeps_kv=draw(st.sampled_from([True, True, True, True, False])),
         context_price=draw(st.sampled_from([0.0, 0.0, 0.1])),
         arrivals=tuple(arrivals),

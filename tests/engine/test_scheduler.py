@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,7 +6,7 @@ from engine_driver import Driver, Outcome, make_request
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
-from ostro.engine.runner import SampledToken, StepOutput
+from ostro.engine.runner import SampledToken, Step
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.errors import BadRequest, ContextLengthExceeded
@@ -382,12 +381,12 @@ class BrokenSampler:
         self.spec = self.fake.spec
         self.broken = (request_id, choice)
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+    def launch(self, batch: Batch) -> Step:
         output = self.fake.run(batch)
         for seq in batch.sampled:
             if (seq.request.id, seq.choice) == self.broken:
                 output.sampled[seq.id] = SampledToken(0, error="all tokens are banned")
-        return lambda: output
+        return Step(lambda: output)
 
 
 @pytest.mark.parametrize("choice", [0, 1])
@@ -658,7 +657,7 @@ def test_what_a_step_begins_is_told_before_it_computes() -> None:
     """Who died or left in its first step seemed to have waited in line until then."""
 
     class Dying(FakeRunner):
-        def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+        def launch(self, batch: Batch) -> Step:
             raise RuntimeError("out of memory")
 
     engine = EngineCore(Dying(page_size=4, num_pages=6, max_seq_len=100, vocab_size=1000, max_batch_tokens=64))

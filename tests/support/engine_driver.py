@@ -11,7 +11,7 @@ from ostro.engine.batch import Batch
 from ostro.engine.constraint import Constraint
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
-from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
+from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
@@ -48,7 +48,7 @@ class CheckedRunner:
     def spec(self) -> RunnerSpec:
         return self.fake.spec
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+    def launch(self, batch: Batch) -> Step:
         self.batches.append(batch)
         self._check_budget(batch)
         assert len({chunk.seq.id for chunk in batch.chunks}) == len(batch.chunks) <= self.limits.max_batch_seqs
@@ -58,13 +58,14 @@ class CheckedRunner:
             assert PENDING not in chunk.seq.token_ids[chunk.start : chunk.end - 1]
             assert len(chunk.seq.pages) * self.spec.page_size >= chunk.end
         self._check_copies(batch)
-        return partial(self._finish, self.fake.launch(batch))
+        step = self.fake.launch(batch)
+        return replace(step, results=partial(self._finish, step))
 
-    def _finish(self, wait: Callable[[], StepOutput]) -> StepOutput:
+    def _finish(self, step: Step) -> StepOutput:
         if self.while_running:
             self.while_running()
             self.while_running = None
-        return wait()
+        return step.results()
 
     def _check_budget(self, batch: Batch) -> None:
         if self.spec.keeps_kv:
@@ -97,6 +98,7 @@ class Driver:
         max_batch_seqs: int = 64,
         prefix_caching: bool = True,
         steps_ahead: int = 0,
+        masks_late: bool = False,
         keeps_kv: bool = True,
         context_price: float = 0.0,
     ) -> None:
@@ -109,6 +111,7 @@ class Driver:
             max_seq_len=max_seq_len,
             vocab_size=vocab_size,
             steps_ahead=steps_ahead,
+            masks_late=masks_late,
             keeps_kv=keeps_kv,
             context_price=context_price,
         )

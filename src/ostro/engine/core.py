@@ -4,6 +4,9 @@ A device that is fed one step ahead never waits for the host:
 
     device   │ step 1 ──────│ step 2 ──────│ step 3 ──────│
     host     │ begin 2 …… results of 1 │ begin 3 …… results of 2 │
+
+What a constrained sequence may sample in step 2 depends on what it sampled in step 1. So a step may begin with its
+sampling left for later: `results of 1` bring the masks, and are followed by `sample 2`, while the device computes.
 """
 
 from collections import deque
@@ -12,7 +15,7 @@ from collections.abc import Callable, Collection
 from ostro.engine.batch import Batch
 from ostro.engine.constraint import Prototype
 from ostro.engine.request import Request
-from ostro.engine.runner import ModelRunner, StepOutput
+from ostro.engine.runner import ModelRunner, Step
 from ostro.engine.scheduler import Limits, Progress, Scheduler
 
 
@@ -33,8 +36,8 @@ class EngineCore:
         self.scheduler = Scheduler(
             spec, limits, prefix_caching=prefix_caching, pages_per_seq=pages_per_seq, adapters=adapters
         )
-        # Steps that were begun, and how to get their results.
-        self._under_way: deque[tuple[Batch, Callable[[], StepOutput]]] = deque()
+        # Steps that were begun, and whose results are not taken in.
+        self._under_way: deque[tuple[Batch, Step]] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -64,14 +67,16 @@ class EngineCore:
                 self.scheduler.advance(batch)
             if len(self._under_way) <= (0 if batch is None else self.runner.spec.steps_ahead):
                 return []
-            batch, result = self._under_way.popleft()
-            output = result()
+            batch, step = self._under_way.popleft()
+            gains = self.scheduler.apply(batch, step.results())
+            if self._under_way and (sample := self._under_way[0][1].sample):
+                sample()
         except BaseException:
             # The device's memory is in an unknown state, and page copies may be lost: nobody goes on.
             self._under_way.clear()
             self.scheduler.abort_all()
             raise
-        return self.scheduler.apply(batch, output)
+        return gains
 
     def check_integrity(self) -> None:
         """Asserts that no page is lost or owned twice."""

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from ostro.engine.batch import Batch
 from ostro.engine.logprob import TokenLogprob
 
-__all__ = ["NOT_FINITE", "ModelRunner", "RunnerSpec", "SampledToken", "Solution", "StepOutput", "TokenLogprob"]
+__all__ = ["NOT_FINITE", "ModelRunner", "RunnerSpec", "SampledToken", "Solution", "Step", "StepOutput", "TokenLogprob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class RunnerSpec:
     """Puzzles that a request to solve may name; 0 where the model does not take such requests."""
     constrains: bool = False
     """Whether it samples only what a sequence's matcher allows. Without, constrained requests are refused."""
+    masks_late: bool = False
+    """Whether a step may begin before all of its masks are known: `Step.sample`."""
     pages_bytes: int = 0
     """Memory of the host that pages take as they are filled, and not before."""
     device_bytes: int = 0
@@ -93,6 +95,17 @@ class StepOutput:
     saved_steps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that was begun."""
+
+    results: Callable[[], StepOutput]
+    """Waits for its end."""
+    sample: Callable[[], None] | None = None
+    """Samples by the masks of now what the step has left, if it has: to be called when all results of the steps before
+    it are taken in."""
+
+
 class ModelRunner(Protocol):
     strides: int
     """Parts of steps done so far, if steps are long: a watchdog sees from it that the runner makes progress."""
@@ -100,10 +113,11 @@ class ModelRunner(Protocol):
     @property
     def spec(self) -> RunnerSpec: ...
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+    def launch(self, batch: Batch) -> Step:
         """Begins to compute the batch's chunks, write their keys and values into pages, and sample where asked.
 
-        Steps run in the order of their launch; calling the result waits for this one's end. The last token of a chunk
-        may be pending: then the step before this one samples it.
+        Steps run in the order of their launch. The last token of a chunk may be pending: then the step before this one
+        samples it. If such a sequence has a matcher, which happens with `masks_late` alone, the mask for its next token
+        is not known yet: the step leaves its sampling for later.
         """
         ...

@@ -94,6 +94,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self._keeps_kv = spec.keeps_kv
+        self._masks_late = spec.masks_late
         self._context_price = spec.context_price
         self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
         self.counters = Counters()
@@ -520,7 +521,16 @@ class Scheduler:
             self._next_id += 1
             try:
                 matcher = None if prototype is None else prototype.start()
-                seqs.append(Sequence(self._next_id, request, choice=choice, max_len=max_len, matcher=matcher))
+                seqs.append(
+                    Sequence(
+                        self._next_id,
+                        request,
+                        choice=choice,
+                        max_len=max_len,
+                        matcher=matcher,
+                        masks_late=self._masks_late,
+                    )
+                )
             except SequenceFailed as error:
                 raise BadRequest(error.message, param="structured") from error
         return seqs

@@ -59,9 +59,18 @@ class Sequence:
     )
 
     def __init__(
-        self, id: int, request: Request, *, choice: int = 0, max_len: int, matcher: Matcher | None = None
+        self,
+        id: int,
+        request: Request,
+        *,
+        choice: int = 0,
+        max_len: int,
+        matcher: Matcher | None = None,
+        masks_late: bool = False,
     ) -> None:
-        """`matcher` is the choice's own, if its output is constrained. Raises SequenceFailed if it cannot begin."""
+        """`matcher` is the choice's own, if its output is constrained; with `masks_late` a step may begin before the
+        mask for it is known. Raises SequenceFailed if it cannot begin.
+        """
         self.id = id
         self.request = request
         self.choice = choice
@@ -88,19 +97,19 @@ class Sequence:
         params = request.params
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         self.looks_back = (
-            matcher is not None
+            (matcher is not None and not (masks_late and _waits_for_mask_alone(request)))
             or any(len(word) > 1 for word in request.bad_word_ids)
             or bool(penalised and (params.n > 1 or params.top_n_sigma))
         )
-        """Whether whoever asks for the next token must know those before it: they decide what a structure allows, they
-        may ban one, a choice that forks brings the counts of its tokens along, and top-n-sigma wants scores after
-        penalties."""
+        """Whether a step that samples the next token cannot begin before those before it are known: they decide what a
+        structure allows, they may ban one, a choice that forks brings the counts of its tokens along, and top-n-sigma
+        wants scores after penalties."""
         endless = params.max_tokens is None and not params.ignore_eos
         self._loops = LoopWatch() if endless else None
         self.stop_ids = request.stop_ids
         self.matcher = matcher
         self.mask: memoryview | None = None
-        """Tokens that may come next, in the matcher's words; None if any may."""
+        """Tokens that may follow those that are known, in the matcher's words; None if any may."""
         self.num_forced = 0
         """Tokens at the end that were not sampled, since no others were possible, and that are not delivered yet."""
         self.forced_logprobs: list[TokenLogprob] = []
@@ -170,7 +179,7 @@ class Sequence:
             self._jump(matcher)
         if matcher.is_done:
             self._close()
-        elif self.num_tokens < self.max_len:
+        elif self.num_known < self.max_len:
             self.mask = matcher.mask()
             if self.mask is not None and self.request.params.stop_token_ids:
                 self.mask = self._with_stops(self.mask)
@@ -191,7 +200,7 @@ class Sequence:
 
     def _close(self) -> None:
         """Nothing follows the tokens that are known."""
-        self.max_len, self.closing = self.num_tokens, FinishReason.STOP
+        self.max_len, self.closing = self.num_known, FinishReason.STOP
 
     def _with_stops(self, mask: memoryview) -> memoryview:
         """Where the structure may end, any of the tokens that end the sequence may end it."""
@@ -225,6 +234,15 @@ class Sequence:
     def stops_banned(self) -> bool:
         """Whether the next token must not end the sequence."""
         return self.num_output < self.request.params.min_tokens
+
+
+def _waits_for_mask_alone(request: Request) -> bool:
+    """Whether the mask is all that is missing for the next token of a constrained output while the last is not known:
+    forced tokens would come first, and other changes of its scores are made before the mask, or after it.
+    """
+    params, constraint = request.params, request.constraint
+    edited = params.logit_bias or params.min_tokens or params.top_n_sigma or request.bad_word_ids
+    return constraint is not None and not constraint.jump_forward and not edited
 
 
 def _leaves_choice(mask: memoryview) -> bool:

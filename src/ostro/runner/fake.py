@@ -5,12 +5,12 @@ would. So one wrong, stale or never written page changes every token after it, a
 Used by the tests of the engine and by load tests of everything above it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request, Task
-from ostro.engine.runner import RunnerSpec, SampledToken, StepOutput, TokenLogprob
+from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
 from ostro.engine.sequence import PENDING, Sequence
 
 _MASK = (1 << 64) - 1
@@ -49,6 +49,7 @@ class FakeRunner:
         max_batch_seqs: int = 64,
         strict: bool = True,
         steps_ahead: int = 0,
+        masks_late: bool = False,
         keeps_kv: bool = True,
         context_price: float = 0.0,
         scripts: Iterable[Script] = (),
@@ -70,6 +71,7 @@ class FakeRunner:
             steps_ahead=steps_ahead,
             keeps_kv=keeps_kv,
             constrains=True,
+            masks_late=masks_late,
             backend="fake",
             precision="no weights",
         )
@@ -82,12 +84,19 @@ class FakeRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
-        output = self.run(batch)
+    def launch(self, batch: Batch) -> Step:
+        unmasked: list[tuple[Sequence, int, int]] = []
+        output = self.run(batch, unmasked)
         self._sampled = output.sampled
-        return lambda: output
 
-    def run(self, batch: Batch) -> StepOutput:
+        def sample() -> None:
+            for seq, attended, at in unmasked:
+                output.sampled[seq.id] = self._sample(attended, seq, at)
+
+        return Step(lambda: output, sample if unmasked else None)
+
+    def run(self, batch: Batch, unmasked: list[tuple[Sequence, int, int]] | None = None) -> StepOutput:
+        """Adds to `unmasked` whose masks are not known yet, with what else it takes to sample for them."""
         size = self._spec.page_size
         for source, target in batch.page_copies:
             self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
@@ -95,7 +104,11 @@ class FakeRunner:
         for chunk in batch.chunks:
             attended = list(self._compute(chunk))
             for seq in chunk.samples:
-                output.sampled[seq.id] = self._sample(attended[-1], seq)
+                at = chunk.end - seq.num_prompt
+                if unmasked is not None and seq.matcher is not None and seq.num_pending:
+                    unmasked.append((seq, attended[-1], at))
+                else:
+                    output.sampled[seq.id] = self._sample(attended[-1], seq, at)
             if chunk.scored:
                 output.scored[chunk.seq.id] = [
                     self._score(attended[position - chunk.start], chunk.seq.token_ids[position + 1])
@@ -109,8 +122,8 @@ class FakeRunner:
         """What the sequence must generate, stops aside, computed without pages: the oracle."""
         twin = Sequence(seq.id, seq.request, choice=seq.choice, max_len=seq.max_len)
         *_, attended = _attended(twin.token_ids)
-        for _ in range(count):
-            token = self._sample(attended, twin).token_id
+        for at in range(count):
+            token = self._sample(attended, twin, at).token_id
             twin.token_ids.append(token)
             attended += _slot_value(attended, token)
         return twin.output_ids
@@ -118,7 +131,7 @@ class FakeRunner:
     def expected_next(self, seq: Sequence) -> SampledToken:
         """What the sequence must sample after its tokens, under its mask."""
         *_, attended = _attended(seq.token_ids)
-        return self._sample(attended, seq)
+        return self._sample(attended, seq, seq.num_output)
 
     def expected_logprob(self, token_ids: list[int], at: int) -> TokenLogprob:
         """Of the token at that place, had it been scored."""
@@ -159,27 +172,28 @@ class FakeRunner:
         attended = sum(sum(self._slots[page * size : (page + 1) * size]) for page in pages[:full])
         return attended + (sum(self._slots[pages[full] * size : pages[full] * size + rest]) if rest else 0)
 
-    def _sample(self, attended: int, seq: Sequence) -> SampledToken:
+    def _sample(self, attended: int, seq: Sequence, at: int) -> SampledToken:
+        """Token `at` of the output."""
         request = seq.request
         state = _mix(attended & _MASK, 0)
         draw = state if request.params.greedy else _mix(_mix(state, request.seed & _MASK), seq.choice)
-        token = self._next_scripted(seq)
+        token = self._scripted_token(seq, at)
         if token is None:
             token = draw % self._spec.vocab_size
         if seq.mask is not None and not seq.mask.cast("B")[token >> 3] >> (token & 7) & 1:
             token = _allowed(seq.mask, draw, self._spec.vocab_size)
-        if seq.stops_banned and token in seq.stop_ids:
+        if at < request.params.min_tokens and token in seq.stop_ids:
             token = (token + 1) % self._spec.vocab_size
         wants = request.params.logprobs is not None
         return SampledToken(token, TokenLogprob(token, -1.0, 1) if wants else None)
 
-    def _next_scripted(self, seq: Sequence) -> int | None:
-        """The script's next token, or the end of the sequence after its last; None without a script."""
+    def _scripted_token(self, seq: Sequence, at: int) -> int | None:
+        """The script's token, or the end of the sequence after its last; None without a script."""
         if not self._scripts:
             return None
         if seq.id not in self._scripted:
             self._scripted[seq.id] = _answer(self._scripts, list(seq.request.prompt_ids), seq.choice)
-        answer, at = self._scripted[seq.id], len(seq.output_ids)
+        answer = self._scripted[seq.id]
         if answer is None:
             return None
         return answer[at] if at < len(answer) else min(seq.request.eos_ids, default=None)

@@ -9,7 +9,7 @@ continue without it:
     step 3   [ a a a ]                      c has halted
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, Solution, StepOutput
+from ostro.engine.runner import RunnerSpec, Solution, Step, StepOutput
 from ostro.runner.devices import weight_formats
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
@@ -93,9 +93,9 @@ class RecomputeRunner:
         """How many rows of logits may exist at once."""
         return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+    def launch(self, batch: Batch) -> Step:
         output = self.run(batch)
-        return lambda: output
+        return Step(lambda: output)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:

@@ -33,7 +33,8 @@ def _changed(logits: Tensor, edits: Iterable[Edits]) -> Tensor:
 
 
 def _masked(scores: Tensor, seqs: Sequence[sequence.Sequence]) -> Tensor:
-    masks = {row: seq.mask for row, seq in enumerate(seqs) if seq.mask is not None}
+    # While a token is pending, the mask for the next one is not known.
+    masks = {row: seq.mask for row, seq in enumerate(seqs) if seq.mask is not None and not seq.num_pending}
     if not masks:
         return scores
     index = torch.tensor(list(masks)).to(scores.device, non_blocking=True)

@@ -1,6 +1,5 @@
 """Runs a batch with a torch model: Batch -> tensors -> model -> sampler. Knows no schedule and no text."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
+from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.machine import free_memory
 from ostro.runner.devices import format_name, weight_formats
@@ -70,9 +69,9 @@ class TorchRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+    def launch(self, batch: Batch) -> Step:
         output = self.run(batch)
-        return lambda: output
+        return Step(lambda: output)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:

@@ -3,6 +3,9 @@
 A step with one token per sequence is replayed as a CUDA graph, sampling included; its inputs are first copied to fixed
 device buffers. Any other step launches its kernels individually: with prompts, launch overhead is negligible, and with
 adapters, its matmuls depend on which rows it has.
+
+If a token that is not known yet decides what a constrained sequence may sample, the step is queued without sampling,
+which follows as a graph of its own once the masks are known: while the device still computes the step, as a rule.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from torch import Tensor
 from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, StepOutput
+from ostro.engine.runner import RunnerSpec, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
@@ -51,10 +54,17 @@ class StepKind(NamedTuple):
     """A variant of the decode step; each has its own graph."""
 
     sampler: SamplerKind | None
-    """None if the logits are edited first, outside the graph."""
+    """None if it is not the graph that samples."""
     keeps_logits: bool
     masks: bool = False
     """Whether tokens are banned by masks first; not if the sampler is None."""
+
+
+class DrawKind(NamedTuple):
+    """A variant of sampling that follows its step; each has its own graph."""
+
+    sampler: SamplerKind
+    keeps_logits: bool
 
 
 class GpuRunner:
@@ -90,6 +100,7 @@ class GpuRunner:
             steps_ahead=1,
             generates=model.has_head,
             constrains=True,
+            masks_late=True,
             device=self.device.type,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
@@ -115,6 +126,7 @@ class GpuRunner:
             self._decoder.compile(self.attention.scratch)
         captured = (graph_max_rows or max_batch_seqs) if graphs and self.device.type == "cuda" else 0
         self._graphs = StepGraphs(self._decode_step, idle=self._idle, most=max_batch_seqs, captured=captured)
+        self._draws = StepGraphs(self._draw_step, idle=self._idle, most=max_batch_seqs, captured=captured)
         if self.device.type == "cuda":
             self._spec = replace(self._spec, device_bytes=torch.cuda.memory_reserved(self.device))
 
@@ -154,7 +166,7 @@ class GpuRunner:
         return self._spec
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Wait:
+    def launch(self, batch: Batch) -> Step:
         self.attention.pages.copy(batch.page_copies)
         # Single tokens first: attention handles them separately.
         chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
@@ -171,24 +183,43 @@ class GpuRunner:
 
     # ---- steps with one token per sequence
 
-    def _launch_decode(self, seqs: list[Sequence]) -> Wait:
+    def _launch_decode(self, seqs: list[Sequence]) -> Step:
         size = self._graphs.size_for(len(seqs))
         slots, kind = self._sampler.slots_for(seqs)
-        samples_apart = edits(seqs)
-        keeps_logits = samples_apart or any(seq.request.params.logprobs is not None for seq in seqs)
-        masks = not samples_apart and masked(seqs)
+        is_edited, is_late = edits(seqs), _masks_unknown(seqs)
+        reads_logits = any(seq.request.params.logprobs is not None for seq in seqs)
+        samples_apart, masks = is_edited or is_late, is_late or masked(seqs)
         if masks:
             self._masks.allocate()
-        run = self._graphs.get(size, StepKind(None if samples_apart else kind, keeps_logits, masks))
+        # Before the inputs are set: what is captured for the first time overwrites them.
+        run = self._graphs.get(
+            size,
+            StepKind(None, keeps_logits=True)
+            if samples_apart
+            else StepKind(kind, keeps_logits=reads_logits, masks=masks),
+        )
+        draw = self._draws.get(size, DrawKind(kind, keeps_logits=reads_logits)) if is_late and not is_edited else None
         self._inputs.copy_(self._decode_inputs(seqs, slots), non_blocking=True)
-        if masks:
+        if masks and not samples_apart:
             self._masks.send(seqs)
         run()
-        if samples_apart:
-            logits = edited(self._kept_logits(len(seqs)), seqs)
-            self._sampler.draw(logits, self._inputs[SAMPLER, : len(seqs)], self._drawn.tokens, self._drawn.errors, kind)
         self._drawn.rows = {seq.id: row for row, seq in enumerate(seqs)}
-        return self._collect(seqs, self._kept_logits(len(seqs)) if keeps_logits else None)
+        logits = self._kept_logits(len(seqs)) if samples_apart or reads_logits else None
+        scores = edited(logits, seqs) if is_edited and logits is not None else None
+
+        def sample() -> Wait:
+            if is_late:
+                self._masks.send(seqs)
+            if draw is not None:
+                draw()
+            elif scores is not None:
+                if is_late:
+                    self._masks.ban(scores)
+                slots = self._inputs[SAMPLER, : len(seqs)]
+                self._sampler.draw(scores, slots, self._drawn.tokens, self._drawn.errors, kind)
+            return self._collect(seqs, logits)
+
+        return _step(sample, is_late=is_late)
 
     def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Tensor:
         page_size, rows = self._spec.page_size, self._drawn.rows
@@ -223,6 +254,14 @@ class GpuRunner:
         if kind.sampler is not None:
             self._sampler.draw(logits, sent[SAMPLER], self._drawn.tokens, self._drawn.errors, kind.sampler)
 
+    @torch.inference_mode()
+    def _draw_step(self, size: int, kind: DrawKind) -> None:
+        """Sampling captured in a graph: reads the logits that the step kept, and the masks sent since."""
+        logits = self._kept_logits(size)
+        scores = logits.clone() if kind.keeps_logits else logits
+        self._masks.ban(scores)
+        self._sampler.draw(scores, self._inputs[SAMPLER, :size], self._drawn.tokens, self._drawn.errors, kind.sampler)
+
     def _keep(self, logits: Tensor) -> None:
         """Copies logits to a fixed buffer: a graph's own memory is reused by graphs captured after it."""
         if self._logits is None:
@@ -235,21 +274,27 @@ class GpuRunner:
 
     # ---- steps with prompts or adapters
 
-    def _launch_mixed(self, chunks: list[Chunk], tables: Tensor, *, adapted: bool) -> Wait:
+    def _launch_mixed(self, chunks: list[Chunk], tables: Tensor, *, adapted: bool) -> Step:
         sent = send(self._mixed_inputs(chunks), self.device)
         inputs = unpack(sent, self._drawn.tokens)
         ctx = self.attention.of_chunks(chunks, tables, sent, inputs.slots)
         hidden = self._forward(inputs, ctx, adapted=adapted)
         ends = list(accumulate(chunk.length for chunk in chunks))
-        waits = [step(chunks, hidden, ends) for step in (self._sample, self._score, self._pool)]
+        waits = [step(chunks, hidden, ends) for step in (self._score, self._pool)]
+        draw = self._prepare_draws(chunks, hidden, ends)
 
-        def wait() -> StepOutput:
-            output = StepOutput()
-            for each in waits:
-                each(output)
-            return output
+        def sample() -> Wait:
+            drawn = draw()
 
-        return wait
+            def wait() -> StepOutput:
+                output = StepOutput()
+                for each in (drawn, *waits):
+                    each(output)
+                return output
+
+            return wait
+
+        return _step(sample, is_late=_masks_unknown([seq for chunk in chunks for seq in chunk.samples]))
 
     def _mixed_inputs(self, chunks: list[Chunk]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
         page_size = self._spec.page_size
@@ -268,42 +313,58 @@ class GpuRunner:
             offset += chunk.length
         return inputs
 
-    def _sample(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
-        """Draws for all sequences that get their next token from this step, one block of logits at a time."""
-        pairs = [(seq, end - 1) for chunk, end in zip(chunks, ends, strict=True) for seq in chunk.samples]
-        waits: list[tuple[list[Sequence], Wait]] = []
+    def _prepare_draws(
+        self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]
+    ) -> Callable[[], Callable[[StepOutput], None]]:
+        """Draws for choices that are about to fork, and prepares to draw for the others, which may wait for masks.
+
+        There may be far more of the former than there are slots: they are drawn for in blocks, and lose their slots.
+        """
+        placed = [
+            (seq, end - 1, len(chunk.samples) > 1)
+            for chunk, end in zip(chunks, ends, strict=True)
+            for seq in chunk.samples
+        ]
+        forking = [(seq, row) for seq, row, forks in placed if forks]
+        single = [(seq, row) for seq, row, forks in placed if not forks]
         block = max(1, min(self._spec.max_batch_seqs, self._block))
-        for at in range(0, len(pairs), block):
-            seqs = [seq for seq, _ in pairs[at : at + block]]
-            rows = send(np.array([end for _, end in pairs[at : at + block]]), self.device)
-            logits = self._head(hidden[rows])
-            slots, kind = self._sampler.slots_for(seqs)
-            self._sampler.draw(
-                self._scores(logits, seqs),
-                send(np.array(slots, dtype=np.int32), self.device),
-                self._drawn.tokens[at:],
-                self._drawn.errors[at:],
-                kind,
-            )
-            waits.append((seqs, self._collect(seqs, logits, at)))
-        self._drawn.rows = {seq.id: row for row, (seq, _) in enumerate(pairs)}
+        waits = [self._prepare_draw(forking[at : at + block], hidden, at)() for at in range(0, len(forking), block)]
+        draw = self._prepare_draw(single, hidden, len(forking)) if single else None
+        self._drawn.rows = {seq.id: row for row, (seq, _) in enumerate(forking + single)}
 
-        def add(output: StepOutput) -> None:
-            for _, wait in waits:
-                output.sampled.update(wait().sampled)
+        def draw_rest() -> Callable[[StepOutput], None]:
+            if draw is not None:
+                waits.append(draw())
 
-        return add
+            def add(output: StepOutput) -> None:
+                for wait in waits:
+                    output.sampled.update(wait().sampled)
 
-    def _scores(self, logits: Tensor, seqs: list[Sequence]) -> Tensor:
-        """What to draw from. Leaves the logits as they are if log-probabilities are read from them later."""
+            return add
+
+        return draw_rest
+
+    def _prepare_draw(self, pairs: list[tuple[Sequence, int]], hidden: Tensor, at: int) -> Callable[[], Wait]:
+        """For sequences and the rows of `hidden` that they sample from; what is drawn is put in rows `at` onwards."""
+        seqs = [seq for seq, _ in pairs]
+        logits = self._head(hidden[send(np.array([row for _, row in pairs]), self.device)])
+        numbers, kind = self._sampler.slots_for(seqs)
+        slots = send(np.array(numbers, dtype=np.int32), self.device)
+        masks = _masks_unknown(seqs) or (masked(seqs) and not edits(seqs))
+        scores = logits
         if edits(seqs):
-            return edited(logits, seqs)
-        if not masked(seqs):
-            return logits
-        scores = logits.clone() if any(seq.request.params.logprobs is not None for seq in seqs) else logits
-        self._masks.send(seqs)
-        self._masks.ban(scores)
-        return scores
+            scores = edited(logits, seqs)
+        elif masks and any(seq.request.params.logprobs is not None for seq in seqs):
+            scores = logits.clone()
+
+        def draw() -> Wait:
+            if masks:
+                self._masks.send(seqs)
+                self._masks.ban(scores)
+            self._sampler.draw(scores, slots, self._drawn.tokens[at:], self._drawn.errors[at:], kind)
+            return self._collect(seqs, logits, at)
+
+        return draw
 
     def _score(self, chunks: list[Chunk], hidden: Tensor, ends: Seq[int]) -> Callable[[StepOutput], None]:
         """Log-probabilities of prompt tokens, in blocks: never a whole prompt times the vocabulary."""
@@ -381,6 +442,24 @@ class GpuRunner:
             )
 
         return wait
+
+
+def _masks_unknown(seqs: Seq[Sequence]) -> bool:
+    """Whether the mask of some sequence depends on a token that is not known yet."""
+    return any(seq.matcher is not None and seq.num_pending for seq in seqs)
+
+
+def _step(sample: Callable[[], Wait], *, is_late: bool) -> Step:
+    """A step that is queued but for its sampling: that follows now, unless it is late."""
+    if not is_late:
+        return Step(sample())
+    waits: list[Wait] = []
+
+    @torch.inference_mode()
+    def sample_late() -> None:
+        waits.append(sample())
+
+    return Step(lambda: waits[0](), sample_late)
 
 
 def _check_deterministic(model: Model, adapters: Adapters | None) -> None:

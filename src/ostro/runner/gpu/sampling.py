@@ -71,8 +71,10 @@ def edits(seqs: Iterable[EngineSequence]) -> bool:
 
 
 def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
-    """The logits after bias, bans and top-n-sigma, in fp32; other rows' penalties are the device's own business."""
-    return without_penalties(logits.float(), seqs)
+    """A copy of the logits after bias, bans, masks that are known and top-n-sigma, in fp32; other rows' penalties are
+    the device's own business.
+    """
+    return without_penalties(logits.to(torch.float32, copy=True), seqs)
 
 
 def outcome(token_id: int, error: int, logprob: TokenLogprob | None = None) -> SampledToken:

@@ -3,7 +3,7 @@
 Rows whose scores a request changes take a second call, which only draws. Imports no torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from ctypes import Array
 from typing import Self
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, StepOutput, TokenLogprob
+from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
@@ -140,9 +140,9 @@ class NativeRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+    def launch(self, batch: Batch) -> Step:
         output = self.run(batch)
-        return lambda: output
+        return Step(lambda: output)
 
     def run(self, batch: Batch) -> StepOutput:
         for source, target in batch.page_copies:
