@@ -28,6 +28,7 @@ _ROWS = {
     "backends": "config errors machine",
     "torch_extra": "backends config errors extras machine",
     "structured": "errors",
+    "guidance_text": "",
     "sampling_params": "errors structured",
     "sampling_defaults": "errors sampling_params",
     "formats": "errors",
@@ -35,11 +36,11 @@ _ROWS = {
     "models": "errors",
     "weights": "errors extras formats models sources",
     "text": "errors formats processes sampling_params",
-    "answers": "errors structured text",
+    "answers": "errors guidance_text structured text",
     "kernels": "errors models",
     "torch_models": "errors kernels models",
     "engine": "errors sampling_params",
-    "grammar": "engine errors processes structured",
+    "grammar": "engine errors guidance_text processes structured",
     "runner": (
         "backends config engine errors extras formats kernels machine models sampling_params sources "
         "torch_extra torch_models weights"

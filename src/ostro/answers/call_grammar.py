@@ -12,17 +12,15 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ostro.answers.formats import CallFormat, HarmonyCalls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
-from ostro.answers.lark import Lark, alternatives, quoted, regex
+from ostro.answers.lark import Lark, alternatives
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.tools import CUSTOM_INPUT, Tool
 from ostro.answers.typed_values import may_be_text
 from ostro.errors import BadRequest
+from ostro.guidance_text import OPTIONS, SEPARATORS, WHITESPACE, regex_literal
+from ostro.guidance_text import text_literal as quoted
 from ostro.structured import StructuredOutput
 
-# As models write JSON. With nothing left open between tokens, most of a call is forced.
-_SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-# A space, or a line break or two with an indent: pretty-printing passes, endless runs of white space do not.
-_WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 _FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"
 _SEAM = r"/\n{0,2}/"
 """White space between reasoning and answer, as models write it."""
@@ -321,7 +319,7 @@ def argument_schema(tool: Tool) -> Mapping[str, object] | None:
         return _object({CUSTOM_INPUT: {"type": "string", **pattern}}, required=[CUSTOM_INPUT])
     if tool.parameters is None:
         return None
-    schema = {key: value for key, value in tool.parameters.items() if key != "x-guidance"}
+    schema = {key: value for key, value in tool.parameters.items() if key != OPTIONS}
     if not tool.is_enforced:
         return {"type": "object"}
     if _COMPOSED.isdisjoint(schema) and "properties" in schema and "additionalProperties" not in schema:
@@ -366,18 +364,18 @@ def _texts_in(schema: Mapping[str, object]) -> list[str]:
 
 def json_rule(schema: object, *, lenient: bool) -> str:
     """JSON of a schema, with separators as models write them."""
-    return _json(schema, {**_SEPARATORS, "lenient": lenient})
+    return _json(schema, {**SEPARATORS, "lenient": lenient})
 
 
 def _json(schema: object, options: Mapping[str, object]) -> str:
     # Only an object has a place for options; true, false and others say the same within one.
     described = schema if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
-    return f"%json {json.dumps({**described, 'x-guidance': options}, ensure_ascii=False)}"
+    return f"%json {json.dumps({**described, OPTIONS: options}, ensure_ascii=False)}"
 
 
 def structure(lark: Lark, structured: StructuredOutput) -> str:
     """Text of a structure, as one of an answer's alternatives."""
-    options = {"whitespace_pattern": structured.whitespace_pattern or _WHITESPACE, "lenient": not structured.strict}
+    options = {"whitespace_pattern": structured.whitespace_pattern or WHITESPACE, "lenient": not structured.strict}
     if structured.json_schema is not None:
         return lark.rule(_json(json.loads(structured.json_schema), options))
     if structured.json_object:
@@ -385,7 +383,7 @@ def structure(lark: Lark, structured: StructuredOutput) -> str:
     if structured.choice:
         return alternatives(map(quoted, structured.choice))
     if structured.regex is not None:
-        return lark.rule(regex(structured.regex))
+        return lark.rule(regex_literal(structured.regex))
     raise BadRequest(
         f"{structured.kind} cannot be combined with tools, or used with a model that answers in channels. Describe the "
         "answer by a JSON schema, a regex or choices.",

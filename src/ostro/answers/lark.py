@@ -1,18 +1,9 @@
-"""Text of grammars in llguidance's Lark notation. Knows the notation, and nothing of what is described."""
+"""Grammars in llguidance's Lark notation, rule by rule. Knows the notation, and nothing of what is described."""
 
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def regex(expression: str) -> str:
-    """An expression within slashes; those in it are escaped, unless they are already."""
-    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL)
-    return f"/{escaped.replace(chr(10), chr(92) + 'n')}/"
+from ostro.guidance_text import SpecialIds, marked_text
+from ostro.guidance_text import text_literal as quoted
 
 
 def alternatives(bodies: Iterable[str]) -> str:
@@ -26,11 +17,9 @@ def alternatives(bodies: Iterable[str]) -> str:
 class Lark:
     """Rules and terminals under names of their own. `TEXT` is any text; special tokens are never part of it."""
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, special_ids: SpecialIds) -> None:
         self._special_ids = special_ids
         self._names: dict[tuple[str, str], str] = {}
-        longest_first = sorted(special_ids, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def grammar(self, start: str) -> str:
         definitions = (f"{name}{rest}" for (_, rest), name in self._names.items())
@@ -44,12 +33,7 @@ class Lark:
 
     def literal(self, text: str) -> str:
         """The text, whose special tokens are those themselves, not their letters. Empty for an empty text."""
-        parts, done = [], 0
-        for found in self._special.finditer(text):
-            parts += [quoted(text[done : found.start()]), self._token(found[0])]
-            done = found.end()
-        parts.append(quoted(text[done:]))
-        return " ".join(part for part in parts if part != '""')
+        return marked_text(text, self._special_ids)
 
     def up_to(self, text: str, marker: str) -> str:
         """Text of a terminal, up to and including the first occurrence of the marker."""

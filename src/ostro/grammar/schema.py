@@ -17,6 +17,7 @@ from ostro.grammar.limits import (
     MAX_PATTERN_CHARACTERS,
     MAX_PATTERN_PROPERTIES,
 )
+from ostro.guidance_text import OPTIONS
 
 Schema = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -42,8 +43,6 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "unevaluatedProperties": (True, {}),
     "not": (False,),
 }
-OPTIONS = "x-guidance"
-"""Where llguidance looks for its own options."""
 
 
 def pointer(path: Path) -> str:

@@ -10,13 +10,18 @@ from typing import Any
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unsupported
 from ostro.grammar.gbnf import is_gbnf, to_lark
-from ostro.grammar.lark import SpecialIds, marked_text, regex_literal, text_literal
 from ostro.grammar.limits import MAX_REPETITIONS
-from ostro.grammar.schema import OPTIONS, Schema, check_depth, lint, normalized
+from ostro.grammar.schema import Schema, check_depth, lint, normalized
+from ostro.guidance_text import (
+    OPTIONS,
+    SEPARATORS,
+    WHITESPACE,
+    SpecialIds,
+    marked_text,
+    regex_literal,
+    text_literal,
+)
 from ostro.structured import StructuredOutput
-
-WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
-"""Between JSON's tokens, at most once: enough to print it prettily, and never an endless run."""
 
 # Options of a rule that would take more than masks.
 _RULE_OPTION = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|temperature|stop|stop_capture|suffix_capture)\s*=")
@@ -56,8 +61,7 @@ def _json_options(structured: StructuredOutput) -> dict[str, object]:
     if structured.whitespace_pattern is not None:
         return made | {"whitespace_pattern": structured.whitespace_pattern}
     if structured.jump_forward:
-        # With one way to write it, most of JSON's punctuation is forced.
-        return made | {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        return made | SEPARATORS
     return made | {"whitespace_pattern": WHITESPACE}
 
 

@@ -1,8 +1,17 @@
-"""Texts, special tokens and regexes in llguidance's dialect of Lark's notation."""
+"""What llguidance reads, in text: literals and regexes in its dialect of Lark's notation, and its options for JSON. For
+whoever writes grammars; knows nothing of what they describe.
+"""
 
 import json
 import re
 from collections.abc import Mapping
+
+OPTIONS = "x-guidance"
+"""Where llguidance looks for its own options, within a schema."""
+SEPARATORS: Mapping[str, object] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""JSON as models write it. With one way to write it, most of its punctuation is forced."""
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+"""Between JSON's tokens, at most once: enough to print it prettily, and never an endless run."""
 
 SpecialIds = Mapping[str, int]
 """The special tokens of a model, by their texts."""
