@@ -127,6 +127,48 @@ def test_what_cannot_be_enforced_is_refused_with_its_path_and_ignored_if_not_str
 
 
 @pytest.mark.parametrize(
+    ("keywords", "keyword", "valid"),
+    [
+        ({"enum": [1234567890123456789]}, "enum", "1234567890123456789"),
+        ({"const": 9007199254740993}, "const", "9007199254740993"),
+        ({"enum": ["a", {"b": [18446744073709551615]}]}, "enum", '{"b": [18446744073709551615]}'),
+        ({"type": "integer", "minimum": 10**30, "maximum": 10**31}, "minimum", str(2 * 10**30)),
+        ({"type": "integer", "minimum": -(2**63)}, "minimum", "-5"),
+        ({"type": "number", "maximum": 1e20}, "maximum", "1e19"),
+        ({"type": "number", "minimum": 1e-100}, "minimum", "0.5"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-9}, "exclusiveMinimum", "0.0000000001"),
+        ({"minimum": -12.5, "exclusiveMaximum": -12}, "exclusiveMaximum", "-12.25"),
+        ({"type": "object", "minProperties": 2}, "minProperties", '{"a": 1, "b": 2}'),
+    ],
+)
+def test_what_would_be_enforced_wrongly_is_refused_or_left_out(
+    keywords: dict[str, object], keyword: str, valid: str
+) -> None:
+    """The first wrote 1234567890123456768, the last accepted the same property twice."""
+    with pytest.raises(Unsupported, match=re.escape(f"{keyword} at #/properties/a~1b/items/{keyword} is not supp")):
+        constraint_of(json_schema=nested(keywords))
+    made = constraint_of(json_schema=nested(keywords), strict=False)
+    assert accepts(made, f'{{"a/b": [{valid}]}}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "refused"),
+    [
+        ({"const": 2**53}, [2**53], [2**53 - 1]),
+        ({"type": "integer", "maximum": 2**63 - 1}, [2**63 - 1], [2**63]),
+        ({"type": "integer", "exclusiveMinimum": -(2**53)}, [1 - 2**53], [-(2**53)]),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, [0.5, 1], [0]),
+        ({"type": "number", "minimum": 0, "exclusiveMaximum": 0.5}, [0, 0.25], [0.5]),
+        ({"type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
+    ],
+)
+def test_numbers_that_floats_have_are_exact(schema: object, accepted: list[object], refused: list[object]) -> None:
+    made = constraint_of(json_schema=json.dumps(schema))
+    assert [accepts(made, json.dumps(each)) for each in accepted] == [True] * len(accepted)
+    assert not any(accepts(made, json.dumps(each)) for each in refused)
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"uniqueItems": False},

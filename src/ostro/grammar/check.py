@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, OstroError, Unsupported
 from ostro.grammar.compiler import NotCompiled, compile_grammar
+from ostro.grammar.exactness import not_exact
 from ostro.grammar.schema import Path, check_depth, lint, locate, pointer
 from ostro.grammar.translate import prepared_schema, schema_grammar, translate
 from ostro.guidance_text import SpecialIds
@@ -110,11 +111,7 @@ def _explained(failure: NotCompiled, structured: StructuredOutput) -> OstroError
             f"{param} cannot be enforced: {keyword} at {where} is not supported ({failure.reason}). Leave it out.",
             param=param,
         )
-    return Unsupported(
-        f"{param} cannot be enforced exactly: {keyword} at {where} is not supported ({failure.reason}). Leave it out, "
-        "or set strict to false to have it ignored.",
-        param=param,
-    )
+    return not_exact(param, keyword, where, failure.reason)
 
 
 _MISTAKES = frozenset({"type", "$ref"})

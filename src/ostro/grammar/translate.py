@@ -9,6 +9,7 @@ from typing import Any
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unsupported
+from ostro.grammar.exactness import leave_out_inexact, require_exact
 from ostro.grammar.gbnf import is_gbnf, to_lark
 from ostro.grammar.limits import MAX_REPETITIONS
 from ostro.grammar.schema import Schema, check_depth, lint, normalized
@@ -47,6 +48,10 @@ def prepared_schema(text: str, structured: StructuredOutput, param: str) -> Sche
         raise BadRequest(f"{param} is false: no JSON satisfies it.", param=param)
     made = normalized({} if schema is True else schema)
     lint(made, param)
+    if structured.strict:
+        require_exact(made, param)
+    else:
+        leave_out_inexact(made)
     return {**made, OPTIONS: _json_options(structured)}
 
 

@@ -1,0 +1,130 @@
+"""What llguidance compiles and then enforces wrongly, found in a schema before it gets there. Compiles nothing.
+
+Its numbers are 64-bit floats, and it counts an object's properties by how often one is written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostro.errors import Unsupported
+from ostro.grammar.schema import Schema, pointer, walk
+
+_MAX_EXACT = 1 << 53
+"""The largest integer below which a float has every other."""
+_MAX_INT64 = (1 << 63) - 1
+_MIN_BOUND = 1e-50
+"""Bounds closer to 0 become expressions that are nested too deeply."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+@dataclass(frozen=True, slots=True)
+class _Inexact:
+    keyword: str
+    reason: str
+    instead: Schema = field(default_factory=dict)
+    """What can be enforced of it."""
+
+
+def require_exact(schema: Schema, param: str) -> None:
+    """Raises Unsupported for the first keyword that would be enforced wrongly."""
+    for path, each in walk(schema):
+        for found in _inexact(each):
+            raise not_exact(param, found.keyword, pointer((*path, found.keyword)), found.reason)
+
+
+def leave_out_inexact(schema: Schema) -> None:
+    """Takes such keywords out of the schema."""
+    for _, each in walk(schema):
+        for found in list(_inexact(each)):
+            del each[found.keyword]
+            each.update({name: value for name, value in found.instead.items() if name not in each})
+
+
+def not_exact(param: str, keyword: str, where: str, reason: str) -> Unsupported:
+    return Unsupported(
+        f"{param} cannot be enforced exactly: {keyword} at {where} is not supported ({reason}). Leave it out, or set "
+        "strict to false to have it ignored.",
+        param=param,
+    )
+
+
+def _inexact(schema: Schema) -> Iterator[_Inexact]:
+    for keyword in ("const", "enum"):
+        if keyword in schema and (number := _beyond(schema[keyword])) is not None:
+            values = schema["enum"] if keyword == "enum" else [schema["const"]]
+            yield _Inexact(keyword, f"{number} is beyond 2**53", {"type": sorted({_type(each) for each in values})})
+    for keyword in _BOUNDS:
+        if (bound := _number(schema, keyword)) is not None and (reason := _why_inexact(schema, keyword, bound)):
+            yield _Inexact(keyword, reason)
+    yield from _loose_bounds(schema)
+    least = _number(schema, "minProperties")
+    most = len(_names(schema.get("required"))) + 1
+    if least is not None and least > most:
+        # Names that are not listed may be the same ones: {"a": 1, "a": 2} has one property.
+        yield _Inexact("minProperties", f"at most {most} is, one more than the required ones", {"minProperties": most})
+
+
+def _why_inexact(schema: Schema, keyword: str, bound: float) -> str:
+    if not abs(bound) <= _MAX_EXACT:
+        # The one beyond that is enforced exactly.
+        is_int64 = keyword == "maximum" and schema.get("type") == "integer" and bound == _MAX_INT64
+        return "" if is_int64 else f"{bound} is beyond 2**53"
+    return f"{bound} is too close to 0" if bound and abs(bound) < _MIN_BOUND else ""
+
+
+def _loose_bounds(schema: Schema) -> Iterator[_Inexact]:
+    """An integer that is excluded is allowed if no other integer lies between the bounds."""
+    if schema.get("type") == "integer":
+        return
+    for keyword, others, sign in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1),
+    ):
+        bound = _number(schema, keyword)
+        if bound is None or bound % 1 or sign * bound < 0:
+            continue
+        for other in others:
+            end = _number(schema, other)
+            if end is not None and sign * (end - bound) < 1:
+                inclusive = "minimum" if sign > 0 else "maximum"
+                reason = f"with {other} {end}; use {inclusive}"
+                yield _Inexact(keyword, reason, {inclusive: bound})
+                return
+
+
+def _number(schema: Schema, keyword: str) -> float | None:
+    value = schema.get(keyword)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _beyond(value: Any) -> float | None:
+    """A number in it that floats do not tell from its neighbours."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return next((found for each in inner if (found := _beyond(each)) is not None), None)
+    if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= _MAX_EXACT:
+        return value
+    return None
+
+
+def _type(value: Any) -> str:
+    for kind, name in _TYPES:
+        if isinstance(value, kind):
+            return name
+    return "null"
+
+
+# A boolean is an int in Python.
+_TYPES = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+)
+
+
+def _names(required: Any) -> set[str]:
+    return {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
