@@ -124,14 +124,65 @@ def test_the_event_loop_goes_on_while_a_schema_is_checked() -> None:
     asyncio.run(scenario())
 
 
-def test_a_process_that_is_killed_is_not_the_schemas_fault() -> None:
+def slow(number: int) -> StructuredOutput:
+    return replace(SLOW, json_schema=(SLOW.json_schema or "").replace("}", f', "title": "{number}"}}', 1))
+
+
+def test_a_small_schema_overtakes_slow_ones_that_came_before_it() -> None:
     checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60))
 
     async def scenario() -> None:
+        slow_ones = [asyncio.create_task(checker.check_async(slow(number))) for number in range(3)]
+        await asyncio.sleep(0)
+        assert (await checker.check_async(OBJECT)).grammar
+        assert not any(each.done() for each in slow_ones)
+        checker.close()
+        ended = await asyncio.gather(*slow_ones, return_exceptions=True)
+        assert {type(each) for each in ended} == {Unavailable}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_checked_at_once_shares_its_time() -> None:
+    limits = CheckLimits(seconds=0.1, together_seconds=0.1)
+    checker = GrammarChecker(byte_level(), limits=limits)
+
+    async def scenario() -> None:
+        known = await checker.check_async(OBJECT)
+        found = await checker.check_all_async([NOT, slow(1), slow(2), NOT, OBJECT, StructuredOutput(regex="a")])
+        messages = [each.message if isinstance(each, BadRequest) else each for each in found]
+        assert found[4] == known
+        assert "json_schema takes more than 0.1 s" in str(messages[1])
+        assert "json_schema was not looked at" in str(messages[2])
+        assert messages[0] == messages[3]
+        assert "not at #/properties/a/not" in str(messages[0])
+        assert isinstance(found[5], BadRequest)
+        assert found[5].param == "regex"
+        # The next request has its own time, and the first one's outcomes.
+        [again, small] = await checker.check_all_async([slow(1), StructuredOutput(regex="a")])
+        assert isinstance(again, BadRequest)
+        assert isinstance(small, Constraint)
+
+    asyncio.run(scenario())
+
+
+def test_outcomes_of_many_agents_tools_are_kept() -> None:
+    checker = GrammarChecker(byte_level())
+    schemas = [StructuredOutput(json_schema=json.dumps({"const": number})) for number in range(260)]
+    first = asyncio.run(checker.check_all_async(schemas))
+    checker.close()
+    assert asyncio.run(checker.check_all_async(schemas)) == first
+
+
+def test_a_process_that_is_killed_is_not_the_schemas_fault() -> None:
+    checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60, quick_seconds=60))
+
+    async def scenario() -> None:
         check = asyncio.create_task(checker.check_async(SLOW))
-        while checker.pid is None:
+        while not checker.pids:
             await asyncio.sleep(0.01)
-        os.kill(checker.pid, signal.SIGKILL)
+        for pid in checker.pids:
+            os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="Try again"):
             await check
         assert (await checker.check_async(OBJECT)).grammar
@@ -142,9 +193,9 @@ def test_a_process_that_is_killed_is_not_the_schemas_fault() -> None:
 def test_a_closed_or_forgotten_checker_leaves_no_process() -> None:
     for close in (True, False):
         checker = GrammarChecker(byte_level())
-        assert checker.pid is None
+        assert not checker.pids
         checker.check(OBJECT)
-        pid = checker.pid
+        [pid] = checker.pids
         if close:
             checker.close()
         del checker

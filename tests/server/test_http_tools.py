@@ -424,6 +424,14 @@ def test_strict_schema_that_cannot_be_enforced_is_refused_before_any_token(serve
     assert "not" in error["message"]
 
 
+def test_a_prompt_that_is_too_long_is_refused_before_its_tools_are_looked_at(server: LiveServer) -> None:
+    bad = function("bad", {"type": "object", "properties": {"x": {"not": {}}}}, strict=True)
+    body = asked(KEYS["1 plain text"], tools=[bad], max_tokens=10**6)
+    with server.client() as client:
+        response = client.post(CHAT, json=body)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_client_that_leaves_in_the_middle_of_a_call_frees_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """37: the row is aborted."""
     with (

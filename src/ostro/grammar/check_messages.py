@@ -1,4 +1,4 @@
-"""Messages between `checker` and `check_process`: first a `Setup`, then checks, each with its reply."""
+"""Messages between `checker` and `check_process`: first a `Setup`, then checks, each answered by a `Checked`."""
 
 import msgspec
 
@@ -30,3 +30,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Reply = Accepted | Refused
+
+
+class Checked(msgspec.Struct, frozen=True):
+    reply: Reply
+    seconds: float
+    """Of CPU time that it took."""

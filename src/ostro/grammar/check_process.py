@@ -5,6 +5,7 @@ The compiler cannot be interrupted, and what it cannot allocate ends its process
 
 import resource
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -12,7 +13,7 @@ import msgspec
 
 from ostro.errors import BadRequest, Unsupported
 from ostro.grammar.check import check_constraint, check_structured
-from ostro.grammar.check_messages import Accepted, Check, Refused, Reply, Setup
+from ostro.grammar.check_messages import Accepted, Check, Checked, Refused, Reply, Setup
 from ostro.grammar.vocabulary import Vocabulary
 from ostro.processes.worker_process import serve
 
@@ -45,7 +46,9 @@ class _Checking:
         self._tokenizer = Vocabulary(tokenizer, tokenizer.vocab_size).tokenizer
 
     def reply(self, message: bytes) -> bytes:
-        return msgspec.msgpack.encode(self._checked(msgspec.msgpack.decode(message, type=Check)))
+        began = time.process_time()
+        reply = self._checked(msgspec.msgpack.decode(message, type=Check))
+        return msgspec.msgpack.encode(Checked(reply, time.process_time() - began))
 
     def _checked(self, asked: Check) -> Reply:
         try:

@@ -1,6 +1,9 @@
-"""Checks structured outputs in a separate process, because compiling one can take any time and memory. Keeps outcomes.
+"""Checks structured outputs in separate processes, because compiling one can take any time and memory. Keeps outcomes.
 
-StructuredOutput ──> GrammarChecker ──socket──> check_process: llguidance, with limits ──> Constraint
+StructuredOutput ──> GrammarChecker ──sockets──> check_process: llguidance, with limits ──> Constraint
+
+Nearly all are compiled within milliseconds. What takes longer is given up, and starts over in a process of its own that
+does nothing else: so whoever sends slow ones keeps others waiting for moments only, whatever their number.
 
 What has passed is compiled again by the engine, for its own vocabulary: it takes about as long there.
 """
@@ -9,13 +12,15 @@ import asyncio
 import hashlib
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unavailable, Unsupported
-from ostro.grammar.check_messages import Accepted, Check, Refused, Reply, Setup
+from ostro.grammar.check_messages import Accepted, Check, Checked, Refused, Reply, Setup
 from ostro.grammar.lru import Lru
 from ostro.grammar.vocabulary import TokenizerLike, require_llguidance
 from ostro.processes.worker import Worker, WorkerEnded, WorkerError
@@ -23,8 +28,12 @@ from ostro.structured import StructuredOutput
 
 # Of a grammar in its reply: a schema has at most 256 KiB, which JSON within JSON may double.
 _LONGEST_REPLY = 1 << 24
-_MAX_OUTCOMES = 256
-_MAX_BYTES = 1 << 24
+# Some agents bring a hundred tools each, and one grammar for each choice of them.
+_MAX_OUTCOMES = 8192
+_MAX_BYTES = 1 << 25
+# Of an outcome, beside its texts.
+_OVERHEAD = 1024
+_NUM_QUICK = 2
 # By these a process is ended from outside; whatever else ends it, the grammar did.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
@@ -35,6 +44,10 @@ class CheckLimits:
 
     seconds: float = 0.75
     """Of CPU time. Of real schemas, 99 % take less than 40 ms."""
+    quick_seconds: float = 0.05
+    """After so much CPU time it is given up, and starts over in the process for slow ones."""
+    together_seconds: float = 1.5
+    """Of CPU time for all grammars that are checked at once."""
     bytes: int = 512 << 20
     """Of address space, interpreter and library included."""
 
@@ -42,32 +55,30 @@ class CheckLimits:
 class GrammarChecker:
     """For one model. Use either its blocking methods, from any thread, or its asynchronous ones, within one event loop.
 
-    The process is started when it is first needed.
+    Processes are started when they are first needed.
     """
 
     def __init__(self, tokenizer: TokenizerLike, *, limits: CheckLimits | None = None) -> None:
         self.limits = limits or CheckLimits()
         special_ids = {tokenizer.token_bytes(token).decode(errors="replace"): token for token in tokenizer.special_ids}
-        setup = Setup(tokenizer.vocab_size, special_ids, sorted(tokenizer.eos_ids))
-        self._worker = Worker(
-            "ostro.grammar.check_process",
-            msgspec.msgpack.encode(setup),
-            seconds=self.limits.seconds,
-            memory=self.limits.bytes,
-        )
+        setup = msgspec.msgpack.encode(Setup(tokenizer.vocab_size, special_ids, sorted(tokenizer.eos_ids)))
+        quick = min(self.limits.quick_seconds, self.limits.seconds)
+        self._quick = _Workers(setup, _NUM_QUICK, seconds=quick, memory=self.limits.bytes)
+        self._slow = _Workers(setup, 1, seconds=self.limits.seconds, memory=self.limits.bytes)
         self._outcomes: Lru[bytes, Reply] = Lru(_MAX_OUTCOMES, _MAX_BYTES)
-        # One check at a time: whoever asks for the same thing meanwhile finds its outcome.
         self._lock = threading.Lock()
-        self._turn = asyncio.Lock()
+        # Whoever asks for the same thing meanwhile waits for its outcome.
+        self._asked: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     @property
-    def pid(self) -> int | None:
-        """Of the process, while there is one."""
-        return self._worker.pid
+    def pids(self) -> list[int]:
+        """Of the processes that there are."""
+        return self._quick.pids + self._slow.pids
 
     def close(self) -> None:
-        """Ends the process, as does a checker that is forgotten."""
-        self._worker.close()
+        """Ends the processes, as does a checker that is forgotten."""
+        self._quick.close()
+        self._slow.close()
 
     def check(self, structured: StructuredOutput) -> Constraint:
         """What enforces it. Raises BadRequest that names the field, and the keyword's place in a schema."""
@@ -76,6 +87,19 @@ class GrammarChecker:
     async def check_async(self, structured: StructuredOutput) -> Constraint:
         """What `check` gives, without holding up the event loop."""
         return await self._check_async(Check(structured=structured), structured.kind)
+
+    async def check_all_async(self, structures: Sequence[StructuredOutput]) -> list[Constraint | BadRequest]:
+        """What `check_async` gives or raises for each. Those that are left when all have used up their time together
+        are refused unseen; what is known of others already costs no time.
+        """
+        budget, outcomes = _Budget(self.limits), list[Constraint | BadRequest]()
+        # One after the other: between two of them, others have their turn.
+        for structured in structures:
+            try:
+                outcomes.append(await self._check_async(Check(structured=structured), structured.kind, budget))
+            except BadRequest as refusal:
+                outcomes.append(refusal)
+        return outcomes
 
     def check_constraint(self, constraint: Constraint, param: str) -> None:
         """Raises BadRequest if the grammar, made from something of the user's that `param` names, cannot be compiled
@@ -88,39 +112,55 @@ class GrammarChecker:
         await self._check_async(Check(constraint=constraint), param)
 
     def _check(self, asked: Check, param: str) -> Constraint:
-        message, key = _encoded(asked)
+        message, key = _encoded(asked, param)
         outcome = self._outcomes.get(key)
         if outcome is None:
             with self._lock:
                 outcome = self._outcomes.get(key) or self._ask(message, key, param)
         return _constraint(outcome, param)
 
-    async def _check_async(self, asked: Check, param: str) -> Constraint:
-        message, key = _encoded(asked)
+    async def _check_async(self, asked: Check, param: str, budget: "_Budget | None" = None) -> Constraint:
+        message, key = _encoded(asked, param)
         outcome = self._outcomes.get(key)
         if outcome is None:
-            async with self._turn:
-                outcome = self._outcomes.get(key) or await self._ask_async(message, key, param)
+            if budget is not None:
+                budget.check(param)
+            async with self._asked.setdefault(key, asyncio.Lock()):
+                outcome = self._outcomes.get(key) or await self._ask_async(message, key, param, budget)
         return _constraint(outcome, param)
 
     def _ask(self, message: bytes, key: bytes, param: str) -> Reply:
         require_llguidance()
         try:
-            reply = self._worker.ask(message, _LONGEST_REPLY)
+            try:
+                reply = self._quick.ask(message)
+            except WorkerEnded as error:
+                if not error.ran_out_of_time:
+                    raise
+                reply = self._slow.ask(message)
         except WorkerError as error:
             return self._kept(key, self._refusal(error, param), len(message))
-        return self._kept(key, msgspec.msgpack.decode(reply, type=Reply), len(message))
+        return self._kept(key, _checked(reply).reply, len(message))
 
-    async def _ask_async(self, message: bytes, key: bytes, param: str) -> Reply:
+    async def _ask_async(self, message: bytes, key: bytes, param: str, budget: "_Budget | None") -> Reply:
         require_llguidance()
         try:
-            reply = await self._worker.ask_async(message, _LONGEST_REPLY)
+            try:
+                reply = await self._quick.ask_async(message)
+            except WorkerEnded as error:
+                if not error.ran_out_of_time:
+                    raise
+                reply = await self._slow.ask_async(message)
         except WorkerError as error:
-            return self._kept(key, self._refusal(error, param), len(message))
-        return self._kept(key, msgspec.msgpack.decode(reply, type=Reply), len(message))
+            checked = Checked(self._refusal(error, param), self.limits.seconds)
+        else:
+            checked = _checked(reply)
+        if budget is not None:
+            budget.left -= checked.seconds
+        return self._kept(key, checked.reply, len(message))
 
     def _kept(self, key: bytes, outcome: Reply, weight: int) -> Reply:
-        self._outcomes.put(key, outcome, 2 * weight)
+        self._outcomes.put(key, outcome, _OVERHEAD + 2 * weight)
         return outcome
 
     def _refusal(self, error: WorkerError, param: str) -> Refused:
@@ -138,10 +178,73 @@ class GrammarChecker:
         return Refused(f"{param} takes {spent} to compile. Make it smaller or simpler.", param)
 
 
-def _encoded(asked: Check) -> tuple[bytes, bytes]:
-    """The message, and what its outcome is kept under."""
+class _Budget:
+    """CPU time for several checks together."""
+
+    def __init__(self, limits: CheckLimits) -> None:
+        self._seconds = limits.together_seconds
+        self.left = limits.together_seconds
+
+    def check(self, param: str) -> None:
+        """Raises BadRequest if there is nothing left of it."""
+        if self.left <= 0:
+            raise BadRequest(
+                f"{param} was not looked at: with what else the request is held to, it takes more than "
+                f"{self._seconds:g} s to compile. Ask for less, or for something simpler.",
+                param=param,
+            )
+
+
+class _Workers:
+    """Processes with the same limits, for whom messages wait in one line."""
+
+    def __init__(self, setup: bytes, count: int, *, seconds: float, memory: int) -> None:
+        module = "ostro.grammar.check_process"
+        self._all = [Worker(module, setup, seconds=seconds, memory=memory) for _ in range(count)]
+        self._free = list(self._all)
+        self._places = asyncio.Semaphore(count)
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._all if worker.pid is not None]
+
+    def close(self) -> None:
+        for worker in self._all:
+            worker.close()
+
+    def ask(self, message: bytes) -> bytes:
+        """The reply. Raises WorkerError if there is none."""
+        return self._all[0].ask(message, _LONGEST_REPLY)
+
+    async def ask_async(self, message: bytes) -> bytes:
+        async with self._places:
+            worker = self._free.pop()
+            try:
+                reply = await worker.ask_async(message, _LONGEST_REPLY)
+            except asyncio.CancelledError:
+                # It is still at work on that: others come first.
+                self._free.insert(0, worker)
+                raise
+            except WorkerEnded:
+                # Its successor starts now rather than with the next message.
+                worker.start()
+                self._free.append(worker)
+                raise
+            except BaseException:
+                self._free.append(worker)
+                raise
+            self._free.append(worker)
+            return reply
+
+
+def _encoded(asked: Check, param: str) -> tuple[bytes, bytes]:
+    """The message, and what its outcome is kept under: a refusal names the field."""
     message = msgspec.msgpack.encode(asked)
-    return message, hashlib.sha256(message).digest()
+    return message, hashlib.sha256(message + param.encode()).digest()
+
+
+def _checked(reply: bytes) -> Checked:
+    return msgspec.msgpack.decode(reply, type=Checked)
 
 
 def _constraint(outcome: Reply, param: str) -> Constraint:

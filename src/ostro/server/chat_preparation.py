@@ -31,7 +31,7 @@ class ChatPreparation:
         """
         if not self._frontend.is_probed:
             await asyncio.to_thread(lambda: self._frontend.profile)
-        plan = await self._plan(chat)
+        plan = _planned(chat, chat.tools, self._frontend.profile)
         self._check_length([*plan.messages, *(plan.tools or ()), plan.template_kwargs])
         rendered = await self._frontend.tokenizer.render_chat(
             plan.messages,
@@ -44,10 +44,19 @@ class ChatPreparation:
         reading = plan.reading(rendered.text)
         return plan, rendered._replace(text=rendered.text + reading.prompt_suffix), reading
 
-    async def constraint(self, chat: ChatRequest, reading: Reading) -> Constraint | None:
-        """What the output is held to: the grammar of calls, of which a structured output is a part, or a structured
-        output alone. Raises BadRequest if it cannot be compiled.
+    async def constraint(
+        self, chat: ChatRequest, plan: AnswerPlan, prompt: ChatText, reading: Reading
+    ) -> tuple[Reading, Constraint | None]:
+        """What the output is held to, and how to read it then: the grammar of calls, of which a structured output is a
+        part, or a structured output alone. Raises BadRequest if it cannot be compiled. That may take a while: find out
+        first whether the prompt has room in the context.
         """
+        tools = await self._checked_tools(chat, plan)
+        if tools != chat.tools:
+            reading = _planned(chat, tools, self._frontend.profile).reading(prompt.text)
+        return reading, await self._constraint(chat, reading)
+
+    async def _constraint(self, chat: ChatRequest, reading: Reading) -> Constraint | None:
         checker = self._frontend.checker
         if reading.grammar is None:
             if chat.params.structured is None:
@@ -67,21 +76,18 @@ class ChatPreparation:
         await checker.check_constraint_async(constraint, "tools")
         return constraint
 
-    async def _plan(self, chat: ChatRequest) -> AnswerPlan:
+    async def _checked_tools(self, chat: ChatRequest, plan: AnswerPlan) -> tuple[Tool, ...]:
         """Raises BadRequest that names a strict tool whose schema cannot be enforced. Calls of other tools are held to
         what can be.
         """
-        profile = self._frontend.profile
-        plan = _planned(chat, chat.tools, profile)
         tools = list(chat.tools)
-        for check in plan.checks:
-            try:
-                await self._frontend.checker.check_async(check.structured)
-            except BadRequest as error:
+        outcomes = await self._frontend.checker.check_all_async([check.structured for check in plan.checks])
+        for check, outcome in zip(plan.checks, outcomes, strict=True):
+            if isinstance(outcome, BadRequest):
                 if check.is_strict:
-                    raise _named_after_tool(error, chat.tools[check.tool_index], check.tool_index) from error
+                    raise _named_after_tool(outcome, chat.tools[check.tool_index], check.tool_index) from outcome
                 tools[check.tool_index] = replace(tools[check.tool_index], is_enforced=False)
-        return plan if tools == list(chat.tools) else _planned(chat, tools, profile)
+        return tuple(tools)
 
     def _check_length(self, values: Sequence[object]) -> None:
         """Raises BadRequest for values with more characters in all than a text may have. Counts every string, names of

@@ -262,7 +262,7 @@ class ModelService:
             _check_fits(_last_words(chat.messages), frontend.tokenizer, admission, "messages")
         preparation = self._chat_preparation()
         plan, rendered, reading = await preparation.prompt(chat)
-        sampling = await self._sampling(frontend, chat.params, await preparation.constraint(chat, reading))
+        sampling = await self._sampling(frontend, chat.params, None)
 
         def make(rendered: ChatText) -> Request:
             ids = frontend.tokenizer.encode_rendered(rendered)
@@ -272,14 +272,16 @@ class ModelService:
                 cache_salt=chat.cache_salt,
                 priority=chat.priority,
                 turn=turn,
-                shown_ids=reading.kept_ids,
             )
             if chat.fits_output:
                 request = _fitted(request, admission.max_len)
-            admission.check(request, prompt="messages")
+            admission.longest(request, prompt="messages")
             return request
 
         [request] = await self._make_all(make, [rendered], lambda rendered: len(rendered.text))
+        reading, constraint = await preparation.constraint(chat, plan, rendered, reading)
+        request = replace(request, constraint=constraint, shown_ids=reading.kept_ids)
+        admission.check(request, prompt="messages")
         return PreparedChat(request, plan, reading)
 
     async def prepare_scoring(
