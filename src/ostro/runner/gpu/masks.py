@@ -17,25 +17,20 @@ class TokenMasks:
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._max_rows, self._num_words, self._device = max_rows, -(-vocab_size // WORD_BITS), device
         self._memory: tuple[Tensor, Tensor] | None = None
-        self._senders: Iterator[_Sender] = iter(())
+        self._staging: Iterator[_Staging] = iter(())
 
     def allocate(self) -> None:
         """Before a graph that reads them is captured."""
         if self._memory is None:
             words = torch.zeros(self._max_rows, self._num_words, dtype=torch.int32, device=self._device)
             self._memory = words, torch.full((self._max_rows,), -1, dtype=torch.int32, device=self._device)
-            self._senders = cycle([_Sender(words), _Sender(words)])
+            self._staging = cycle([_Staging(words), _Staging(words)])
 
     def send(self, seqs: Sequence[EngineSequence]) -> None:
         """Does not wait for the device. Row i of the logits that come next belongs to seqs[i]."""
         self.allocate()
         assert self._memory is not None
-        words, rows = self._memory
-        masks = {row: seq.mask for row, seq in enumerate(seqs) if seq.mask is not None}
-        numbers = np.full(self._max_rows, -1, dtype=np.int32)
-        numbers[list(masks)] = np.arange(len(masks))
-        rows.copy_(self._pinned(numbers), non_blocking=True)
-        next(self._senders).send([np.frombuffer(mask, np.int32, self._num_words) for mask in masks.values()], words)
+        next(self._staging).send([seq.mask for seq in seqs], *self._memory)
 
     def ban(self, logits: Tensor) -> None:
         """In place, in the rows that the masks were last sent for."""
@@ -43,27 +38,32 @@ class TokenMasks:
         words, rows = self._memory
         ban_tokens(logits, words, rows)
 
-    def _pinned(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]") -> Tensor:
-        host = torch.from_numpy(array)
-        return host.pin_memory() if self._device.type == "cuda" else host
 
-
-class _Sender:
-    """Pinned memory of its own, which is reused: to pin a megabyte anew takes longer than a step of a small model."""
+class _Staging:
+    """Pinned memory that is reused: to pin a megabyte anew takes longer than a small model's step."""
 
     def __init__(self, words: Tensor) -> None:
-        self._is_cuda = words.is_cuda
-        self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=self._is_cuda)
-        self._array = self._host.numpy()
-        self._sent = torch.cuda.Event() if self._is_cuda else None
+        on_gpu = words.is_cuda
+        self._words, self._rows = (
+            torch.empty(shape, dtype=torch.int32, pin_memory=on_gpu) for shape in (words.shape, words.shape[:1])
+        )
+        self._words_array, self._rows_array = self._words.numpy(), self._rows.numpy()
+        self._sent = torch.cuda.Event() if on_gpu else None
 
-    def send(self, masks: "Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int32]]]", words: Tensor) -> None:
+    def send(self, masks: Sequence[memoryview | None], words: Tensor, rows: Tensor) -> None:
         if self._sent is not None:
-            # Long over: another was sent since.
+            # Over, as a rule: another staging was used since.
             self._sent.synchronize()
+        self._rows_array.fill(-1)
+        number, width = 0, self._words.shape[1]
         for row, mask in enumerate(masks):
-            self._array[row] = mask
-        words[: len(masks)].copy_(self._host[: len(masks)], non_blocking=True)
+            if mask is not None:
+                self._words_array[number] = np.frombuffer(mask, np.int32, width)
+                self._rows_array[row] = number
+                number += 1
+        rows.copy_(self._rows, non_blocking=True)
+        if number:
+            words[:number].copy_(self._words[:number], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
