@@ -8,7 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import pstdev
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +43,8 @@ def make_seq(
     allowed: Collection[int] | None = None,
 ) -> Sequence:
     """`allowed` are the only tokens that its mask leaves."""
-    params = SamplingParams(
-        max_tokens=None,
+    params = _checked(
+        frozenset((logit_bias or {}).items()),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -51,7 +53,6 @@ def make_seq(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias or {},
         logprobs=logprobs,
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
@@ -62,6 +63,12 @@ def make_seq(
     if allowed is not None:
         seq.mask = mask_of(allowed)
     return seq
+
+
+@lru_cache
+def _checked(logit_bias: frozenset[tuple[int, float]], **settings: Any) -> SamplingParams:
+    """Checking takes most of the time that a sequence takes to make, and thousands differ in the seed alone."""
+    return SamplingParams(max_tokens=None, logit_bias=dict(logit_bias), **settings)
 
 
 def mask_of(allowed: Collection[int], most: int = 4096) -> memoryview:
