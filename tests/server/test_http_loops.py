@@ -63,6 +63,12 @@ def test_a_stream_without_a_limit_ends_with_repetition(client: OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 2 * LOOP
 
 
+def test_a_response_that_ran_in_a_loop_is_incomplete(client: OpenAI) -> None:
+    response = client.responses.create(model="default", input="the fox")
+    assert response.status == "incomplete"
+    assert response.output_text == "abc" * (LOOP // 3)
+
+
 def test_a_request_that_names_its_limit_may_loop_to_it(client: OpenAI) -> None:
     named = client.chat.completions.create(model="default", messages=HELLO, max_tokens=150)
     newer = client.chat.completions.create(model="default", messages=HELLO, max_completion_tokens=150)

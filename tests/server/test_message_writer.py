@@ -128,6 +128,8 @@ def test_input_and_cached_tokens_add_up_to_the_prompt() -> None:
         ([Text("Hi")], Outcome(counts=END, reason="length", context_full=True), "model_context_window_exceeded", None),
         ([LOOK, CallArguments(0, "{}")], DONE, "tool_use", None),
         ([LOOK, CallArguments(0, '{"a')], CUT, "max_tokens", None),
+        ([LOOK, CallArguments(0, "{}")], Outcome(counts=END, stopped_by="###"), "tool_use", None),
+        ([LOOK, CallArguments(0, '{"a')], Outcome(counts=END, reason="length", stopped_by="b"), "stop_sequence", "b"),
     ],
 )
 def test_the_stop_reason_says_how_it_ended(

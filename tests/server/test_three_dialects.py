@@ -112,6 +112,36 @@ def test_an_answer_that_is_cut_anywhere_is_cut_alike(server: LiveServer, max_tok
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_leaves_it_incomplete(server: LiveServer, stream: bool) -> None:
+    body = asked(KEYS["3 text and call"], tools=[F])
+    way = int(stream)
+    with server.client() as client:
+        chat = by_chat(client, body | {"stop": ['x"']})[way]
+        reason = answered(client, CHAT, **body, stop=['x"'])["choices"][0]["finish_reason"]
+        responses = by_responses(client, in_responses(body) | {"stop": ['x"']})[way]
+        message = answered(client, MESSAGES, **in_messages(body), stop_sequences=['x"'])
+        after = answered(client, MESSAGES, **in_messages(body), stop_sequences=["</tool"])
+    assert reason == "stop"
+    assert chat.calls == responses.calls == (("f", '{"'),)
+    assert responses.is_cut
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", 'x"')
+    # Its arguments had come.
+    assert (after["stop_reason"], after["stop_sequence"]) == ("tool_use", None)
+
+
+@pytest.mark.parametrize("stop", ['"name"', '"f"', "arguments"])
+def test_a_stop_string_before_a_calls_arguments_leaks_no_markup(server: LiveServer, stop: str) -> None:
+    body = asked(KEYS["20 required"], tools=[F], tool_choice="required", stop=[stop])
+    with server.client() as client:
+        choice = answered(client, CHAT, **body)["choices"][0]
+        responses = by_responses(client, in_responses(body) | {"stop": [stop]})
+    assert choice["finish_reason"] == "stop"
+    assert not choice["message"]["content"]
+    assert not choice["message"].get("tool_calls")
+    assert all(each.is_cut and not each.text and not each.calls for each in responses)
+
+
 # --- any conversation -----------------------------------------------------------------------------------------------
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(str.strip)

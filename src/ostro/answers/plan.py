@@ -132,9 +132,11 @@ class AnswerPlan:
         )
 
     def finish_reason(self, reason: str, reader: AnswerReader) -> str:
-        """OpenAI's, given the engine's: `tool_calls` in place of `stop`, unless the choice named the tool."""
-        called = reason == "stop" and bool(reader.calls) and self.choice.mode != "named"
-        return "tool_calls" if called else reason
+        """OpenAI's, given the engine's: `tool_calls` in place of `stop`, unless the choice named the tool, or a stop
+        string has cut off the last call.
+        """
+        called = bool(reader.calls) and not reader.has_open_call and self.choice.mode != "named"
+        return "tool_calls" if called and reason == "stop" else reason
 
     @property
     def _format(self) -> CallFormat:

@@ -1,5 +1,6 @@
 """Reads one choice's answer as it arrives: reasoning, text and tool calls. Knows text only."""
 
+import json
 import secrets
 import string
 from collections.abc import Callable, Mapping
@@ -81,6 +82,16 @@ class AnswerReader:
     def reasoning(self) -> str:
         return "".join(self._thoughts)
 
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the answer was cut within a call, or before the call that it was held to. How far a custom tool's
+        input was meant to go, nobody knows: unless text follows, it counts as open.
+        """
+        if not self.was_cut or not self.calls:
+            return self.was_cut and self._only_calls
+        call = self.calls[-1]
+        return self._after_call if call.is_custom else not _is_json(call.arguments)
+
     def push(self, text: str) -> list[Event]:
         """What can be told of the answer by now, beyond what was told before."""
         if text:
@@ -89,7 +100,9 @@ class AnswerReader:
         return self._take()
 
     def end(self, cut: bool) -> list[Event]:
-        """The rest. `cut`: the output has reached its limit, so what is incomplete is not a mistake of the model's."""
+        """The rest. `cut`: the output has reached its limit or a stop string, so what is incomplete is not a mistake of
+        the model's.
+        """
         self.was_cut = cut
         self._scanner.end()
         next(self._parse, None)
@@ -247,6 +260,14 @@ class AnswerReader:
         if text:
             self._thoughts.append(text)
             self._events.append(Reasoning(text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _ignore(text: str) -> None:

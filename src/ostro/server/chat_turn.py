@@ -97,7 +97,7 @@ class AnswerStream:
             return [Text(delta.text)] if delta.text else []
         found = reader.push(delta.text)
         if delta.finish_reason is not None:
-            found += reader.end(cut=delta.finish_reason != "stop")
+            found += reader.end(cut=_was_cut(self._completion.choices[delta.index]))
         return found if self._shows_reasoning else [event for event in found if not isinstance(event, Reasoning)]
 
     def finish_reason(self, index: int) -> str:
@@ -111,12 +111,17 @@ class AnswerStream:
             return choice.finish_reason
         return self._prepared.plan.finish_reason(choice.finish_reason, reader)
 
+    def has_open_call(self, index: int) -> bool:
+        """Whether a choice, whose last delta was read, was cut off within a call."""
+        reader = self._readers[index]
+        return reader is not None and reader.has_open_call
+
     def answer(self, choice: Choice) -> ChatAnswer:
         """A choice that has ended, as a whole. Only for a choice of which no delta was read."""
         reader = self._readers[choice.index]
         if reader is not None:
             reader.push(choice.text)
-            reader.end(cut=choice.finish_reason != "stop")
+            reader.end(cut=_was_cut(choice))
         return ChatAnswer(
             index=choice.index,
             text=choice.text if reader is None else reader.text,
@@ -133,6 +138,11 @@ class AnswerStream:
             return None
         pairs = zip(self._completion.choices, self._readers, strict=True)
         return sum(_num_reasoning(choice, reader, tokenizer) for choice, reader in pairs if reader is not None)
+
+
+def _was_cut(choice: Choice) -> bool:
+    """Whether it ended before the model meant it to."""
+    return choice.finish_reason != "stop" or choice.stopped_by is not None
 
 
 def _num_reasoning(choice: Choice, reader: AnswerReader, tokenizer: Tokenizer) -> int:

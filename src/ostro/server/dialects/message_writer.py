@@ -43,14 +43,16 @@ class MessageWriter:
 
     def finish(self, outcome: Outcome) -> bytes:
         data = self._close()
-        ended: Json = {"stop_reason": self._stop_reason(outcome), "stop_sequence": outcome.stopped_by}
+        reason = self._stop_reason(outcome)
+        by = outcome.stopped_by if reason == "stop_sequence" else None
+        ended: Json = {"stop_reason": reason, "stop_sequence": by}
         self.message |= ended | {"usage": _usage(outcome.counts)}
         return data + sse("message_delta", {"delta": ended, "usage": self.message["usage"]}) + sse("message_stop", {})
 
     def _stop_reason(self, outcome: Outcome) -> str:
-        if outcome.reason == "length":
+        if outcome.reason == "length" and outcome.stopped_by is None:
             return "model_context_window_exceeded" if outcome.context_full else "max_tokens"
-        if any(block["type"] == "tool_use" for block in self._blocks):
+        if outcome.reason == "stop" and any(block["type"] == "tool_use" for block in self._blocks):
             return "tool_use"
         return "end_turn" if outcome.stopped_by is None else "stop_sequence"
 

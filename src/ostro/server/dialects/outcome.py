@@ -24,7 +24,7 @@ class Counts:
 class Outcome:
     counts: Counts
     reason: Literal["stop", "length"] = "stop"
-    """`length`: cut off."""
+    """`length`: cut off, by a limit, because it ran in a loop, or by a stop string within a call."""
     stopped_by: str | None = None
     """The stop string that ended it, if one did."""
     context_full: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ostro.answers.events import Event
-from ostro.outputs import Completion, Delta
+from ostro.outputs import Choice, Completion, Delta
 from ostro.server.chat_turn import AnswerStream
 from ostro.server.dialects.outcome import Counts, Outcome
 from ostro.server.models import Model
@@ -49,7 +49,11 @@ class Reading:
                 generated=len(choice.token_ids),
                 reasoning=self._answers.num_reasoning(self._tokenizer) or 0,
             ),
-            reason="length" if self._answers.finish_reason(choice.index) == "length" else "stop",
+            reason="length" if self._is_cut(choice) else "stop",
             stopped_by=choice.stopped_by,
             context_full=self._max_len is not None and length >= self._max_len,
         )
+
+    def _is_cut(self, choice: Choice) -> bool:
+        reason = self._answers.finish_reason(choice.index)
+        return reason in ("length", "repetition") or self._answers.has_open_call(choice.index)
