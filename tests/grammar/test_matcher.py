@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from constrained_text import (
@@ -17,11 +18,16 @@ from constrained_text import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from text_vocabs import byte_level, control_ids
 
 from ostro.engine.constraint import Constraint, Matcher
+from ostro.engine.request import Request
+from ostro.engine.sequence import Sequence
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.grammar.compiler import GrammarCompiler
+from ostro.grammar.matcher import GrammarMatcher
+from ostro.sampling_params import SamplingParams
 
 PERSON = {
     "type": "object",
@@ -165,14 +171,19 @@ def test_choices_of_one_request_do_not_see_each_other() -> None:
     assert two.is_done
 
 
-def test_any_token_may_come_before_the_marker_and_the_grammar_begins_after_it() -> None:
+def is_endless(matcher: Matcher) -> bool:
+    """Whether any token of the logits may come that does not end the sequence, and no other."""
+    return allowed(matcher) == set(range(byte_level().vocab_size + 3)) - byte_level().eos_ids
+
+
+def test_any_token_but_an_end_may_come_before_the_marker_and_the_grammar_begins_after_it() -> None:
+    """A model that ended within its reasoning gave an empty answer, with the finish reason of a complete one."""
     matcher = start(replace(constraint_of(choice=["yes"]), free_until="</think>", jump_forward=True))
     take_all(matcher, "Let me see: no. </thin")
-    assert matcher.mask() is None
+    assert is_endless(matcher)
     assert matcher.forced() == []
-    matcher.take(control_ids()[0])
     take_all(matcher, "</think>")
-    assert matcher.mask() is not None
+    assert not is_endless(matcher)
     assert byte_level().decode(matcher.forced()) == "yes"
     take_all(matcher, "yes")
     assert matcher.is_done
@@ -185,7 +196,7 @@ def test_the_marker_must_come_once_the_budget_before_it_is_spent(marker: str, ju
     matcher = start(made)
     written: list[int] = []
     for token in (*tokens_of("a"), *tokens_of("b"), *tokens_of("c")):
-        assert matcher.mask() is None
+        assert is_endless(matcher)
         assert matcher.forced() == []
         matcher.take(token)
     while byte_level().decode(written, skip_special=False) != marker:
@@ -196,6 +207,40 @@ def test_the_marker_must_come_once_the_budget_before_it_is_spent(marker: str, ju
         written += due
     take_all(matcher, "yes")
     assert matcher.is_done
+
+
+def test_a_lazy_grammar_leaves_the_reasoning_free_to_end() -> None:
+    assert start(Constraint(grammar=CALLS, lazy=True, free_until="</think>")).mask() is None
+
+
+def test_a_users_stop_token_does_not_end_the_reasoning_before_a_structure() -> None:
+    [stop] = tokens_of("x")
+    made = replace(constraint_of(regex="x+"), free_until="</think>")
+    params = SamplingParams(stop_token_ids=(stop,))
+    request = Request(id=1, prompt_ids=(5,), params=params, seed=0, eos_ids=byte_level().eos_ids, constraint=made)
+    sequence = Sequence(1, request, max_len=100, matcher=start(made))
+    assert not is_allowed(sequence.mask, stop)
+    assert is_allowed(sequence.mask, stop - 1)
+    for token in tokens_of("</think>"):
+        assert sequence.follow(token) is None
+    assert is_allowed(sequence.mask, stop)
+
+
+def test_a_panic_of_the_library_fails_its_own_sequence() -> None:
+    """It is no Exception, and failed every request of the engine."""
+
+    class Panic(BaseException):
+        pass
+
+    class Panicking:
+        def __getattr__(self, name: str) -> object:
+            raise Panic("index out of bounds")
+
+    made = constraint_of(choice=["yes"], jump_forward=True)
+    matcher = GrammarMatcher(cast("LLMatcher", Panicking()), compiler().vocabulary, made)
+    for call in (matcher.mask, matcher.forced, lambda: matcher.take(tokens_of("y")[0]), lambda: matcher.is_done):
+        with pytest.raises(SequenceFailed, match="index out of bounds"):
+            call()
 
 
 def test_a_marker_in_time_leaves_the_budget_behind() -> None:
@@ -209,11 +254,11 @@ def test_the_marker_is_found_wherever_tokens_are_cut(before: str) -> None:
     text = before.replace("</think>", "") + "</think>"
     matcher = start(replace(constraint_of(choice=["yes"]), free_until="</think>"))
     for index, byte in enumerate(text.encode()):
-        assert matcher.mask() is None, text[:index]
+        assert matcher.is_free, text[:index]
         matcher.take(next(token for token in range(400) if byte_level().token_bytes(token) == bytes([byte])))
         if "</think>" in text[: index + 1]:
             break
-    assert matcher.mask() is not None
+    assert not matcher.is_free
 
 
 def with_tokens(*tokens: bytes) -> GrammarCompiler:

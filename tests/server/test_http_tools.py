@@ -255,6 +255,17 @@ def test_answer_whose_prompt_opened_the_thought(opened: LiveServer, name: str) -
         check(client, OPENED[name], KEYS[name])
 
 
+@pytest.mark.parametrize("wanted", [OK, {"tools": [F], "tool_choice": "required"}], ids=["format", "required"])
+def test_thought_that_ends_the_answer_does_not_pass_for_a_complete_one(
+    opened: LiveServer, wanted: dict[str, Any]
+) -> None:
+    """The model may not end before what was asked for: it came out as null, with the finish reason stop."""
+    with opened.client() as client:
+        [choice] = whole(client, asked(PONDERS, **wanted, max_tokens=16))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+    assert choice["message"]["reasoning_content"].startswith("one two three four")
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 18))
 def test_cut_anywhere_ends_with_length_and_leaks_no_markup(server: LiveServer, max_tokens: int) -> None:
     """17, 18: within the name there is no call yet, and within the arguments they are partial, streamed or not."""

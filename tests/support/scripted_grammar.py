@@ -68,6 +68,10 @@ class AutomatonMatcher:
         state = self._state
         return not self._automaton.edges.get(state) and state not in self._automaton.free | self._automaton.traps
 
+    @property
+    def is_free(self) -> bool:
+        return self._state in self._automaton.free
+
     def _check(self) -> None:
         if self._state in self._automaton.traps:
             raise SequenceFailed(f"State {self._state} is a trap.")

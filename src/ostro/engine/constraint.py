@@ -11,7 +11,8 @@ class Constraint:
     grammar: str
     """In llguidance's own notation."""
     free_until: str = ""
-    """The grammar begins after the first occurrence of this text in the output: any token may come before that."""
+    """The grammar begins after the first occurrence of this text in the output: any token may come before that, but
+    the output may not end there, unless it is lazy."""
     free_tokens: int | None = None
     """After so many tokens without `free_until`, that text is the only one that may come."""
     lazy: bool = False
@@ -49,6 +50,11 @@ class Matcher(Protocol):
     @property
     def is_done(self) -> bool:
         """Whether the output is complete, and nothing may follow but its end."""
+        ...
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the grammar has not begun. A mask only keeps the sequence from ending then."""
         ...
 
 

@@ -156,7 +156,7 @@ class Sequence:
         self.num_pending -= 1
         if self._loops is None:
             return False
-        if self.mask is not None:
+        if self.mask is not None and self.matcher is not None and not self.matcher.is_free:
             looping = self._loops.take(self.token_ids, self.num_prompt, self.num_known, _PATIENCE_IN_STRUCTURES)
             return looping and _leaves_choice(self.mask)
         looping = self._loops.take(self.token_ids, self.num_prompt, self.num_known)
@@ -182,7 +182,7 @@ class Sequence:
         elif self.num_known < self.max_len:
             self.mask = matcher.mask()
             if self.mask is not None and self.request.params.stop_token_ids:
-                self.mask = self._with_stops(self.mask)
+                self.mask = self._with_stops(self.mask, matcher)
 
     def _jump(self, matcher: Matcher) -> None:
         first = self.num_tokens
@@ -202,14 +202,17 @@ class Sequence:
         """Nothing follows the tokens that are known."""
         self.max_len, self.closing = self.num_known, FinishReason.STOP
 
-    def _with_stops(self, mask: memoryview) -> memoryview:
-        """Where the structure may end, any of the tokens that end the sequence may end it."""
+    def _with_stops(self, mask: memoryview, matcher: Matcher) -> memoryview:
+        """Where the structure may end, any of the tokens that end the sequence may end it; before it begins, none."""
         words = bytearray(mask)
         most = 8 * len(words)
-        if any(token < most and words[token >> 3] >> (token & 7) & 1 for token in self.request.eos_ids):
+        if matcher.is_free:
+            for token in self.request.params.stop_token_ids:
+                words[token >> 3] &= ~(1 << (token & 7))
+        elif any(token < most and words[token >> 3] >> (token & 7) & 1 for token in self.request.eos_ids):
             for token in self.request.params.stop_token_ids:
                 words[token >> 3] |= 1 << (token & 7)
-        return memoryview(words)
+        return memoryview(words).cast("I")
 
     @property
     def output_ids(self) -> list[int]:

@@ -1,17 +1,44 @@
 """Where one choice stands in its grammar: `engine.constraint.Matcher` over llguidance's. Knows tokens; no schemas."""
 
+import logging
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ostro.engine.constraint import Constraint
-from ostro.errors import SequenceFailed
+from ostro.errors import OstroError, SequenceFailed
 from ostro.grammar.vocabulary import WORD_BITS, Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_log = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 # Tokens of line breaks that a model may write between its reasoning and what the grammar describes.
 _MAX_BREAKS = 2
+
+
+def _contained(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Whatever the library fails with is an error of one choice, and not of every request in the step."""
+
+    @wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except (OstroError, KeyboardInterrupt, SystemExit):
+            raise
+        # The library is written in Rust: what it panics with is not an Exception.
+        except BaseException as error:
+            _log.exception("A grammar failed.")
+            raise SequenceFailed(
+                f"The output cannot be held to its structure any further: {first_line(str(error))}. Simplify the "
+                "schema or grammar."
+            ) from error
+
+    return call
 
 
 class GrammarMatcher:
@@ -33,9 +60,13 @@ class GrammarMatcher:
         self._num_breaks = 0
         self._keep_budget()
 
+    @_contained
     def mask(self) -> memoryview | None:
-        if self._tail is not None:
-            return self._only(self._due[0]) if self._due else None
+        if self._due:
+            return self._only(self._due[0])
+        if self.is_free:
+            # The reasoning's end would pass for that of an answer, and the answer for an empty one.
+            return None if self._constraint.lazy else self._vocabulary.endless_mask
         self._inner.unsafe_compute_mask_ptr(self._address, self._view.nbytes)
         self._check()
         if self._is_open:
@@ -44,6 +75,7 @@ class GrammarMatcher:
             self._allow(self._vocabulary.line_break_words)
         return self._view
 
+    @_contained
     def take(self, token_id: int) -> None:
         if self._tail is not None:
             self._search(token_id)
@@ -61,6 +93,7 @@ class GrammarMatcher:
             self._inner.consume_token(token_id)
             self._check()
 
+    @_contained
     def forced(self) -> list[int]:
         if not self._constraint.jump_forward or self.is_done:
             return []
@@ -74,8 +107,13 @@ class GrammarMatcher:
         return tokens[:num_valid]
 
     @property
+    @_contained
     def is_done(self) -> bool:
         return self._tail is None and self._inner.is_stopped() and not self._inner.is_error()
+
+    @property
+    def is_free(self) -> bool:
+        return self._tail is not None and not self._due
 
     @property
     def _is_open(self) -> bool:

@@ -1,5 +1,6 @@
 """A model's vocabulary as llguidance wants it. Knows tokenizers; knows no grammars."""
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -73,6 +74,14 @@ class Vocabulary:
         """The words of a mask that hold special tokens, by index, with those tokens' bits."""
         self.line_breaks = frozenset(token for token, text in enumerate(self.tokens) if text in (b"\n", b"\n\n"))
         self.line_break_words = _words(sorted(self.line_breaks))
+        self.endless_mask = self._endless_mask(width) if self.eos_ids else None
+        """Of all tokens but those that end a sequence; None if there are none of those."""
+
+    def _endless_mask(self, width: int) -> memoryview:
+        words = array("I", b"\xff" * (4 * self.num_words))
+        for index, word in _words([*self.eos_ids, *range(width, WORD_BITS * self.num_words)]):
+            words[index] &= ~word
+        return memoryview(words).toreadonly()
 
     def marker_ids(self, text: str) -> list[int]:
         """How a model writes a marker: as one token, if there is one for it, be it special or not."""
