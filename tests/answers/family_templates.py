@@ -259,3 +259,11 @@ GEMMA_2 = """\
 {{- '<start_of_turn>' + message.role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
+
+# Granite 3's reasoning is turned on by an order to the model, and the prompt's end does not show it.
+GRANITE_3 = """\
+{%- if thinking %}<|start_of_role|>system<|end_of_role|>Think within <think></think> first.<|end_of_text|>
+{% endif %}
+{%- for message in messages %}<|start_of_role|>{{ message.role }}<|end_of_role|>{{ message.content }}<|end_of_text|>
+{% endfor %}
+{%- if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"""

@@ -352,6 +352,29 @@ def test_constraint_begins_after_the_reasoning() -> None:
         assert (closed.free_until, closed.prompt_suffix, closed.in_reasoning) == ("", "", False)
 
 
+@pytest.mark.parametrize(
+    ("thinks_unasked", "asked", "thinks"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (False, {"reasoning": ReasoningSettings(enabled=True)}, True),
+        (False, {"reasoning": ReasoningSettings(effort="high")}, True),
+        (False, {"reasoning": ReasoningSettings(budget=9)}, True),
+        (True, {"reasoning": ReasoningSettings(enabled=False)}, False),
+        (True, {"reasoning": ReasoningSettings(effort="none")}, False),
+        (True, {"template_kwargs": {"enable_thinking": False}}, False),
+    ],
+)
+def test_reasoning_is_begun_for_the_model_only_where_it_is_on(
+    thinks_unasked: bool, asked: dict[str, Any], thinks: bool
+) -> None:
+    """Granite's template only tells the model, in the system message: the structure was written into a thought."""
+    profile = replace(QWEN, thinks_unasked=thinks_unasked)
+    for wanted in ({"structured": JSON}, {"tools": [F], "choice": ToolChoice(mode="required")}):
+        reading = plan(profile=profile, **wanted, **asked).reading("…<|im_start|>assistant\n")
+        assert (reading.prompt_suffix, reading.free_until) == (("<think>\n", "</think>") if thinks else ("", ""))
+
+
 def test_automatic_calls_leave_the_model_to_begin_its_reasoning() -> None:
     made = plan(profile=QWEN, tools=[F])
     assert made.reading("…").prompt_suffix == ""

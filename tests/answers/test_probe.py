@@ -13,6 +13,7 @@ from family_templates import (
     DEEPSEEK_V31,
     GEMMA_2,
     GLM_4,
+    GRANITE_3,
     HARMONY,
     LLAMA_3,
     MISTRAL,
@@ -63,12 +64,19 @@ FAMILIES: Mapping[str, tuple[str, TemplateProfile]] = {
     "DeepSeek R1": (DEEPSEEK_R1, replace(_BEFORE, tool_format="deepseek_v3", reasoning=THINK)),
     "DeepSeek V3.1": (
         DEEPSEEK_V31,
-        replace(_BEFORE, tool_format="deepseek_v31", reasoning=THINK, thinking_variable="thinking"),
+        replace(
+            _BEFORE,
+            tool_format="deepseek_v31",
+            reasoning=THINK,
+            thinking_variable="thinking",
+            thinks_unasked=False,
+        ),
     ),
     "gpt-oss": (
         HARMONY,
         replace(_BEFORE, several_calls=False, late_system=False, takes_effort=True, tool_format="harmony"),
     ),
+    "Granite 3": (GRANITE_3, TemplateProfile(reasoning=THINK, thinking_variable="thinking", thinks_unasked=False)),
     "GLM 4": (GLM_4, TemplateProfile()),
     "Gemma 2": (GEMMA_2, TemplateProfile(system=False, late_system=False, alternates=True)),
 }

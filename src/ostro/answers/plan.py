@@ -167,10 +167,19 @@ class AnswerPlan:
         """What begins the reasoning of a model that would begin it by itself, where something must follow its end."""
         markers = self.profile.reasoning
         needed = self._is_forced or self.structured is not None or self.reasoning.budget is not None
-        thinks = self.profile.thinking_variable is not None and self.reasoning.budget != 0
-        if markers is None or not needed or not thinks or self._is_closed(prompt):
+        if markers is None or not needed or not self._thinks or self._is_closed(prompt):
             return ""
         return f"{markers.start}\n"
+
+    @property
+    def _thinks(self) -> bool:
+        """Whether the template's variable turns reasoning on. Some templates only tell the model, so that the prompt's
+        end does not show it.
+        """
+        variable = self.profile.thinking_variable
+        if variable is None or self.reasoning.budget == 0:
+            return False
+        return bool(self.template_kwargs.get(variable, self.profile.thinks_unasked))
 
     def _grammar(self, thought: ReasoningMarkers | None, *, in_reasoning: bool) -> tuple[str | None, bool]:
         """The grammar, and whether it is lazy."""

@@ -102,6 +102,7 @@ def probed(source: str, render: Render, tool_format: str = "auto") -> TemplatePr
                 "the system message instead. Set tool_format if you know the format."
             )
         calls, shows_tools = _Calls(), False
+    variable, thinks_unasked = _thinking(source, render)
     return TemplateProfile(
         tools_in_prompt=shows_tools,
         argument_form=calls.form,
@@ -115,7 +116,8 @@ def probed(source: str, render: Render, tool_format: str = "auto") -> TemplatePr
         short_ids=calls.short_ids,
         tool_format=found,
         reasoning=next((pair for pair in _REASONING if pair.start in source or pair.end in source), None),
-        thinking_variable=_thinking_variable(source, render),
+        thinking_variable=variable,
+        thinks_unasked=thinks_unasked,
         takes_effort=_EFFORT in source,
     )
 
@@ -208,13 +210,14 @@ def _format_of(call: str, tools: str) -> str:
     return "generic"
 
 
-def _thinking_variable(source: str, render: Render) -> str | None:
+def _thinking(source: str, render: Render) -> tuple[str | None, bool]:
+    """The variable that turns reasoning on and off, and whether it is on without it."""
     for name in _THINKING_VARIABLES:
         if name in source:
-            prompts = [render([_USER], template_kwargs={name: value}) for value in (True, False)]
-            if None not in prompts and prompts[0] != prompts[1]:
-                return name
-    return None
+            on, off = (render([_USER], template_kwargs={name: value}) for value in (True, False))
+            if on is not None and off is not None and on != off:
+                return name, render([_USER]) != off
+    return None, True
 
 
 def _with_special_ids(profile: TemplateProfile, tokenizer: Tokenizer) -> TemplateProfile:

@@ -43,6 +43,8 @@ class TemplateProfile:
     """What surrounds the model's reasoning, if the template knows of any."""
     thinking_variable: str | None = None
     """The template's variable that turns reasoning on and off, such as `enable_thinking`."""
+    thinks_unasked: bool = True
+    """Whether reasoning is on where that variable is not given."""
     takes_effort: bool = False
     """Whether the template reads `reasoning_effort`."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
