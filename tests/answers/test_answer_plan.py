@@ -9,9 +9,9 @@ from test_call_grammar import Grammar, Vocabulary
 
 from ostro.answers.events import CallBegin, Reasoning, Text
 from ostro.answers.formats import FORMATS
-from ostro.answers.plan import AnswerPlan, plan_answer
+from ostro.answers.plan import AnswerPlan, Reading, plan_answer
 from ostro.answers.profile import ReasoningMarkers, TemplateProfile
-from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.answers.tools import ANY_OBJECT, ReasoningSettings, Tool, ToolChoice
 from ostro.errors import BadRequest
 from ostro.structured import StructuredOutput
 
@@ -64,6 +64,13 @@ def plan(*messages: Any, profile: TemplateProfile = NONE, **asked: Any) -> Answe
     return plan_answer(messages or [HELLO], profile, **asked)
 
 
+def checked(made: AnswerPlan, prompt: str = "…", **schemas: Any) -> Reading:
+    """With the tools' schemas as they are, but for these, and the structure JSON if there is one."""
+    reading = made.reading(prompt)
+    left = {check.name: json.loads(check.structured.json_schema or "") for check in made.checks}
+    return reading.enforcing(left | schemas, '%json {"type": "object"}')
+
+
 def contents(made: AnswerPlan) -> list[tuple[object, object]]:
     return [(message["role"], message["content"]) for message in made.messages]
 
@@ -105,7 +112,7 @@ def test_tools_stay_in_the_prompt_if_none_may_be_called() -> None:
     made = plan(profile=QWEN, tools=[F], choice=ToolChoice(mode="none"))
     assert made.tools is not None
     reading = made.reading("…")
-    assert (reading.grammar, reading.format) == (None, None)
+    assert (reading.grammar(), reading.format) == (None, None)
     assert len(plan(tools=[F], choice=ToolChoice(mode="none")).messages) == 2
 
 
@@ -253,12 +260,11 @@ def hermes(arguments: str, name: str = "f") -> str:
 class Enforced(Grammar):
     """The grammar of a plan."""
 
-    def __init__(self, made: AnswerPlan, prompt: str = "…") -> None:
+    def __init__(self, made: AnswerPlan, prompt: str = "…", reading: Reading | None = None) -> None:
         special = tuple(made.profile.special_ids)[1:]
         super().__init__("hermes", mode="lazy", specials=special)
-        reading = made.reading(prompt)
-        assert reading.grammar is not None
-        self.grammar = reading.grammar
+        reading = reading or checked(made, prompt)
+        self.grammar = reading.grammar() or ""
         self.lazy = reading.lazy
 
 
@@ -303,7 +309,7 @@ def test_answer_has_its_format_or_is_a_call() -> None:
     assert enforced.accepts('{"a": 1}')
     assert enforced.accepts(hermes('{"x": 1}'))
     assert not enforced.accepts("Hi")
-    assert plan(structured=JSON).reading("…").grammar is None, "left to whoever compiles structured outputs"
+    assert plan(structured=JSON).reading("…").grammar() is None, "left to whoever compiles structured outputs"
     forced = Enforced(plan(tools=[F], structured=JSON, choice=ToolChoice(mode="required")))
     assert not forced.accepts('{"a": 1}')
 
@@ -311,11 +317,73 @@ def test_answer_has_its_format_or_is_a_call() -> None:
 def test_schemas_are_to_be_checked_one_by_one() -> None:
     """Case 39."""
     strict = replace(F, name="s", strict=True)
-    made = plan(tools=[G, F, strict, replace(F, name="loose", is_enforced=False)])
-    assert [(check.tool_index, check.is_strict) for check in made.checks] == [(1, False), (2, True)]
-    assert json.loads(made.checks[1].structured.json_schema or "")["additionalProperties"] is False
-    assert made.checks[1].structured.strict
+    custom = Tool(name="c", is_custom=True, regex="a+")
+    made = plan(tools=[G, F, strict, replace(F, name="loose", enforced=ANY_OBJECT), custom])
+    checks = [(check.tool_index, check.name, check.is_strict) for check in made.checks]
+    assert checks == [(1, "f", False), (2, "s", True), (4, "c", True)]
+    structured = made.checks[1].structured
+    assert json.loads(structured.json_schema or "")["additionalProperties"] is False
+    assert structured.strict
     assert plan(tools=[F], choice=ToolChoice(mode="none")).checks == ()
+
+
+def test_calls_are_held_to_what_the_checks_left() -> None:
+    made = plan(tools=[F, G])
+    relaxed = {"type": "object", "properties": {"x": {"type": "string"}}}
+    enforced = Enforced(made, reading=checked(made, f=relaxed))
+    assert enforced.accepts(hermes('{"x": "a"}'))
+    assert not enforced.accepts(hermes('{"x": 1}'))
+    enforced = Enforced(made, reading=made.reading("…").enforcing({}, None))
+    assert enforced.accepts(hermes('{"x": [1]}')), "nothing was left"
+    assert not enforced.accepts(hermes('{"x": 1}', "g"))
+
+
+def test_schema_that_is_too_large_is_not_enforced_or_refused_by_the_tools_name() -> None:
+    large = replace(F, parameters={"properties": {"x": {"description": "x" * 300_000}}})
+    made = plan(tools=[G, large])
+    assert made.checks == ()
+    assert len(checked(made).grammar() or "") < 10_000
+    with pytest.raises(BadRequest, match="at most 262144 characters") as refusal:
+        plan(tools=[G, replace(large, strict=True)])
+    assert refusal.value.param == "tools[1].function.parameters"
+
+
+def test_grammar_that_is_too_large_can_do_without_schemas_that_are_not_strict() -> None:
+    strict = replace(F, name="s", strict=True)
+    made = plan(tools=[F, G, strict])
+    reading = checked(made)
+    loosened = reading.loosened()
+    assert loosened is not None
+    assert loosened.loosened() is None, "there is nothing more to leave out"
+    assert checked(plan(tools=[G, strict])).loosened() is None
+    assert plan().reading("…").loosened() is None
+    enforced = Enforced(made, reading=loosened)
+    assert enforced.accepts(hermes('{"y": []}', "f"))
+    assert not enforced.accepts(hermes('{"y": []}', "s"))
+    assert not enforced.accepts(hermes('{"y": []}', "g"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_users"),
+    [
+        ({"tools": [F]}, False),
+        ({"tools": [Tool(name="c", is_custom=True)]}, False),
+        ({"tools": [Tool(name="c", is_custom=True, regex="a+")]}, True),
+        ({"tools": [F], "structured": StructuredOutput(regex="a+")}, True),
+        ({"tools": [F], "structured": JSON}, False),
+    ],
+)
+def test_grammar_with_a_users_regex_is_a_users(asked: dict[str, Any], is_users: bool) -> None:
+    assert plan(**asked).reading("…").is_users == is_users
+
+
+@pytest.mark.parametrize("structured", [StructuredOutput(grammar='start: "a"'), StructuredOutput(structural_tag="{}")])
+@pytest.mark.parametrize("asked", [{"tools": [F]}, {"profile": HARMONY}])
+def test_grammar_cannot_be_part_of_an_answer(structured: StructuredOutput, asked: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="cannot be combined with tools") as raised:
+        plan(structured=structured, **asked)
+    assert raised.value.param == structured.kind
+    plan(structured=structured, tools=[F], choice=ToolChoice(mode="required"))
 
 
 # Reading
@@ -346,7 +414,7 @@ def test_constraint_begins_after_the_reasoning() -> None:
         assert (open_already.free_until, open_already.prompt_suffix) == ("</think>", "")
         opened = plan(profile=QWEN, **asked).reading("…")
         assert (opened.free_until, opened.prompt_suffix, opened.in_reasoning) == ("</think>", "<think>\n", True)
-        if opened.grammar is not None:
+        if opened.grammar() is not None:
             assert Enforced(plan(profile=QWEN, **asked)).accepts("\n\n" + hermes('{"x": 1}'))
         closed = plan(profile=QWEN, **asked).reading("…<think>\n\n</think>\n\n")
         assert (closed.free_until, closed.prompt_suffix, closed.in_reasoning) == ("", "", False)
@@ -386,7 +454,7 @@ def test_automatic_calls_leave_the_model_to_begin_its_reasoning() -> None:
 def test_budget_ends_the_reasoning() -> None:
     reading = plan(profile=QWEN, reasoning=ReasoningSettings(budget=100)).reading("…")
     assert (reading.free_tokens, reading.free_until, reading.lazy) == (100, "</think>", True)
-    assert reading.grammar is not None
+    assert reading.grammar() is not None
     made = plan(profile=QWEN, reasoning=ReasoningSettings(budget=0))
     assert made.template_kwargs == {"enable_thinking": False}
     assert made.reading("…<think>\n\n</think>\n\n").free_tokens is None
@@ -431,7 +499,7 @@ def test_harmony_is_read_by_its_channels_even_without_tools() -> None:
     reader = reading.reader()
     events = reader.push("<|channel|>analysis<|message|>R<|end|><|start|>assistant<|channel|>final<|message|>C")
     assert [*events, *reader.end(cut=False)] == [Reasoning("R"), Text("C")]
-    assert reading.grammar is None
+    assert reading.grammar() is None
 
 
 def test_structure_within_harmony_is_that_of_the_final_channel() -> None:

@@ -13,9 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ostro.answers.call_grammar import GrammarRequest, answer_grammar
 from ostro.answers.formats import FORMATS
 from ostro.answers.profile import ReasoningMarkers
-from ostro.answers.tools import Tool
-from ostro.errors import BadRequest
-from ostro.structured import StructuredOutput
+from ostro.answers.tools import ANY_OBJECT, Tool
 
 THINK = ReasoningMarkers("<think>", "</think>")
 F = Tool(
@@ -74,7 +72,7 @@ class Grammar:
     def __init__(self, format: str, *, specials: Sequence[str] = (), tools: Sequence[Tool] = (F, G), **asked: Any):
         self.vocabulary = Vocabulary(specials)
         self.grammar = answer_grammar(
-            GrammarRequest(format=FORMATS[format], tools=tools, special_ids=self.vocabulary.specials, **asked)
+            GrammarRequest(format=FORMATS[format], tools=tuple(tools), special_ids=self.vocabulary.specials, **asked)
         )
         self.tokenizer = LLTokenizer(TokenizerWrapper(self.vocabulary), eos_token=256)
 
@@ -255,7 +253,7 @@ def test_forced_calls_after_reasoning_that_the_prompt_began_may_have_line_breaks
     [
         Tool(name="f", parameters={"type": "object"}),
         Tool(name="f", parameters={"anyOf": [{"type": "object"}]}),
-        Tool(name="f", parameters={"properties": {"q": {}}, "required": ["q"]}, is_enforced=False),
+        Tool(name="f", parameters={"properties": {"q": {}}, "required": ["q"]}, enforced=ANY_OBJECT),
     ],
 )
 def test_tool_whose_arguments_are_not_described_takes_any(format: str, call: str, tool: Tool) -> None:
@@ -268,21 +266,33 @@ def test_forced_call_is_complete_when_only_one_may_come() -> None:
 
 
 def test_text_may_have_a_structure_beside_calls() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    grammar = Grammar("hermes", mode="either", structured=StructuredOutput.from_schema(schema))
-    assert grammar.accepts('{"a": 1}')
-    assert grammar.accepts('{\n  "a": 1\n}')
-    assert grammar.accepts("".join(CALLS["hermes"]))
-    assert grammar.refused_at("Hi") == "Hi"
-    for structured, text in (
-        (StructuredOutput(json_object=True), '{"b": []}'),
-        (StructuredOutput(choice=("yes", "no")), "no"),
-        (StructuredOutput(regex=r"a/b\/c\n+"), "a/b/c\n\n"),
+    for structure, text in (
+        ('%json {"type": "object"}', '{"b":[]}'),
+        ('"yes" | "no"', "no"),
+        (r"/a\/b\n+/", "a/b\n\n"),
     ):
-        assert Grammar("hermes", mode="either", structured=structured).accepts(text)
-    with pytest.raises(BadRequest, match=r"grammar cannot be combined with tools") as raised:
-        Grammar("hermes", mode="either", structured=StructuredOutput(grammar='start: "a"'))
-    assert raised.value.param == "grammar"
+        grammar = Grammar("hermes", mode="either", structure=structure)
+        assert grammar.accepts(text)
+        assert grammar.accepts("".join(CALLS["hermes"]))
+        assert grammar.refused_at("Hi") == "Hi"
+
+
+@pytest.mark.parametrize("format", CALLS)
+def test_calls_are_held_to_what_can_be_enforced_of_a_schema(format: str) -> None:
+    relaxed = {"type": "object", "properties": {"x": {"$ref": "#/$defs/y"}}, "$defs": {"y": {"type": "integer"}}}
+    tool = Tool(name="f", parameters={"properties": {"x": {"$ref": "http://y"}}}, enforced=relaxed)
+    grammar = Grammar(format, mode="forced", tools=[tool, G], specials=specials_of(format))
+    first, second = OTHER_CALLS.get(format, CALLS[format])
+    assert grammar.accepts(first + second)
+    assert grammar.refused_at(first.replace("1", '"', 1)).startswith('"')
+
+
+OTHER_CALLS = {
+    "hermes": ('<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', ""),
+    "qwen3_coder": ("<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>", ""),
+    "pythonic": ("[f(x=1)]", ""),
+}
+"""Where `CALLS` has more arguments."""
 
 
 HARMONY = FORMATS["harmony"].special
@@ -328,7 +338,7 @@ def test_arguments_are_those_that_the_tool_describes(parameters: Any, arguments:
 
 
 def test_tool_that_is_not_enforced_takes_any_object() -> None:
-    tool = Tool(name="f", parameters={"properties": {"a": {"type": "integer"}}}, is_enforced=False)
+    tool = Tool(name="f", parameters={"properties": {"a": {"type": "integer"}}}, enforced=ANY_OBJECT)
     grammar = Grammar("hermes", mode="forced", tools=[tool])
     assert grammar.accepts('<tool_call>\n{"name": "f", "arguments": {"a": "b", "c": {}}}\n</tool_call>')
 

@@ -269,6 +269,8 @@ def test_a_regex_matches_as_a_whole(regex: str, text: str, match: bool) -> None:
         ({"regex": r"(a)\1"}, "backreferences"),
         ({"regex": "["}, "unclosed"),
         ({"regex": "(abc){10001}"}, "repeats {10001} times"),
+        ({"json_schema": '{"items": {"pattern": "(abc){10001}"}}'}, "repeats {10001} times at #/items/pattern"),
+        ({"json_schema": '{"patternProperties": {"a{10001}": {}}}'}, "repeats {10001} times at #/patternProperties"),
         ({"grammar": "start: nothing"}, "nothing"),
         ({"grammar": 'foo: "a"'}, "start"),
         ({"grammar": '{"grammars": []}'}, "Lark's notation"),

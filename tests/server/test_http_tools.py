@@ -443,6 +443,69 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_tools_are_looked_at(ser
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
+def one(schema: dict[str, Any], name: str = "f", **more: object) -> dict[str, Any]:
+    """A tool with one argument, `x`."""
+    return function(name, {"type": "object", "properties": {"x": schema}}, **more)
+
+
+LOOKAHEAD = {"type": "string", "pattern": "^(?!a)"}
+LARGE = {"type": "string", "description": "x" * 300_000}
+CALL_WITH_TEXT = SCRIPTS.add(call("f", '{"x": "b"}'))
+
+
+def format_of(schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    described = {"name": "out", "schema": schema, "strict": strict}
+    return {"enable_thinking": False, "response_format": {"type": "json_schema", "json_schema": described}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tools": [one(LOOKAHEAD)]},
+        {"tools": [one(LOOKAHEAD)], "tool_choice": "required"},
+        {"tools": [one({"$ref": "https://example.com/x.json"})]},
+        {"tools": [one({"type": "string", "uniqueItems": False}, strict=True)]},
+        {"tools": [F], **format_of({"type": "object", "propertyNames": {}, "uniqueItems": False}, strict=True)},
+        {"tools": [F], **format_of({"type": "object", "properties": {"a": LOOKAHEAD}}, strict=False)},
+    ],
+    ids=["lookahead", "required", "$ref", "says nothing", "format", "lenient format"],
+)
+def test_what_cannot_be_enforced_is_left_to_the_model_unless_it_is_strict(
+    server: LiveServer, given: dict[str, Any]
+) -> None:
+    with server.client() as client:
+        answer = whole(client, asked(CALL_WITH_TEXT, **given))
+    assert told(answer["choices"][0]["message"]) == [("f", '{"x": "b"}')]
+
+
+def custom(regex: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": regex}}
+    return {"type": "custom", "custom": {"name": "c", "format": grammar}}
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ({"tools": [G, one(LOOKAHEAD, strict=True)]}, "tools[1].function.parameters", "pattern at #/properties/x"),
+        ({"tools": [G, one(LARGE, strict=True)]}, "tools[1].function.parameters", "at most 262144 characters"),
+        ({"tools": [one(LARGE)]}, "messages", "maximum context length"),
+        ({"tools": [F], "regex": "(abc"}, "regex", "unclosed group"),
+        ({"tools": [F], "regex": "(abc){1000000}"}, "regex", "repeats {1000000} times"),
+        ({"tools": [F], **format_of(LOOKAHEAD, strict=True)}, "response_format", "pattern at #/pattern"),
+        ({"tools": [G, custom("(abc")]}, "tools[1].custom.format", "unclosed group"),
+        ({"tools": [custom("(abc){1000000}")]}, "tools[0].custom.format", "repeats {1000000} times"),
+        ({"tools": [custom("(abc){1000000}")], "tool_choice": "required"}, "tools[0].custom.format", "repeats"),
+    ],
+)
+def test_refusal_names_what_is_at_fault(server: LiveServer, given: dict[str, Any], param: str, message: str) -> None:
+    with server.client() as client:
+        response = client.post(CHAT, json=asked(KEYS["1 plain text"], **given))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+
+
 def test_client_that_leaves_in_the_middle_of_a_call_frees_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """37: the row is aborted."""
     with (

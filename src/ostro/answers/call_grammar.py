@@ -16,10 +16,8 @@ from ostro.answers.lark import Lark, alternatives
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.tools import CUSTOM_INPUT, Tool
 from ostro.answers.typed_values import may_be_text
-from ostro.errors import BadRequest
-from ostro.guidance_text import OPTIONS, SEPARATORS, WHITESPACE, regex_literal
+from ostro.guidance_text import OPTIONS, SEPARATORS
 from ostro.guidance_text import text_literal as quoted
-from ostro.structured import StructuredOutput
 
 _FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"
 _SEAM = r"/\n{0,2}/"
@@ -32,11 +30,11 @@ _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarRequest:
     format: CallFormat
-    tools: Sequence[Tool]
+    tools: tuple[Tool, ...]
     """Those that may be called. None are needed if a structure is described: harmony's answers have a frame."""
     mode: Literal["lazy", "forced", "either"]
-    structured: StructuredOutput | None = None
-    """What the text must look like if there are no calls: with `either`."""
+    structure: str | None = None
+    """What the text must look like if there are no calls, as the body of a rule: with `either`."""
     several: bool = True
     """Whether more than one call may come."""
     reasoning: ReasoningMarkers | None = None
@@ -128,9 +126,12 @@ class _Grammar:
         block = f"{begin} {self._block}".strip()
         if self._format.repeats and self._asked.several:
             block = f"{block} ({self._lark.literal(self._format.between)} {block})*"
-        if self._asked.structured is None:
-            return block
-        return alternatives([block, structure(self._lark, self._asked.structured)])
+        return alternatives([block, self._structure]) if self._asked.mode == "either" else block
+
+    @property
+    def _structure(self) -> str:
+        assert self._asked.structure is not None, "it is checked before it becomes a part of this"
+        return self._lark.rule(self._asked.structure)
 
     def _after_reasoning(self, rest: str) -> str:
         markers = self._asked.reasoning
@@ -261,7 +262,7 @@ class _Grammar:
         end = _PARAMETER_END
         if isinstance(schema, Mapping) and (choices := _texts_in(schema)):
             return f"({alternatives(map(quoted, choices))}) {quoted(end)}"
-        if may_be_text(schema, tool.parameters or {}):
+        if may_be_text(schema, argument_schema(tool) or {}):
             # Plain text has no escapes, so that it cannot hold the tags.
             tags = alternatives([quoted("\n<parameter="), quoted("</function>")])
             value = self._lark.terminal(f"TEXT & ~(TEXT {tags} TEXT)")
@@ -278,8 +279,8 @@ class _Grammar:
         if self._asked.mode != "lazy":
             thought = self._lark.rule(f'{channel} "analysis" {message} {text} {end} {start} "assistant"')
             last = [call] if self._asked.tools else []
-            if self._asked.structured is not None:
-                last.append(f'{channel} "final" {message} {structure(self._lark, self._asked.structured)}')
+            if self._asked.mode == "either":
+                last.append(f'{channel} "final" {message} {self._structure}')
             return f"{thought}* {self._lark.rule(alternatives(last))}"
         # All beginnings of an answer without a call are outputs too, so that nothing is enforced there.
         header = self._lark.terminal(f"TEXT & ~(TEXT {quoted(_TO)} TEXT)")
@@ -314,14 +315,14 @@ def argument_schema(tool: Tool) -> Mapping[str, object] | None:
 
     A schema that lists properties, and does not say whether others may come, is taken to mean that none do.
     """
+    if tool.enforced is not None:
+        return tool.enforced
     if tool.is_custom:
         pattern = {} if tool.regex is None else {"pattern": f"^(?:{tool.regex})$"}
         return _object({CUSTOM_INPUT: {"type": "string", **pattern}}, required=[CUSTOM_INPUT])
     if tool.parameters is None:
         return None
     schema = {key: value for key, value in tool.parameters.items() if key != OPTIONS}
-    if not tool.is_enforced:
-        return {"type": "object"}
     if _COMPOSED.isdisjoint(schema) and "properties" in schema and "additionalProperties" not in schema:
         if not schema["properties"]:
             return None
@@ -349,7 +350,7 @@ def _takes_any(tool: Tool) -> bool:
 
 def _within(schema: object, tool: Tool) -> object:
     """A part of the tool's schema, with what it may refer to."""
-    root = tool.parameters or {}
+    root = argument_schema(tool) or {}
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     return {**schema, **shared} if isinstance(schema, Mapping) else schema
 
@@ -364,28 +365,7 @@ def _texts_in(schema: Mapping[str, object]) -> list[str]:
 
 def json_rule(schema: object, *, lenient: bool) -> str:
     """JSON of a schema, with separators as models write them."""
-    return _json(schema, {**SEPARATORS, "lenient": lenient})
-
-
-def _json(schema: object, options: Mapping[str, object]) -> str:
     # Only an object has a place for options; true, false and others say the same within one.
     described = schema if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
+    options = {**SEPARATORS, "lenient": lenient}
     return f"%json {json.dumps({**described, OPTIONS: options}, ensure_ascii=False)}"
-
-
-def structure(lark: Lark, structured: StructuredOutput) -> str:
-    """Text of a structure, as one of an answer's alternatives."""
-    options = {"whitespace_pattern": structured.whitespace_pattern or WHITESPACE, "lenient": not structured.strict}
-    if structured.json_schema is not None:
-        return lark.rule(_json(json.loads(structured.json_schema), options))
-    if structured.json_object:
-        return lark.rule(_json({"type": "object"}, options))
-    if structured.choice:
-        return alternatives(map(quoted, structured.choice))
-    if structured.regex is not None:
-        return lark.rule(regex_literal(structured.regex))
-    raise BadRequest(
-        f"{structured.kind} cannot be combined with tools, or used with a model that answers in channels. Describe the "
-        "answer by a JSON schema, a regex or choices.",
-        param=structured.kind,
-    )

@@ -3,6 +3,7 @@
     plan = plan_answer(messages, profile, tools=…, choice=…)
     rendered = tokenizer.render_chat(plan.messages, tools=plan.tools, template_kwargs=plan.template_kwargs, …)
     reading = plan.reading(rendered.text)      what the engine and the text stream need to know
+    reading = reading.enforcing(…)             what was made of `plan.checks` and of the structure, for `grammar()`
     reader = reading.reader()                  one for each choice
     plan.finish_reason("stop", reader)
 
@@ -10,8 +11,8 @@ Knows a template's profile and the formats of calls; renders nothing.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ostro.answers.call_grammar import GrammarRequest, answer_grammar, argument_schema
 from ostro.answers.formats import FORMATS, CallFormat, HarmonyCalls
@@ -19,7 +20,7 @@ from ostro.answers.history import template_messages, template_tools
 from ostro.answers.lark import Lark
 from ostro.answers.profile import ReasoningMarkers, TemplateProfile
 from ostro.answers.reader import AnswerReader, new_id, new_short_id
-from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.answers.tools import ANY_OBJECT, ReasoningSettings, Tool, ToolChoice
 from ostro.errors import BadRequest
 from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
@@ -31,11 +32,13 @@ class Reading:
     `engine.constraint.Constraint`.
     """
 
-    grammar: str | None = None
-    """In llguidance's notation. If there is one, it takes the place of a structured output, which is part of it."""
+    asked: GrammarRequest | None = None
+    """What a grammar is made from that takes the place of a structured output, which is part of it."""
     free_until: str = ""
     """The reasoning's end; for a structured output too, if that is all there is."""
     lazy: bool = False
+    is_users: bool = False
+    """Whether a user's own regex is part of the grammar."""
     free_tokens: int | None = None
     """The budget of the reasoning: after so many tokens without `free_until`, that text is forced."""
     prompt_suffix: str = ""
@@ -58,6 +61,35 @@ class Reading:
         """Whether the whole output is text, so that no reader is needed."""
         return self.markers is None and self.format is None
 
+    def grammar(self) -> str | None:
+        """In llguidance's notation; None if a structured output is all there is, or if there is none."""
+        if self.asked is not None:
+            return answer_grammar(self.asked)
+        # For the reasoning's end to be forced, something must come after it.
+        return Lark({}).grammar("TEXT") if self.lazy else None
+
+    def enforcing(self, schemas: Mapping[str, Mapping[str, object]], structure: str | None) -> "Reading":
+        """With what checking has left of the tools' schemas, by their names, and of the structured output: the body of
+        a rule. Tools that are not strict and have no schema left take any object.
+        """
+        if self.asked is None:
+            return self
+        tools = tuple(
+            replace(tool, enforced=schemas[tool.name]) if tool.name in schemas else _loosened(tool)
+            for tool in self.asked.tools
+        )
+        structure = structure if self.asked.mode == "either" else None
+        return replace(self, asked=replace(self.asked, tools=tools, structure=structure))
+
+    def loosened(self) -> "Reading | None":
+        """For a grammar that is too much as a whole: with calls of tools that are not strict held to their names, and
+        arguments to any object. None if that is nothing new.
+        """
+        if self.asked is None:
+            return None
+        asked = replace(self.asked, tools=tuple(map(_loosened, self.asked.tools)))
+        return replace(self, asked=asked) if asked != self.asked else None
+
     def reader(self) -> AnswerReader:
         """For one choice."""
         return AnswerReader(
@@ -73,14 +105,27 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaCheck:
-    """What a tool's calls are held to, to be compiled by itself before the answer's grammar is: so that an error names
-    the tool.
+    """What a tool's calls are to be held to. It is compiled by itself before the answer's grammar is, so that an error
+    names the tool, and what cannot be enforced of it is left out.
     """
 
     tool_index: int
+    name: str
+    is_custom: bool
     structured: StructuredOutput
+    """A schema, with separators as calls have them."""
     is_strict: bool
-    """If not, a schema that cannot be compiled is no error: plan again, with a tool that is not enforced."""
+    """If not, a schema that cannot be compiled at all is no error: any object is enforced."""
+
+    def refusal(self, error: BadRequest) -> BadRequest:
+        """The error of the check, in the words and under the name of the request."""
+        return _refusal(self.tool_index, self.name, error, is_custom=self.is_custom)
+
+
+def _refusal(index: int, name: str, error: BadRequest, *, is_custom: bool) -> BadRequest:
+    place = f"tools[{index}].custom.format" if is_custom else f"tools[{index}].function.parameters"
+    what = f"format of custom tool '{name}'" if is_custom else f"schema for function '{name}'"
+    return type(error)(f"Invalid {what}: {error.message}", param=place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +139,7 @@ class AnswerPlan:
     profile: TemplateProfile
     choice: ToolChoice
     reasoning: ReasoningSettings
-    callable_tools: Sequence[Tool] = ()
+    callable_tools: tuple[Tool, ...] = ()
     """Those that may be called."""
     parallel: bool = True
     structured: StructuredOutput | None = None
@@ -110,14 +155,15 @@ class AnswerPlan:
         in_reasoning = in_reasoning or bool(suffix)
         # A thought that may come by itself is part of the grammar. One that the prompt has closed does not come.
         may_think = markers is not None and not in_reasoning and not self._is_closed(prompt)
-        grammar, lazy = self._grammar(markers if may_think else None, in_reasoning=in_reasoning)
+        asked = self._asked(markers if may_think else None, in_reasoning=in_reasoning)
         budget = self.reasoning.budget if in_reasoning else None
-        if budget is not None and grammar is None and self.structured is None:
-            grammar, lazy = Lark({}).grammar("TEXT"), True
+        # Without a structure, a budget of its own needs the reasoning to be watched, and nothing else.
+        lazy = asked.mode == "lazy" if asked is not None else budget is not None and self.structured is None
         format = self._format if self.callable_tools or self._is_harmony else None
         return Reading(
-            grammar=grammar,
+            asked=asked,
             lazy=lazy,
+            is_users=self._has_regex,
             free_until=markers.end if markers is not None and in_reasoning else "",
             free_tokens=budget,
             prompt_suffix=suffix,
@@ -154,6 +200,11 @@ class AnswerPlan:
     def _is_forced(self) -> bool:
         return bool(self.callable_tools) and self.choice.mode in ("required", "named")
 
+    @property
+    def _has_regex(self) -> bool:
+        of_text = self.structured is not None and self.structured.regex is not None
+        return of_text or any(tool.regex is not None for tool in self.callable_tools)
+
     def _is_open(self, prompt: str, markers: ReasoningMarkers) -> bool:
         if self.continued is not None:
             return self.continued.rfind(markers.start) > self.continued.rfind(markers.end)
@@ -181,22 +232,20 @@ class AnswerPlan:
             return False
         return bool(self.template_kwargs.get(variable, self.profile.thinks_unasked))
 
-    def _grammar(self, thought: ReasoningMarkers | None, *, in_reasoning: bool) -> tuple[str | None, bool]:
-        """The grammar, and whether it is lazy."""
+    def _asked(self, thought: ReasoningMarkers | None, *, in_reasoning: bool) -> GrammarRequest | None:
+        """None if a structured output is all there is, or if there is none."""
         if not self.callable_tools and not (self._is_harmony and self.structured is not None):
-            return None, False
+            return None
         lazy = not self._is_forced and self.structured is None
-        asked = GrammarRequest(
+        return GrammarRequest(
             format=self._format,
             tools=self.callable_tools,
             mode="lazy" if lazy else "forced" if self._is_forced else "either",
-            structured=None if self._is_forced else self.structured,
             several=self._several,
             reasoning=thought,
             after_reasoning=in_reasoning,
             special_ids=self.profile.special_ids,
         )
-        return answer_grammar(asked), lazy
 
     def _kept_ids(self, format: CallFormat | None) -> frozenset[int]:
         markers = self.profile.reasoning
@@ -221,6 +270,7 @@ def plan_answer(
     """
     choice, reasoning = choice or ToolChoice(), reasoning or ReasoningSettings()
     allowed = _callable(tools, choice)
+    _check_combination(structured, allowed, choice, profile)
     shown = () if profile.tools_in_prompt else tools
     return AnswerPlan(
         messages=template_messages(messages, shown, profile),
@@ -233,7 +283,7 @@ def plan_answer(
         parallel=parallel,
         structured=structured,
         continued=_continued(messages) if continue_final_message else None,
-        checks=_checks(tools, allowed),
+        checks=tuple(_checks(tools, allowed)),
     )
 
 
@@ -251,6 +301,21 @@ def _callable(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
         if name not in names:
             raise BadRequest(f"tool_choice names {name!r}, which is not in tools.", param="tool_choice")
     return tuple(tool for tool in tools if wanted is None or tool.name in wanted)
+
+
+def _check_combination(
+    structured: StructuredOutput | None, allowed: Sequence[Tool], choice: ToolChoice, profile: TemplateProfile
+) -> None:
+    """Raises BadRequest for a structured output that cannot be part of the answer's grammar, and would have to be."""
+    is_alone = not allowed and not isinstance(FORMATS[profile.tool_format].calls, HarmonyCalls)
+    if structured is None or is_alone or structured.kind not in ("grammar", "structural_tag"):
+        return
+    if not allowed or choice.mode == "auto":
+        raise BadRequest(
+            f"{structured.kind} cannot be combined with tools, or used with a model that answers in channels. Describe "
+            "the answer by a JSON schema, a regex or choices.",
+            param=structured.kind,
+        )
 
 
 def _reasoning_kwargs(reasoning: ReasoningSettings, profile: TemplateProfile) -> dict[str, object]:
@@ -274,15 +339,28 @@ def _continued(messages: Sequence[Message]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _checks(tools: Sequence[Tool], allowed: Sequence[Tool]) -> tuple[SchemaCheck, ...]:
-    names = {tool.name for tool in allowed if tool.is_enforced}
-    schemas = [argument_schema(tool) if tool.name in names else None for tool in tools]
-    return tuple(
-        SchemaCheck(
-            tool_index=index,
-            structured=StructuredOutput(json_schema=json.dumps(schema, ensure_ascii=False), strict=tools[index].strict),
-            is_strict=tools[index].strict,
+def _checks(tools: Sequence[Tool], allowed: Sequence[Tool]) -> Iterator[SchemaCheck]:
+    """Raises BadRequest that names a strict tool whose schema is too large. Others of that kind are left out."""
+    names = {tool.name for tool in allowed if tool.enforced is None}
+    for index, tool in enumerate(tools):
+        schema = argument_schema(tool) if tool.name in names else None
+        if schema is None:
+            continue
+        # A custom tool's regex is all that it has.
+        is_strict = tool.strict or tool.is_custom
+        try:
+            text = json.dumps(schema, ensure_ascii=False)
+            structured = StructuredOutput(json_schema=text, strict=is_strict, jump_forward=True)
+        except BadRequest as error:
+            if is_strict:
+                raise _refusal(index, tool.name, error, is_custom=tool.is_custom) from error
+            continue
+        yield SchemaCheck(
+            tool_index=index, name=tool.name, is_custom=tool.is_custom, structured=structured, is_strict=is_strict
         )
-        for index, schema in enumerate(schemas)
-        if schema is not None
-    )
+
+
+def _loosened(tool: Tool) -> Tool:
+    """Taking any object, if it need not be exact and takes anything."""
+    is_exact = tool.strict or tool.is_custom or argument_schema(tool) is None
+    return tool if is_exact else replace(tool, enforced=ANY_OBJECT)

@@ -9,6 +9,8 @@ from ostro.errors import BadRequest
 CUSTOM_INPUT = "input"
 """The one argument of a custom tool, as models see it: to them it is a function that takes a string."""
 
+ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
@@ -20,8 +22,8 @@ class Tool:
     """A function's arguments as a JSON schema. None: it takes none."""
     strict: bool = False
     """Whether a schema that cannot be enforced exactly is refused."""
-    is_enforced: bool = True
-    """Whether calls are held to the schema. If not, since it cannot be compiled, their arguments are any object."""
+    enforced: Mapping[str, object] | None = None
+    """The schema that calls are held to in place of `parameters`: what can be enforced of it."""
     is_custom: bool = False
     regex: str | None = None
     """What a custom tool's input must match as a whole."""

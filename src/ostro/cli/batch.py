@@ -197,7 +197,7 @@ async def _prepared_chat(llm: LLM, request: ChatCompletionRequest, chat: ChatReq
     constrains = llm.core.runner.spec.constrains
     preparation = ChatPreparation(llm.frontend, constrains=constrains, max_characters=_MAX_CHARACTERS)
     plan, rendered, reading = await preparation.prompt(chat)
-    reading, constraint = await preparation.constraint(chat, plan, rendered, reading)
+    constraint = await preparation.constraint(chat, plan, reading)
     ids = llm.tokenizer.encode_rendered(rendered)
     # The constraint has what the params say of the output.
     [made] = _prepared(llm, request, [ids], chat.params.with_changes(structured=None))

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -22,6 +23,7 @@ from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.grammar.check_messages import Accepted, Check, Checked, Refused, Reply, Setup
 from ostro.grammar.lru import Lru
+from ostro.grammar.translate import rule_of, schema_of
 from ostro.grammar.vocabulary import TokenizerLike, require_llguidance
 from ostro.processes.worker import Worker, WorkerEnded, WorkerError
 from ostro.structured import StructuredOutput
@@ -88,6 +90,12 @@ class GrammarChecker:
         """What `check` gives, without holding up the event loop."""
         return await self._check_async(Check(structured=structured), structured.kind)
 
+    async def check_rule_async(self, structured: StructuredOutput) -> str | None:
+        """What enforces it as the body of one rule of a larger grammar; None for what takes a grammar of its own.
+        Raises BadRequest as `check` does.
+        """
+        return rule_of(structured, await self.check_async(structured))
+
     async def check_all_async(self, structures: Sequence[StructuredOutput]) -> list[Constraint | BadRequest]:
         """What `check_async` gives or raises for each. Those that are left when all have used up their time together
         are refused unseen; what is known of others already costs no time.
@@ -100,6 +108,13 @@ class GrammarChecker:
             except BadRequest as refusal:
                 outcomes.append(refusal)
         return outcomes
+
+    async def check_schemas_async(self, schemas: Sequence[StructuredOutput]) -> list[dict[str, Any] | BadRequest]:
+        """What `check_all_async` gives for JSON schemas, as schemas: normalised, with the library's options and, if it
+        is not strict, without what cannot be enforced.
+        """
+        outcomes = await self.check_all_async(schemas)
+        return [outcome if isinstance(outcome, BadRequest) else schema_of(outcome) for outcome in outcomes]
 
     def check_constraint(self, constraint: Constraint, param: str) -> None:
         """Raises BadRequest if the grammar, made from something of the user's that `param` names, cannot be compiled

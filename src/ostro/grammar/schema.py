@@ -16,6 +16,7 @@ from ostro.grammar.limits import (
     MAX_OPTIONAL_PROPERTIES,
     MAX_PATTERN_CHARACTERS,
     MAX_PATTERN_PROPERTIES,
+    MAX_REPETITIONS,
 )
 from ostro.guidance_text import OPTIONS
 
@@ -86,8 +87,17 @@ def check_depth(value: object, param: str) -> None:
     raise BadRequest(f"{param} is nested more than {MAX_DEPTH} levels deep. Flatten it.", param=param)
 
 
+def check_repetitions(text: str, param: str, where: str = "") -> None:
+    """Raises BadRequest for a regex or a grammar that repeats something too often."""
+    for match in re.finditer(r"\{\s*(\d+)?\s*,?\s*(\d+)?\s*\}", text):
+        if any(len(number) > 6 or int(number) > MAX_REPETITIONS for number in match.groups() if number):
+            raise BadRequest(
+                f"{param} repeats {match[0][:40]} times{where}; at most {MAX_REPETITIONS} are supported.", param=param
+            )
+
+
 def lint(schema: Schema, param: str) -> None:
-    """Raises BadRequest for what would take too long to compile, whatever the compiler's own limits."""
+    """Raises BadRequest for what would take too long to compile or to enforce, whatever the compiler's own limits."""
     for path, each in walk(schema):
         for keyword, found, most in _sizes(each):
             if found > most:
@@ -95,6 +105,14 @@ def lint(schema: Schema, param: str) -> None:
                 raise BadRequest(
                     f"{param} has too large a {keyword} at {where}: at most {most} {_UNITS[keyword]}.", param=param
                 )
+        for keyword in ("pattern", "patternProperties"):
+            for regex in _regexes(each.get(keyword)):
+                check_repetitions(regex, param, f" at {pointer((*path, keyword))}")
+
+
+def _regexes(value: object) -> list[str]:
+    """Of a keyword: one, or the names in an object."""
+    return [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
 
 
 _UNITS = {

@@ -11,8 +11,7 @@ from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unsupported
 from ostro.grammar.exactness import leave_out_inexact, require_exact
 from ostro.grammar.gbnf import is_gbnf, to_lark
-from ostro.grammar.limits import MAX_REPETITIONS
-from ostro.grammar.schema import Schema, check_depth, lint, normalized
+from ostro.grammar.schema import Schema, check_depth, check_repetitions, lint, normalized
 from ostro.guidance_text import (
     OPTIONS,
     SEPARATORS,
@@ -24,6 +23,7 @@ from ostro.guidance_text import (
 )
 from ostro.structured import StructuredOutput
 
+_START = "start: "
 # Options of a rule that would take more than masks.
 _RULE_OPTION = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|temperature|stop|stop_capture|suffix_capture)\s*=")
 
@@ -59,6 +59,21 @@ def schema_grammar(schema: Schema) -> str:
     return json.dumps({"grammars": [{"json_schema": schema}]}, ensure_ascii=False)
 
 
+def schema_of(constraint: Constraint) -> Schema:
+    """What `schema_grammar` was given: the schema as it is enforced, with the library's options."""
+    schema: Schema = json.loads(constraint.grammar)["grammars"][0]["json_schema"]
+    return schema
+
+
+def rule_of(structured: StructuredOutput, constraint: Constraint) -> str | None:
+    """The same as the body of one rule in Lark's notation; None for what takes a grammar of its own."""
+    if structured.json_schema is not None or structured.json_object:
+        return f"%json {json.dumps(schema_of(constraint), ensure_ascii=False)}"
+    if structured.regex is not None or structured.choice:
+        return constraint.grammar.removeprefix(_START)
+    return None
+
+
 def _json_options(structured: StructuredOutput) -> dict[str, object]:
     made: dict[str, object] = {} if structured.strict else {"lenient": True}
     if structured.whitespace_pattern == "":
@@ -66,7 +81,7 @@ def _json_options(structured: StructuredOutput) -> dict[str, object]:
     if structured.whitespace_pattern is not None:
         return made | {"whitespace_pattern": structured.whitespace_pattern}
     if structured.jump_forward:
-        return made | SEPARATORS
+        return {**made, **SEPARATORS}
     return made | {"whitespace_pattern": WHITESPACE}
 
 
@@ -80,17 +95,17 @@ def _json_object(structured: StructuredOutput, _: SpecialIds) -> str:
 
 def _regex(structured: StructuredOutput, _: SpecialIds) -> str:
     regex = structured.regex or ""
-    _check_repetitions(regex, "regex")
-    return f"start: {regex_literal(regex)}"
+    check_repetitions(regex, "regex")
+    return f"{_START}{regex_literal(regex)}"
 
 
 def _choice(structured: StructuredOutput, _: SpecialIds) -> str:
-    return "start: " + " | ".join(map(text_literal, structured.choice))
+    return _START + " | ".join(map(text_literal, structured.choice))
 
 
 def _grammar(structured: StructuredOutput, _: SpecialIds) -> str:
     grammar = structured.grammar or ""
-    _check_repetitions(grammar, "grammar")
+    check_repetitions(grammar, "grammar")
     if is_gbnf(grammar):
         return to_lark(grammar)
     if grammar.lstrip().startswith("{"):
@@ -164,14 +179,6 @@ def _tags_grammar(bodies: Mapping[str, list[str]], special_ids: SpecialIds) -> s
         lines.append(f"tag{number}: {head} body{number}")
         lines.append(f"body{number}: " + "\n    | ".join(alternatives))
     return "\n".join([*lines, ""])
-
-
-def _check_repetitions(text: str, param: str) -> None:
-    for match in re.finditer(r"\{\s*(\d+)?\s*,?\s*(\d+)?\s*\}", text):
-        if any(len(number) > 6 or int(number) > MAX_REPETITIONS for number in match.groups() if number):
-            raise BadRequest(
-                f"{param} repeats {match[0][:40]} times; at most {MAX_REPETITIONS} are supported.", param=param
-            )
 
 
 _TRANSLATORS = {

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ostro.answers.plan import AnswerPlan, Reading, plan_answer
 from ostro.answers.profile import TemplateProfile
-from ostro.answers.tools import Tool
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest
 from ostro.frontend import Frontend
@@ -31,7 +30,7 @@ class ChatPreparation:
         """
         if not self._frontend.is_probed:
             await asyncio.to_thread(lambda: self._frontend.profile)
-        plan = _planned(chat, chat.tools, self._frontend.profile)
+        plan = _planned(chat, self._frontend.profile)
         self._check_length([*plan.messages, *(plan.tools or ()), plan.template_kwargs])
         rendered = await self._frontend.tokenizer.render_chat(
             plan.messages,
@@ -44,50 +43,48 @@ class ChatPreparation:
         reading = plan.reading(rendered.text)
         return plan, rendered._replace(text=rendered.text + reading.prompt_suffix), reading
 
-    async def constraint(
-        self, chat: ChatRequest, plan: AnswerPlan, prompt: ChatText, reading: Reading
-    ) -> tuple[Reading, Constraint | None]:
-        """What the output is held to, and how to read it then: the grammar of calls, of which a structured output is a
-        part, or a structured output alone. Raises BadRequest if it cannot be compiled. That may take a while: find out
-        first whether the prompt has room in the context.
+    async def constraint(self, chat: ChatRequest, plan: AnswerPlan, reading: Reading) -> Constraint | None:
+        """What the output is held to: the grammar of calls, of which a structured output is a part, or a structured
+        output alone. Raises BadRequest if it cannot be compiled. That may take a while: find out first whether the
+        prompt has room in the context.
         """
-        tools = await self._checked_tools(chat, plan)
-        if tools != chat.tools:
-            reading = _planned(chat, tools, self._frontend.profile).reading(prompt.text)
-        return reading, await self._constraint(chat, reading)
-
-    async def _constraint(self, chat: ChatRequest, reading: Reading) -> Constraint | None:
-        checker = self._frontend.checker
-        if reading.grammar is None:
-            if chat.params.structured is None:
-                return None
-            alone = await checker.check_async(chat.params.structured)
-            return replace(alone, free_until=reading.free_until, free_tokens=reading.free_tokens)
+        checker, structured = self._frontend.checker, chat.params.structured
+        schemas = await self._schemas(plan)
         if reading.lazy and not self._constrains:
             # Calls are still read, as far as the model writes them well.
             return None
-        constraint = Constraint(
-            grammar=reading.grammar,
-            free_until=reading.free_until,
-            free_tokens=reading.free_tokens,
-            lazy=reading.lazy,
-            jump_forward=chat.jump_forward,
-        )
-        await checker.check_constraint_async(constraint, "tools")
+        if reading.asked is None and structured is not None:
+            alone = await checker.check_async(structured)
+            return replace(alone, free_until=reading.free_until, free_tokens=reading.free_tokens)
+        rule = None if structured is None else await checker.check_rule_async(structured)
+        reading = reading.enforcing(schemas, rule)
+        constraint = _constraint(chat, reading)
+        if constraint is None:
+            return None
+        # Each part has passed by itself.
+        param = structured.kind if structured is not None and not chat.tools else "tools"
+        try:
+            await checker.check_constraint_async(constraint, param)
+        except BadRequest:
+            loosened = reading.loosened()
+            constraint = None if loosened is None else _constraint(chat, loosened)
+            if constraint is None:
+                raise
+            await checker.check_constraint_async(constraint, param)
         return constraint
 
-    async def _checked_tools(self, chat: ChatRequest, plan: AnswerPlan) -> tuple[Tool, ...]:
-        """Raises BadRequest that names a strict tool whose schema cannot be enforced. Calls of other tools are held to
-        what can be.
+    async def _schemas(self, plan: AnswerPlan) -> dict[str, Mapping[str, object]]:
+        """What calls are held to, by the tools' names. A tool whose schema cannot be enforced at all is not there, or,
+        if it is strict, named in the BadRequest that this raises.
         """
-        tools = list(chat.tools)
-        outcomes = await self._frontend.checker.check_all_async([check.structured for check in plan.checks])
+        outcomes = await self._frontend.checker.check_schemas_async([check.structured for check in plan.checks])
+        schemas: dict[str, Mapping[str, object]] = {}
         for check, outcome in zip(plan.checks, outcomes, strict=True):
-            if isinstance(outcome, BadRequest):
-                if check.is_strict:
-                    raise _named_after_tool(outcome, chat.tools[check.tool_index], check.tool_index) from outcome
-                tools[check.tool_index] = replace(tools[check.tool_index], is_enforced=False)
-        return tuple(tools)
+            if not isinstance(outcome, BadRequest):
+                schemas[check.name] = outcome
+            elif check.is_strict:
+                raise check.refusal(outcome) from outcome
+        return schemas
 
     def _check_length(self, values: Sequence[object]) -> None:
         """Raises BadRequest for values with more characters in all than a text may have. Counts every string, names of
@@ -112,11 +109,11 @@ class ChatPreparation:
                 left += value
 
 
-def _planned(chat: ChatRequest, tools: Sequence[Tool], profile: TemplateProfile) -> AnswerPlan:
+def _planned(chat: ChatRequest, profile: TemplateProfile) -> AnswerPlan:
     return plan_answer(
         chat.messages,
         profile,
-        tools=tools,
+        tools=chat.tools,
         choice=chat.tool_choice,
         parallel=chat.parallel_tool_calls,
         structured=chat.params.structured,
@@ -126,6 +123,15 @@ def _planned(chat: ChatRequest, tools: Sequence[Tool], profile: TemplateProfile)
     )
 
 
-def _named_after_tool(error: BadRequest, tool: Tool, index: int) -> BadRequest:
-    place = f"tools[{index}].custom.format" if tool.is_custom else f"tools[{index}].function.parameters"
-    return type(error)(f"Invalid schema for function '{tool.name}': {error.message}", param=place)
+def _constraint(chat: ChatRequest, reading: Reading) -> Constraint | None:
+    grammar = reading.grammar()
+    if grammar is None:
+        return None
+    return Constraint(
+        grammar=grammar,
+        free_until=reading.free_until,
+        free_tokens=reading.free_tokens,
+        lazy=reading.lazy,
+        jump_forward=chat.jump_forward,
+        is_users=reading.is_users,
+    )

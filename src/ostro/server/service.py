@@ -279,7 +279,7 @@ class ModelService:
             return request
 
         [request] = await self._make_all(make, [rendered], lambda rendered: len(rendered.text))
-        reading, constraint = await preparation.constraint(chat, plan, rendered, reading)
+        constraint = await preparation.constraint(chat, plan, reading)
         request = replace(request, constraint=constraint, shown_ids=reading.kept_ids)
         admission.check(request, prompt="messages")
         return PreparedChat(request, plan, reading)
