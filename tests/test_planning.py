@@ -11,6 +11,7 @@ import tiny_configs
 import tiny_models
 import torch
 from fault_proxy import Fault, FaultProxy
+from gguf_factory import write_tiny_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from model_directory import write_model
@@ -82,12 +83,15 @@ def write_checkpoint(directory: Path, config: Mapping[str, object], dtype: torch
     """Random weights, under the names that the family's checkpoints have."""
     directory.mkdir(parents=True, exist_ok=True)
     shapes = {name: place.shape for name, place in places_of(build_model(config, dtype=torch.float32)).items()}
-    save_file(
-        {name: torch.randn(shape).mul_(0.02).to(dtype) for name, shape in shapes.items()},
-        directory / "model.safetensors",
-    )
+    # The same numbers again and again: drawing a hundred million takes seconds.
+    drawn = torch.randn(min(1 << 20, max(map(torch.Size.numel, shapes.values())))).mul_(0.02).to(dtype)
+    save_file({name: repeated(drawn, shape) for name, shape in shapes.items()}, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def repeated(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return values.repeat(-(-shape.numel() // len(values)))[: shape.numel()].reshape(shape).contiguous()
 
 
 @pytest.fixture(scope="module")
@@ -434,11 +438,11 @@ def test_model_in_a_store_is_planned_without_its_weights(
 def test_one_gguf_file_in_a_store_is_planned_by_its_header(
     store: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    default = open_checkpoint(None).path
-    reference = store.put_model("quantised", {"q4.gguf": default.read_bytes(), "q8.gguf": b"GGUF", "q4.txt": b"q"})
-    here, there = (plan(model, SERVED, memory=8 * GIB) for model in (None, f"{reference}/q4.gguf"))
+    file = write_tiny_gguf(tmp_path / "q4.gguf", padding=1 << 16)
+    reference = store.put_model("quantised", {"q4.gguf": file.read_bytes(), "q8.gguf": b"GGUF", "q4.txt": b"q"})
+    here, there = (plan(model, SERVED, memory=8 * GIB) for model in (file, f"{reference}/q4.gguf"))
     assert there == replace(here, model="quantised/q4")
-    assert proxy.num_bytes < default.stat().st_size / 10
+    assert proxy.num_bytes < file.stat().st_size / 10
     with pytest.raises(ModelNotFound, match=r"several models \(q4\.gguf, q8\.gguf\)"):
         plan(reference, SERVED)
 
