@@ -23,6 +23,8 @@ from ostro.schemas import (
     RequestModel,
     parse,
 )
+from ostro.schemas.messages import CreateMessage, Tool
+from ostro.schemas.responses import CreateResponse, FunctionTool
 from ostro.server.settings import GROUPS, REFUSED, ServeSettings
 
 LEAST: dict[type[RequestModel], dict[str, object]] = {
@@ -145,3 +147,9 @@ def test_flags_in_the_docs_are_those_that_the_command_has() -> None:
     # A switch's other names can be turned round, too.
     assert known - told <= {"--no-" + flag[2:] for flag in told}
     assert told <= known
+
+
+@pytest.mark.parametrize("kind", [CreateResponse, FunctionTool, CreateMessage, Tool])
+def test_every_field_without_effect_is_named_in_the_docs(kind: type[RequestModel]) -> None:
+    text = (ROOT / "docs/responses-and-messages.md").read_text()
+    assert {name for name in kind.ignored if f"`{name}`" not in text} == set()

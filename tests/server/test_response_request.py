@@ -120,6 +120,24 @@ def test_tools_of_a_namespace_are_offered_under_both_names_and_hosted_ones_are_l
     assert called[0]["function"]["name"] == "files.look"
 
 
+def test_hosted_tools_of_kinds_that_are_not_known_yet_are_left_out_too() -> None:
+    offered = offered_tools(request(tools=[LOOK, {"type": "web_search_2031", "depth": 9}]))
+    assert [tool.name for tool in offered.tools] == ["look"]
+    assert offered.left_out == ("web_search_2031",)
+    for field in ("parameters", "format"):
+        with pytest.raises(BadRequest) as refused:
+            request(tools=[{"type": "functon", "name": "f", field: {}}])
+        assert refused.value.param == "tools[0].type"
+
+
+def test_a_choice_that_requires_one_of_hosted_tools_is_refused() -> None:
+    allowed = {"type": "allowed_tools", "tools": [{"type": "web_search"}, {"type": "web_search_2031"}]}
+    assert response_request.tool_choice(request(tool_choice=allowed)).allowed == frozenset()
+    with pytest.raises(BadRequest) as refused:
+        response_request.tool_choice(request(tool_choice=allowed | {"mode": "required"}))
+    assert refused.value.param == "tool_choice"
+
+
 def test_errors_about_tools_name_them_as_the_request_does() -> None:
     space = {"type": "namespace", "name": "files", "tools": [LOOK, {"type": "custom", "name": "x"}]}
     offered = offered_tools(request(tools=[{"type": "web_search"}, LOOK, space]))
@@ -220,7 +238,7 @@ def test_what_is_included_of_hosted_tools_asks_for_nothing() -> None:
         ({"input": [CALL | {"colour": 1}]}, "input[0].colour", False),
         ({"input": []}, "input", False),
         ({"input": [7]}, "input[0]", False),
-        ({"tools": [{"type": "telepathy"}]}, "tools[0].type", False),
+        ({"tools": [{"type": "telepathy", "parameters": {}}]}, "tools[0].type", False),
         ({"tools": [LOOK | {"parameters": "x"}]}, "tools[0].parameters", False),
         ({"tool_choice": "maybe"}, "tool_choice.type", False),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", True),

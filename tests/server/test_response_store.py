@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ostro.errors import PreviousResponseUnknown, TryLater, UnknownResponse, Unsupported
+from ostro.errors import BadRequest, PreviousResponseUnknown, RequestTimeout, TryLater, UnknownResponse, Unsupported
 from ostro.server.dialects.background import BackgroundRun, EventLog
 from ostro.server.dialects.response_store import Exchange, ResponseStore
 
@@ -233,8 +233,9 @@ async def test_a_response_under_way_is_neither_continued_nor_dropped() -> None:
     store = ResponseStore(max_bytes=20_000)
     each = run(response("a"))
     stored = store.begin("me", "a", [said("in_a")], None, each)
-    with pytest.raises(PreviousResponseUnknown):
+    with pytest.raises(BadRequest, match="has not ended yet") as refusal:
         store.previous("me", "a")
+    assert not isinstance(refusal.value, PreviousResponseUnknown)
     for id in "bcdefgh":
         keep(store, id, text="x" * 2000)
     assert store.get("me", "a") is stored
@@ -272,6 +273,57 @@ async def test_a_log_that_outgrows_the_store_is_given_up() -> None:
 
 
 @in_loop
+async def test_a_log_that_is_given_up_frees_its_room_and_leaves_others_theirs() -> None:
+    store = ResponseStore(max_bytes=60_000)
+    for owner in ("me", "you"):
+        keep(store, f"of_{owner}", owner=owner, text="x" * 3000)
+    before = store.num_bytes
+    each = run(response("a"))
+    stored = store.begin("me", "a", [said("in_a")], None, each)
+    each.has_room = lambda num_bytes: store.grow(stored, num_bytes)
+    begun = store.num_bytes
+    for _ in range(20):
+        each.write(b"event: x\ndata: " + b"y" * 2000 + b"\n\n")
+    assert each.log is not None
+    assert each.log.is_lost
+    assert store.num_bytes == begun
+    assert len(store) == 3
+    keep(store, "another", text="x" * 3000)
+    assert store.get("me", "another")
+    store.delete("me", "a")
+    store.delete("me", "another")
+    assert store.num_bytes == before
+
+
+@in_loop
+async def test_logs_make_no_room_at_the_cost_of_keys_that_have_stored_less() -> None:
+    store = ResponseStore(max_bytes=60_000)
+    keep(store, "old", text="x" * 3000)
+    keep(store, "of_you", owner="you", text="x" * 3000)
+    runs = [run(response(str(number))) for number in range(5)]
+    begun = [store.begin("me", str(number), [], None, each) for number, each in enumerate(runs)]
+    for each, stored in zip(runs, begun, strict=True):
+        each.has_room = lambda num_bytes, stored=stored: store.grow(stored, num_bytes)  # type: ignore[misc]
+        each.write(b"event: x\ndata: " + b"y" * 8000 + b"\n\n")
+    assert {each.log is not None and each.log.is_lost for each in runs} == {False, True}
+    assert store.get("you", "of_you")
+    assert store.num_bytes <= store.max_bytes
+    with pytest.raises(UnknownResponse):
+        store.get("me", "old")
+
+
+def test_whoever_has_stored_the_most_makes_room() -> None:
+    store = ResponseStore(max_bytes=64 << 10)
+    keep(store, "yours", owner="you", text="x" * 1000)
+    for number in range(40):
+        keep(store, str(number), text="x" * 4000)
+    assert store.get("you", "yours")
+    assert store.get("me", "39")
+    with pytest.raises(UnknownResponse):
+        store.get("me", "0")
+
+
+@in_loop
 async def test_dropping_a_response_under_way_ends_it() -> None:
     store = ResponseStore()
     each = run(response("a"))
@@ -279,6 +331,15 @@ async def test_dropping_a_response_under_way_ends_it() -> None:
     store.delete("me", "a")
     assert await asyncio.wait_for(each.receive(), 10) == {"type": "http.disconnect"}
     assert each.was_cancelled
+
+
+@in_loop
+async def test_who_waits_for_a_run_that_does_not_end_is_told_so() -> None:
+    each = run(response("a"))
+    with pytest.raises(RequestTimeout, match="has not ended yet"):
+        await each.ended(0.01)
+    each.end()
+    await each.ended(0.01)
 
 
 @in_loop

@@ -1,6 +1,6 @@
 """POST /v1/responses and its relatives: requests, input items, and the response object."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -233,26 +233,31 @@ class NamespaceTool(RequestModel):
     ]
 
 
-class HostedTool(RequestModel):
-    """Run by OpenAI's own servers. Accepted, since clients send them unasked, and left out with a line in the log."""
+_HOSTED = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
 
-    type: Literal[
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    ]
+
+class HostedTool(RequestModel):
+    """Run by OpenAI's own servers. Accepted, since clients send them unasked, and left out with a line in the log. New
+    kinds come up all the time, and a client whose tool is refused gives up.
+    """
+
+    type: Annotated[str, Field(max_length=64)]
 
     @model_validator(mode="before")
     @classmethod
@@ -260,9 +265,14 @@ class HostedTool(RequestModel):
         return {"type": data.get("type")} if isinstance(data, dict) else data
 
 
+def _hosted(tool: dict[str, Any]) -> type[HostedTool] | None:
+    """What has parameters or a format is a tool of the client's own, whose type is misspelled."""
+    return None if {"parameters", "format"} & tool.keys() else HostedTool
+
+
 ResponseTool = Annotated[
     FunctionTool | CustomTool | NamespaceTool | HostedTool,
-    tagged(FunctionTool, CustomTool, NamespaceTool, HostedTool),
+    tagged(FunctionTool, CustomTool, NamespaceTool, HostedTool, other=_hosted),
 ]
 
 
@@ -275,7 +285,7 @@ class NamedTool(RequestModel):
 class HostedChoice(RequestModel):
     """Entries of allowed_tools that name a hosted kind."""
 
-    type: Literal["mcp", "image_generation", "web_search", "web_search_preview", "file_search", "code_interpreter"]
+    type: Annotated[str, Field(max_length=64)]
 
     @model_validator(mode="before")
     @classmethod
@@ -287,7 +297,7 @@ class AllowedTools(RequestModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[
-        list[Annotated[NamedTool | HostedChoice, tagged(NamedTool, HostedChoice)]],
+        list[Annotated[NamedTool | HostedChoice, tagged(NamedTool, HostedChoice, other=lambda entry: HostedChoice)]],
         Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
     ]
 
@@ -304,7 +314,7 @@ def _as_object(value: object) -> object:
 
 ToolChoice = Annotated[
     ChoiceWord | NamedTool | AllowedTools,
-    tagged(ChoiceWord, NamedTool, AllowedTools, unserved=get_args(HostedTool.model_fields["type"].annotation)),
+    tagged(ChoiceWord, NamedTool, AllowedTools, unserved=_HOSTED),
     BeforeValidator(
         _as_object,
         json_schema_input_type=Literal["none", "auto", "required"] | ChoiceWord | NamedTool | AllowedTools,

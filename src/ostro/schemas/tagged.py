@@ -19,9 +19,10 @@ def tagged(
     *kinds: type[RequestModel],
     untagged: Callable[[dict[str, Any]], type[RequestModel] | None] = lambda value: None,
     unserved: Iterable[str] = (),
+    other: Callable[[dict[str, Any]], type[RequestModel] | None] = lambda value: None,
 ) -> WrapValidator:
     """Reads an object as the kind that its `type` names. `untagged` finds the kind of one without a type; `unserved`
-    are the API's types that Ostro does not serve.
+    are the API's types that Ostro does not serve; `other` finds the kind of one whose type, a string, is not known.
     """
     by_tag = {tag: kind for kind in kinds for tag in get_args(kind.model_fields["type"].annotation)}
     refused = frozenset(unserved)
@@ -35,6 +36,8 @@ def tagged(
             raise PydanticCustomError("refused", "must be a JSON object")
         tag = value.get("type")
         kind = untagged(value) if tag is None else by_tag.get(tag) if isinstance(tag, str) else None
+        if kind is None and isinstance(tag, str) and tag not in refused:
+            kind = other(value)
         if kind is not None:
             return kind.model_validate(value)
         if tag is None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from starlette.types import Message
 
+from ostro.errors import RequestTimeout
 from ostro.server.dialects.response_items import Json
 from ostro.server.sse import PING
 
@@ -87,8 +88,12 @@ class BackgroundRun:
         self.was_cancelled = True
         self._left.set()
 
-    async def ended(self) -> None:
-        await self._ended.wait()
+    async def ended(self, seconds: float) -> None:
+        """Waits until it is over. Raises RequestTimeout after so long."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except TimeoutError:
+            raise RequestTimeout("The response has not ended yet. Get it later to see what became of it.") from None
 
     def end(self) -> None:
         self.is_over = True

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
+from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import (
     AllowedTools,
@@ -118,14 +119,21 @@ def _tool(tool: FunctionTool | CustomTool, name: str) -> Tool:
 
 
 def tool_choice(request: ResponseInput) -> ToolChoice:
+    """Raises BadRequest if nothing that can be called here may be, and something must be."""
     match request.tool_choice:
         case ChoiceWord(type=mode):
             return ToolChoice(mode=mode)
         case NamedTool(namespace=space, name=name):
             return ToolChoice(mode="named", name=full_name(space, name))
         case AllowedTools(mode=mode, tools=entries):
-            names = (full_name(each.namespace, each.name) for each in entries if isinstance(each, NamedTool))
-            return ToolChoice(mode=mode, allowed=frozenset(names))
+            names = frozenset(full_name(each.namespace, each.name) for each in entries if isinstance(each, NamedTool))
+            if mode == "required" and not names:
+                raise BadRequest(
+                    "tool_choice requires a call, and allows only tools that cannot run here. Allow a function or a "
+                    "custom tool, or set its mode to auto.",
+                    param="tool_choice",
+                )
+            return ToolChoice(mode=mode, allowed=names)
 
 
 def conversation(instructions: str | None, items: Sequence[InputItem], *, first: int = 0) -> list[Message]:

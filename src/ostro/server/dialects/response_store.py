@@ -13,11 +13,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from ostro.errors import PreviousResponseUnknown, TryLater, UnknownResponse, Unsupported
+from ostro.errors import BadRequest, PreviousResponseUnknown, TryLater, UnknownResponse, Unsupported
 from ostro.server.dialects.background import BackgroundRun
 from ostro.server.dialects.response_items import Json
 
@@ -25,6 +25,8 @@ from ostro.server.dialects.response_items import Json
 _OVERHEAD = 2048
 _INDEX_ENTRY = 256
 _RETRY_SECONDS = 5
+# A log that takes more of the store is given up: everything else would have to make room for it.
+_MAX_LOG_SHARE = 1 / 4
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[dict[str, object]]).decode
@@ -109,6 +111,7 @@ class ResponseStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._owners: dict[str, _Owner] = {}
         self._items: dict[tuple[str, str], Exchange] = {}
         """By owner and item id: the newest exchange that contains the item."""
 
@@ -130,13 +133,18 @@ class ResponseStore:
             )
 
     def previous(self, owner: str, id: str) -> Exchange:
-        """The exchange to continue. Raises PreviousResponseUnknown."""
+        """The exchange to continue. Raises PreviousResponseUnknown, or BadRequest if it has not ended."""
         self.check_is_on("previous_response_id")
         stored = self._find(owner, id)
-        if stored is None or stored.is_running:
-            why = "is not stored here" if stored is None else "has not ended"
+        if stored is None:
             raise PreviousResponseUnknown(
-                f"The response {id[:64]!r} {why}: it may have expired. Send the whole conversation as input.",
+                f"The response {id[:64]!r} is not stored here: it may have expired. Send the whole conversation as "
+                "input.",
+                param="previous_response_id",
+            )
+        if stored.is_running:
+            raise BadRequest(
+                f"The response {id[:64]!r} has not ended yet. Wait until it has, or cancel it.",
                 param="previous_response_id",
             )
         return stored.exchange
@@ -181,21 +189,28 @@ class ResponseStore:
         with self._lock:
             if self._stored.get(stored.id) is not stored:
                 return
-            self.num_bytes -= stored.num_bytes + stored.exchange.num_bytes
+            self._count(stored.owner, -stored.num_bytes - stored.exchange.num_bytes)
             stored.body = _encode(response)
             stored.exchange.answer(_outputs(response))
             self._index(stored.exchange)
-            self.num_bytes += self._size(stored) + stored.exchange.num_bytes
+            self._count(stored.owner, self._size(stored) + stored.exchange.num_bytes)
             self._make_room()
 
     def grow(self, stored: StoredResponse, num_bytes: int) -> bool:
-        """Counts a run's logged events. Returns False if they do not fit, whatever else is dropped."""
+        """Counts a run's logged events. Returns False, and counts none of its log any more, if the log has grown too
+        large, or if keys that have stored less would have to make room for it.
+        """
         with self._lock:
-            if self._stored.get(stored.id) is stored:
-                stored.num_bytes += num_bytes
-                self.num_bytes += num_bytes
-                self._make_room()
-            return self.num_bytes <= self.max_bytes
+            if self._stored.get(stored.id) is not stored:
+                return True
+            stored.num_bytes += num_bytes
+            self._count(stored.owner, num_bytes)
+            logged = stored.num_bytes - _OVERHEAD - len(stored.body)
+            fits = logged <= _MAX_LOG_SHARE * self.max_bytes and self._make_room(for_owner=stored.owner)
+            if not fits:
+                stored.num_bytes -= logged
+                self._count(stored.owner, -logged)
+            return fits
 
     def delete(self, owner: str, id: str) -> StoredResponse:
         """Raises UnknownResponse."""
@@ -235,7 +250,8 @@ class ResponseStore:
         if self._size(stored) + stored.exchange.num_bytes > self.max_bytes:
             return
         self._stored[stored.id] = stored
-        self.num_bytes += self._size(stored)
+        self._owners.setdefault(stored.owner, _Owner()).stored[stored.id] = stored
+        self._count(stored.owner, self._size(stored))
         self._hold(stored.exchange)
         self._make_room()
 
@@ -250,7 +266,7 @@ class ResponseStore:
             if exchange.num_users > 1:
                 return
             # New, or freed since the request found it.
-            self.num_bytes += exchange.num_bytes
+            self._count(exchange.owner, exchange.num_bytes)
             self._index(exchange)
             exchange = exchange.previous
 
@@ -259,7 +275,7 @@ class ResponseStore:
             exchange.num_users -= 1
             if exchange.num_users:
                 return
-            self.num_bytes -= exchange.num_bytes
+            self._count(exchange.owner, -exchange.num_bytes)
             for id in exchange.ids:
                 if self._items.get((exchange.owner, id)) is exchange:
                     del self._items[exchange.owner, id]
@@ -277,19 +293,44 @@ class ResponseStore:
                 return
             self._remove(oldest)
 
-    def _make_room(self) -> None:
-        for stored in list(self._stored.values()):
-            if self.num_bytes <= self.max_bytes:
-                return
-            if not stored.is_running:
-                self._remove(stored)
+    def _make_room(self, for_owner: str | None = None) -> bool:
+        """Drops the oldest response that has ended of whoever has stored the most, as often as it takes. With
+        `for_owner`, those who have stored less lose nothing. Returns whether there is room now.
+        """
+        while self.num_bytes > self.max_bytes:
+            least = 0 if for_owner is None else self._owners[for_owner].num_bytes
+            richest = sorted(self._owners.values(), key=lambda owner: owner.num_bytes, reverse=True)
+            ended = (owner.oldest_ended() for owner in richest if owner.num_bytes >= least)
+            if (dropped := next(filter(None, ended), None)) is None:
+                return False
+            self._remove(dropped)
+        return True
+
+    def _count(self, owner: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        account = self._owners.setdefault(owner, _Owner())
+        account.num_bytes += num_bytes
+        if not account.num_bytes and not account.stored:
+            del self._owners[owner]
 
     def _remove(self, stored: StoredResponse) -> None:
         del self._stored[stored.id]
-        self.num_bytes -= stored.num_bytes
+        del self._owners[stored.owner].stored[stored.id]
+        self._count(stored.owner, -stored.num_bytes)
         self._let_go(stored.exchange)
         if stored.run is not None:
             stored.run.cancel()
+
+
+@dataclass(slots=True)
+class _Owner:
+    """What one key has stored."""
+
+    num_bytes: int = 0
+    stored: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+
+    def oldest_ended(self) -> StoredResponse | None:
+        return next((stored for stored in self.stored.values() if not stored.is_running), None)
 
 
 def _ids(items: Sequence[Json]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """/v1/responses: OpenAI's Responses API, with stored responses and responses in the background."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -38,6 +37,7 @@ from ostro.server.routes.counting import num_prompt_tokens
 
 _EVENTS = "`event:` and `data:` lines, each data a {name}; the last is response.completed, .incomplete or .failed."
 _CANCEL_SECONDS = 30.0
+_MAX_TOLD = 64
 _LISTED, _MOST_LISTED = 20, 100
 
 _encode = msgspec.json.Encoder().encode
@@ -99,7 +99,7 @@ def router(api: Api) -> APIRouter:
             why = "was not created with background" if stored.run is None else "has ended"
             raise BadRequest(f"The response {id[:64]} {why}, so there is nothing to cancel.")
         stored.run.cancel()
-        await asyncio.wait_for(stored.run.ended(), _CANCEL_SECONDS)
+        await stored.run.ended(_CANCEL_SECONDS)
         return _body(stored)
 
     @routes.get("/v1/responses/{id}/input_items", **described(InputItemList, not_found=True, refusable=True))
@@ -143,8 +143,10 @@ def _job(
 
 
 def _tell_left_out(asked: Translated, told: set[str]) -> None:
-    """Clients send hosted tools unasked, so they are dropped rather than refused; each kind is logged once."""
-    new = [kind for kind in asked.tools.left_out if kind not in told]
+    """Clients send hosted tools unasked, so they are dropped rather than refused; each kind is logged once. A client
+    may make up any number of kinds: only so many are.
+    """
+    new = [kind for kind in asked.tools.left_out if kind not in told][: _MAX_TOLD - len(told)]
     if new:
         told.update(new)
         _log.warning("dropped hosted tools, which cannot run here, from a request", kinds=", ".join(new))
