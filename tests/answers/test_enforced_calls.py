@@ -53,6 +53,27 @@ def written(grammar: Grammar, seed: int) -> Iterator[int]:
     pytest.fail("it does not end")
 
 
+ODD_NAMES = ("my key", "a=b", "a", "x>y", 'é\n"ü"', "1st", "$ref()")
+
+
+@pytest.mark.parametrize("format", [*CALLS, "harmony"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_arguments_may_have_any_names(format: str, cut: bool) -> None:
+    schema = {"properties": {name: {"const": number} for number, name in enumerate(ODD_NAMES)}}
+    tool = Tool(name="f", parameters={**schema, "required": [*ODD_NAMES]})
+    grammar = Grammar(format, mode="forced", tools=(tool,), specials=specials_of(format), several=False)
+    raw = b"".join(grammar.vocabulary.tokens[token] for token in written(grammar, 0)).decode()
+    whole = {name: number for number, name in enumerate(ODD_NAMES)}
+    for end in range(len(raw)) if cut else (len(raw),):
+        reader = AnswerReader(format=FORMATS[format], tools={"f": tool}, only_calls=True)
+        for character in raw[:end]:
+            reader.push(character)
+        reader.end(cut=cut)
+        assert not reader.text
+        assert all(json.dumps(whole, ensure_ascii=False).startswith(call.arguments) for call in reader.calls)
+    assert cut or json.loads(reader.calls[0].arguments) == whole
+
+
 @pytest.mark.parametrize("format", [*CALLS, "harmony"])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_output_of_the_grammar_is_read_as_valid_calls(format: str, seed: int) -> None:

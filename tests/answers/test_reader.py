@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_call_grammar import CALLS
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.answers.formats import FORMATS
@@ -247,6 +248,23 @@ def test_half_a_marker_at_a_limit_is_no_text_where_a_call_is_expected() -> None:
     assert read(hermes("{}") + "\n<tool_", "hermes") == [*call(0, "f", "{}"), Text("<tool_")]
     assert read("<tool_", "hermes", cut=True, only_calls=True) == []
     assert read(hermes("{}").removesuffix("call>"), "hermes", cut=True) == call(0, "f", "{}")
+
+
+@pytest.mark.parametrize("format", [*CALLS, "harmony"])
+def test_limit_anywhere_in_calls_leaks_no_markup_and_invents_no_arguments(format: str) -> None:
+    """Cases 17 and 18."""
+    harmony = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}', "<|call|>"
+    raw = "".join(harmony if format == "harmony" else CALLS[format])
+    whole = new_reader(format)
+    events_of(whole, [raw])
+    assert whole.calls
+    for end in range(len(raw)):
+        reader = new_reader(format, only_calls=True)
+        events_of(reader, [raw[:end]], cut=True)
+        assert reader.text == "", raw[:end]
+        for begun, complete in zip(reader.calls, whole.calls, strict=False):
+            assert begun.name == complete.name, raw[:end]
+            assert complete.arguments.startswith(begun.arguments), raw[:end]
 
 
 def test_unknown_tool_is_called_and_loses_no_neighbour() -> None:

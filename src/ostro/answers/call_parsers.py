@@ -6,7 +6,7 @@ grammars keep models from getting there, but a limit on tokens does not.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ostro.answers import json_scan, python_scan
@@ -179,25 +179,32 @@ class CallParser:
             if not (yield from self._scanner.literal(",")):
                 return (yield from self._scanner.literal("}"))
 
+    def _markup(self, *texts: str) -> Parse[str | None]:
+        """Takes the one of these texts that comes next. One that was cut by a limit is dropped."""
+        found = yield from self._scanner.one_of(texts)
+        if found is None and self._sink.was_cut:
+            self._scanner.drop_begun(texts)
+        return found
+
     # f[ARGS]{…}
 
     def _named_call(self, kind: NamedCalls) -> Parse[bool]:
         yield from self._scanner.space()
-        if kind.begin and not (yield from self._scanner.literal(kind.begin)):
+        if kind.begin and not (yield from self._markup(kind.begin)):
             return False
         name = yield from self._name()
-        if kind.id_marker and (yield from self._scanner.literal(kind.id_marker)):
+        if kind.id_marker and (yield from self._markup(kind.id_marker)):
             yield from self._name()
         if not name or not self._sink.may_call(name):
             return False
-        if not (yield from self._scanner.literal(kind.name_end)):
+        if not (yield from self._markup(kind.name_end)):
             return False
         yield from self._scanner.space()
         if not (yield from self.arguments(name)):
             return False
         if kind.end:
             yield from self._scanner.space()
-            yield from self._scanner.literal(kind.end.strip())
+            yield from self._markup(kind.end.strip())
         return True
 
     def _name(self) -> Parse[str]:
@@ -205,11 +212,20 @@ class CallParser:
         yield from self._scanner.run(_NAME, parts.append)
         return "".join(parts)
 
+    def _field_name(self, fields: "_Fields", end: str) -> Parse[str | None]:
+        """With what ends it, which is not returned. Names that the tool describes may hold anything."""
+        described = yield from self._markup(*(f"{name}{end}" for name in fields.names))
+        if described is not None:
+            return described.removesuffix(end)
+        name = yield from self._name()
+        yield from self._scanner.space()
+        return name if name and (yield from self._scanner.literal(end)) else None
+
     # <function=f><parameter=p>value</parameter></function>
 
     def _tagged_call(self) -> Parse[bool]:
         yield from self._scanner.space()
-        if not (yield from self._scanner.literal("<function=")):
+        if not (yield from self._markup("<function=")):
             return False
         name = yield from self._name()
         if not name or not (yield from self._scanner.literal(">")):
@@ -217,10 +233,10 @@ class CallParser:
         self._sink.begin(name)
         fields = _Fields(self._sink, name)
         yield from self._scanner.space()
-        tag = yield from self._scanner.one_of(("<parameter=", "</function>"))
+        tag = yield from self._markup("<parameter=", "</function>")
         while tag is not None and tag.strip() == "<parameter=":
-            key = yield from self._name()
-            if not (yield from self._scanner.literal(">")):
+            key = yield from self._field_name(fields, ">")
+            if key is None:
                 return False
             parts: list[str] = []
             tag = yield from self._scanner.until(_VALUE_ENDS, parts.append)
@@ -230,7 +246,7 @@ class CallParser:
             fields.add_text(key, "".join(parts).removeprefix("\n").removesuffix("\n"))
             if tag is not None and tag.strip() == "</parameter>":
                 yield from self._scanner.space()
-                tag = yield from self._scanner.one_of(("<parameter=", "</function>"))
+                tag = yield from self._markup("<parameter=", "</function>")
         if tag is None and self._sink.was_cut and not (yield from self._scanner.peek()):
             return False
         fields.end()
@@ -257,9 +273,8 @@ class CallParser:
             if (yield from self._scanner.literal(")")):
                 fields.end()
                 return True
-            key = yield from self._name()
-            yield from self._scanner.space()
-            if not key or not (yield from self._scanner.literal("=")):
+            key = yield from self._field_name(fields, "=")
+            if key is None:
                 return False
             text = yield from python_scan.value(self._scanner)
             if text is None:
@@ -282,6 +297,11 @@ class _Fields:
         properties = self._root.get("properties")
         self._schemas = properties if isinstance(properties, Mapping) else {}
         self._separator = "{"
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of those that are described."""
+        return self._schemas.keys()
 
     def add_text(self, key: str, text: str) -> None:
         if self._is_custom:

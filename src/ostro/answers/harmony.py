@@ -12,6 +12,7 @@ from ostro.answers.scanner import Emit, Parse, Scanner
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _TO = " to="
+_OPENINGS = (CHANNEL, START, MESSAGE, _TO)
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -29,12 +30,14 @@ class HarmonyParser:
 
     def _message(self) -> Parse[None]:
         self._scanner.hold()
-        opening = yield from self._scanner.one_of((CHANNEL, START, MESSAGE, _TO))
+        opening = yield from self._scanner.one_of(_OPENINGS)
         if opening is not None:
             self._scanner.release()
         else:
             # What a model says that forgot the format.
             self._scanner.go_back()
+            if self._sink.was_cut:
+                self._scanner.drop_begun(_OPENINGS)
             opening = yield from self._scanner.until((CHANNEL, START), self._say)
         header = [opening or ""]
         if (yield from self._scanner.until((MESSAGE,), header.append)) is None and opening != MESSAGE:
