@@ -13,7 +13,7 @@ NEEDED = {"PATH": "/bin", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM
 
 
 def test_engine_process_has_no_keys_in_its_environment(tmp_path: Path) -> None:
-    with live_server(tmp_path, env={**OURS, **STORES}) as server:
+    with live_server(tmp_path, env={**OURS, **STORES}, cold=True) as server:
         pid = server.process.pid
         [engine] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         held = Path(f"/proc/{engine}/environ").read_bytes().split(b"\0")

@@ -44,9 +44,11 @@ def live_server(
     port: int = 0,
     files: int | None = None,
     python: Path | None = None,
+    cold: bool = False,
 ) -> Iterator[LiveServer]:
     """Listens on a free port; its log lies in the directory. It is ready when entered, unless `ready` is false. `files`
-    is how many it may open, as `ulimit -n` says. `python` is another environment's, which sees nothing of this one.
+    is how many it may open, as `ulimit -n` says. `python` is another environment's, which sees nothing of this one. It
+    is forked from a process that has started before, unless `cold`, or one of these asks for what that has not.
 
     A server whose model is not found for long says late where it listens: give it a `port`.
     """
@@ -57,11 +59,11 @@ def live_server(
     command = ["serve", "--port", str(port), "--log-format", "json", *args]
     with log.open("wb") as sink:
         process: Process
-        if files is None and python is None and not any(name.startswith("PYTHON") for name in env or {}):
-            process = warm_start(command, output=sink, environment=environment, cwd=directory)
-        else:
+        if cold or files is not None or python is not None or any(name.startswith("PYTHON") for name in env or {}):
             line = [str(python or sys.executable), "-m", "ostro", *command]
             process = _cold_start(line, files, output=sink, environment=environment, cwd=directory)
+        else:
+            process = warm_start(command, output=sink, environment=environment, cwd=directory)
     try:
         server = LiveServer(f"http://127.0.0.1:{port}" if port else _url(process, log), process, log)
         if ready:

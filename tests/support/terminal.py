@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from warm_start import WarmProcess, warm_start_in_terminal
+
 OSTRO = (sys.executable, "-m", "ostro")
 PATIENCE = 90.0
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
@@ -25,7 +27,7 @@ _IN_TERMINAL = (
 
 @dataclass
 class Screen:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     keyboard: int
     shown: str = ""
     read_up_to: int = field(default=0)
@@ -73,24 +75,31 @@ class Screen:
 @contextmanager
 def terminal(
     *args: str,
-    command: Sequence[str] = OSTRO,
+    command: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     columns: int = 80,
 ) -> Iterator[Screen]:
-    """`ostro` with these arguments, in a terminal of its own, without colour unless `env` has an empty NO_COLOR."""
+    """`ostro`, or another command, with these arguments, in a terminal of its own, without colour unless `env` has an
+    empty NO_COLOR.
+    """
     keyboard, screen = pty.openpty()
     _resize(screen, columns)
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", **(env or {})}
+    process: subprocess.Popen[bytes] | WarmProcess
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _IN_TERMINAL, *command, *args],
-            stdin=screen,
-            stdout=screen,
-            stderr=screen,
-            start_new_session=True,
-            cwd=cwd,
-            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **(env or {})},
-        )
+        if command is None:
+            process = warm_start_in_terminal(args, terminal=screen, environment=environment, cwd=cwd or Path.cwd())
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _IN_TERMINAL, *command, *args],
+                stdin=screen,
+                stdout=screen,
+                stderr=screen,
+                start_new_session=True,
+                cwd=cwd,
+                env=environment,
+            )
     finally:
         os.close(screen)
     try:

@@ -1,5 +1,5 @@
 """`ostro` commands and programs that start at once: forked from a process that has imported what they need, which takes
-most of a second.
+more than a second. So are the engines that these commands start: `warm_engines`.
 
 What is started is a process like any other, with arguments, environment, directory, files and signals of its own. Only
 Python's own variables (PYTHONPATH and the like) came too early for it, and what tests say of imports and of starting
@@ -7,7 +7,9 @@ itself takes a process that starts cold.
 """
 
 import atexit
+import fcntl
 import functools
+import gc
 import importlib
 import json
 import os
@@ -16,10 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -69,6 +72,13 @@ def warm_start(command: Sequence[str], *, output: IO[bytes], environment: Mappin
         return _start(None, command, [nothing.fileno(), output.fileno(), output.fileno()], environment, cwd)
 
 
+def warm_start_in_terminal(
+    command: Sequence[str], *, terminal: int, environment: Mapping[str, str], cwd: Path
+) -> WarmProcess:
+    """`ostro` with these words; the terminal becomes its own, so that Ctrl-C typed there is a signal to it."""
+    return _start(None, command, [terminal] * 3, environment, cwd, in_terminal=True)
+
+
 def warm_run(
     words: Sequence[str],
     *,
@@ -112,14 +122,16 @@ def _start(
     files: Sequence[int],
     environment: Mapping[str, str],
     cwd: Path,
+    *,
+    in_terminal: bool = False,
 ) -> WarmProcess:
     reading, writing = os.pipe()
-    order = {"program": program, "words": list(words), "environment": dict(environment), "cwd": str(cwd)}
+    order = _Order(program, list(words), dict(environment), str(cwd), in_terminal)
     with _one_at_a_time:
         parent = _parent()
         socket.send_fds(parent, [b"\n"], [*files, writing])
         os.close(writing)
-        parent.sendall(json.dumps(order).encode() + b"\n")
+        parent.sendall(json.dumps(asdict(order)).encode() + b"\n")
         pid = int(_line(parent))
     return WarmProcess(pid, os.fdopen(reading, "rb"))
 
@@ -129,8 +141,12 @@ def _parent() -> socket.socket:
     """Our end of the conversation with it. It ends when that is closed, if only because we have died."""
     ours, its = socket.socketpair()
     line = [sys.executable, __file__, str(its.fileno())]
+    # A process that is forked has one thread, and numpy would start more.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     with its:
-        parent = subprocess.Popen(line, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        parent = subprocess.Popen(
+            line, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment
+        )
 
     def end() -> None:
         ours.close()
@@ -156,6 +172,7 @@ class _Order:
     words: list[str]
     environment: dict[str, str]
     cwd: str
+    in_terminal: bool
 
 
 def _next_order(tests: socket.socket) -> _Order | None:
@@ -193,6 +210,9 @@ def _become(files: Sequence[int], order: _Order) -> None:
     for standard, given in enumerate(files):
         os.dup2(given, standard)
         os.close(given)
+    if order.in_terminal:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.environ.clear()
     os.environ.update(order.environment)
     os.chdir(order.cwd)
@@ -200,6 +220,7 @@ def _become(files: Sequence[int], order: _Order) -> None:
 
 def _carry_out(order: _Order) -> int:
     if order.program is None:
+        start_engines_warm()
         return main(order.words)
     sys.argv = ["-c", *order.words]
     exec(order.program, {"__name__": "__main__"})
@@ -214,6 +235,7 @@ def _forget(package: str) -> None:
 
 if __name__ == "__main__":
     import huggingface_hub.hf_api  # noqa: F401
+    from warm_engines import start_engines_warm
 
     import ostro.cli.serve
     import ostro.planning
@@ -225,6 +247,8 @@ if __name__ == "__main__":
         importlib.import_module(f"ostro.cli.{name}")
     # It reads its settings from the environment when it is imported.
     _forget("huggingface_hub")
+    # What has been imported stays: no process need look at it again when it collects garbage.
+    gc.freeze()
     # Ctrl-C is for whoever runs the tests; nobody asks how the processes in between have ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

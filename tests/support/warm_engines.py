@@ -1,0 +1,124 @@
+"""Engines that start at once: forked from a process that has imported what they need, which takes half a second.
+
+command ──order──> starter ──fork──> helper, which ends ──fork──> engine, which the command adopts
+
+The command runs threads by the time it needs an engine, and cannot be forked then: its starter is forked before. The
+engine is the command's child all the same, as one started by `ostro.processes.spawn` is.
+"""
+
+import ctypes
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import ostro.engine_process.handle
+import ostro.engine_process.process
+import ostro.runner.load
+
+_MODULE = "ostro.engine_process.process"
+_PR_SET_CHILD_SUBREAPER = 36
+
+# It is to be run as a program.
+del sys.modules[_MODULE]
+
+
+class Engine:
+    """What an `EngineHandle` uses of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+def start_engines_warm() -> None:
+    """From now on, in this process, which has one thread yet."""
+    ours, its = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        _take_orders(its)
+    its.close()
+    answers = ours.makefile("rb")
+    one_at_a_time = threading.Lock()
+
+    def spawn_warm(module: str, *, environment: Mapping[str, str]) -> tuple[Engine, socket.socket]:
+        assert module == _MODULE
+        to_engine, theirs = socket.socketpair()
+        with theirs, one_at_a_time:
+            _adopt_orphans(True)
+            socket.send_fds(ours, [b"\n"], [1, 2, theirs.fileno()])
+            ours.sendall(json.dumps(dict(environment)).encode() + b"\n")
+            pid = int(answers.readline())
+            _adopt_orphans(False)
+        return Engine(pid), to_engine
+
+    # The one place that starts engines.
+    vars(ostro.engine_process.handle)["spawn"] = spawn_warm
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    """Whether processes whose parent ends become children of this one, if they descend from it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+
+
+def _take_orders(command: socket.socket) -> NoReturn:
+    """Starts engines for as long as the command lives."""
+    # Out of reach of what is typed at the command's terminal, and of those who wait for the end of its output.
+    os.setsid()
+    _redirect([nothing := os.open(os.devnull, os.O_RDWR)] * 3)
+    os.close(nothing)
+    orders = command.makefile("rb")
+    while True:
+        start, files, _, _ = socket.recv_fds(command, 1, 3)
+        if not start:
+            os._exit(0)
+        environment = json.loads(orders.readline())
+        waiting, adopted = os.pipe()
+        helper = os.fork()
+        if helper == 0:
+            os.close(adopted)
+            _start_engine(command, environment, files, waiting)
+        os.waitpid(helper, 0)
+        # What an engine asks the kernel to do when its parent ends must not be done when the helper does.
+        for descriptor in (*files, waiting, adopted):
+            os.close(descriptor)
+        command.sendall(b"\n")
+
+
+def _start_engine(command: socket.socket, environment: dict[str, str], files: Sequence[int], waiting: int) -> NoReturn:
+    """From the helper. The engine begins once it is told, or left alone."""
+    engine = os.fork()
+    if engine:
+        os.setpgid(engine, engine)
+        command.sendall(b"%d" % engine)
+        os._exit(0)
+    os.setpgid(0, 0)
+    command.close()
+    os.read(waiting, 1)
+    os.close(waiting)
+    stdout, stderr, to_command = files
+    _redirect([0, stdout, stderr])
+    os.close(stdout)
+    os.close(stderr)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [_MODULE, str(to_command)]
+    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
+    # It does not return.
+    os._exit(0)
+
+
+def _redirect(files: Sequence[int]) -> None:
+    for standard, file in enumerate(files):
+        os.dup2(file, standard)
