@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from warm_engines import warm_engines
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
@@ -27,12 +28,13 @@ async def live_service(
 ) -> AsyncIterator[ModelService]:
     """Ready when it is entered, and stopped when it is left."""
     service = ModelService(config or EngineConfig(), stall_seconds=stall_seconds)
-    await service.start()
-    try:
-        await service.settled()
-        yield service
-    finally:
-        await service.stop()
+    with warm_engines():
+        await service.start()
+        try:
+            await service.settled()
+            yield service
+        finally:
+            await service.stop()
 
 
 @asynccontextmanager
@@ -41,13 +43,14 @@ async def live_models(config: EngineConfig | None = None) -> AsyncIterator[tuple
     spec = ModelSpec(name="default", config=config or EngineConfig(), pinned=True)
     catalog = Catalog([spec], make=lambda found: found, list_models=lambda root: [spec])
     pool = ModelPool(catalog, lambda spec, files: ModelService(spec.config), PoolLimits())
-    await pool.start()
-    try:
-        async with pool.use("default") as (_, service):
-            pass
-        yield Models(pool), service
-    finally:
-        await pool.stop()
+    with warm_engines():
+        await pool.start()
+        try:
+            async with pool.use("default") as (_, service):
+                pass
+            yield Models(pool), service
+        finally:
+            await pool.stop()
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> float:

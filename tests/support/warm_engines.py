@@ -6,25 +6,27 @@ The command runs threads by the time it needs an engine, and cannot be forked th
 engine is the command's child all the same, as one started by `ostro.processes.spawn` is.
 """
 
+import atexit
 import ctypes
+import functools
+import gc
+import importlib
 import json
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
+from unittest import mock
 
-import ostro.engine_process.handle
-import ostro.engine_process.process
-import ostro.runner.load
+from ostro.engine_process import handle
 
 _MODULE = "ostro.engine_process.process"
 _PR_SET_CHILD_SUBREAPER = 36
-
-# It is to be run as a program.
-del sys.modules[_MODULE]
 
 
 class Engine:
@@ -43,28 +45,71 @@ class Engine:
 
 
 def start_engines_warm() -> None:
-    """From now on, in this process, which has one thread yet."""
+    """From now on, in this process, which has one thread yet and has called `prepare_for_engines`."""
     ours, its = socket.socketpair()
     if os.fork() == 0:
         ours.close()
         _take_orders(its)
     its.close()
-    answers = ours.makefile("rb")
-    one_at_a_time = threading.Lock()
+    mock.patch.object(handle, "spawn", _Starter(ours).spawn).start()
 
-    def spawn_warm(module: str, *, environment: Mapping[str, str]) -> tuple[Engine, socket.socket]:
+
+@contextmanager
+def warm_engines() -> Iterator[None]:
+    """While the block runs, in a process that may have threads."""
+    with mock.patch.object(handle, "spawn", _own_starter().spawn):
+        yield
+
+
+class _Starter:
+    """Our side of the conversation with the starter."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._answers = connection.makefile("rb")
+        self._one_at_a_time = threading.Lock()
+
+    def spawn(self, module: str, *, environment: Mapping[str, str]) -> tuple[Engine, socket.socket]:
+        """What `ostro.processes.spawn.spawn` does."""
         assert module == _MODULE
-        to_engine, theirs = socket.socketpair()
-        with theirs, one_at_a_time:
+        ours, theirs = socket.socketpair()
+        with theirs, self._one_at_a_time:
             _adopt_orphans(True)
-            socket.send_fds(ours, [b"\n"], [1, 2, theirs.fileno()])
-            ours.sendall(json.dumps(dict(environment)).encode() + b"\n")
-            pid = int(answers.readline())
+            socket.send_fds(self._connection, [b"\n"], [1, 2, theirs.fileno()])
+            self._connection.sendall(json.dumps(dict(environment)).encode() + b"\n")
+            pid = int(self._answers.readline())
             _adopt_orphans(False)
-        return Engine(pid), to_engine
+        return Engine(pid), ours
 
-    # The one place that starts engines.
-    vars(ostro.engine_process.handle)["spawn"] = spawn_warm
+
+@functools.cache
+def _own_starter() -> _Starter:
+    """It ends when our end of the conversation is closed, if only because we have died."""
+    ours, its = socket.socketpair()
+    # A process that is forked has one thread, and numpy would start more.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], env=environment
+        )
+    starter = _Starter(ours)
+
+    def end() -> None:
+        ours.shutdown(socket.SHUT_RDWR)
+        process.wait()
+
+    atexit.register(end)
+    return starter
+
+
+def prepare_for_engines() -> None:
+    """Imports what they need."""
+    for name in (_MODULE, "ostro.runner.load"):
+        importlib.import_module(name)
+    # It is to be run as a program.
+    del sys.modules[_MODULE]
+    # What has been imported stays: no process need look at it again when it collects garbage.
+    gc.freeze()
 
 
 def _adopt_orphans(adopt: bool) -> None:
@@ -122,3 +167,8 @@ def _start_engine(command: socket.socket, environment: dict[str, str], files: Se
 def _redirect(files: Sequence[int]) -> None:
     for standard, file in enumerate(files):
         os.dup2(file, standard)
+
+
+if __name__ == "__main__":
+    prepare_for_engines()
+    _take_orders(socket.socket(fileno=int(sys.argv[1])))

@@ -9,7 +9,6 @@ itself takes a process that starts cold.
 import atexit
 import fcntl
 import functools
-import gc
 import importlib
 import json
 import os
@@ -235,7 +234,7 @@ def _forget(package: str) -> None:
 
 if __name__ == "__main__":
     import huggingface_hub.hf_api  # noqa: F401
-    from warm_engines import start_engines_warm
+    from warm_engines import prepare_for_engines, start_engines_warm
 
     import ostro.cli.serve
     import ostro.planning
@@ -247,8 +246,7 @@ if __name__ == "__main__":
         importlib.import_module(f"ostro.cli.{name}")
     # It reads its settings from the environment when it is imported.
     _forget("huggingface_hub")
-    # What has been imported stays: no process need look at it again when it collects garbage.
-    gc.freeze()
+    prepare_for_engines()
     # Ctrl-C is for whoever runs the tests; nobody asks how the processes in between have ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
