@@ -49,6 +49,8 @@ PATHS = [
     "/admin/unpin/{model}",
     "/admin/stats",
 ]
+# Each takes the bodies of another endpoint: it is sent a few of them. Thousands are sent to the other.
+TWINS = ["/v1/responses/input_tokens", "/v1/messages/count_tokens", "/generate_stream", "/pseudo_loglikelihood"]
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +84,26 @@ def references(node: object) -> Iterator[str]:
 
 
 def test_whatever_is_sent_the_answers_are_as_documented(server: LiveServer, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
-    options = ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "1"]
-    options += ["--request-timeout", "120"]
+    twins = f"[[operations]]\ninclude-path = {json.dumps(TWINS)}\nphases.coverage.enabled = false\n"
+    check_answers(server, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "10", settings=twins)
+
+
+@pytest.mark.slow
+def test_so_they_are_where_two_endpoints_take_the_same_bodies(server: LiveServer, tmp_path: Path) -> None:
+    check_answers(
+        server, tmp_path, "--phases", "coverage", *(word for path in TWINS for word in ("--include-path", path))
+    )
+
+
+def check_answers(server: LiveServer, directory: Path, *options: str, settings: str = "") -> None:
+    """By all that a phase of Schemathesis comes up with. `settings` are lines of its configuration."""
+    command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json", *options]
+    command += ["--checks", ",".join(CHECKS), "--seed", "1", "--request-timeout", "120", "--no-color"]
     # A list that is too long may be refused as a body that is too large.
     refusals = ["400", "401", "404", "405", "413", "415", "422"]
-    (tmp_path / "schemathesis.toml").write_text(
-        f"[checks.negative_data_rejection]\nexpected-statuses = {json.dumps(refusals)}\n"
+    (directory / "schemathesis.toml").write_text(
+        f"{settings}[checks.negative_data_rejection]\nexpected-statuses = {json.dumps(refusals)}\n"
     )
-    ran = subprocess.run([*command, *options, "--no-color"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Traceback" not in server.log_text
