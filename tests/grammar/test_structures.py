@@ -151,6 +151,69 @@ def test_what_would_be_enforced_wrongly_is_refused_or_left_out(
     assert accepts(made, f'{{"a/b": [{valid}]}}')
 
 
+TAGGED = {
+    "$defs": {
+        "A": {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]},
+        "B": {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}}, "required": ["kind"]},
+    },
+    "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+    "discriminator": {"propertyName": "kind"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid"),
+    [
+        ({"oneOf": [{"const": 1}, {"const": 2}]}, "2"),
+        ({"oneOf": [{"const": 1}, {"const": True}]}, "true"),
+        ({"oneOf": [{"enum": [1, "a"]}, {"type": "null"}, {"type": "boolean"}]}, '"a"'),
+        (TAGGED, '{"kind": "c"}'),
+        ({"properties": {"a": {"oneOf": [{"const": 1}, {"type": "object"}]}}}, '{"a": 1}'),
+    ],
+)
+def test_one_of_branches_that_exclude_each_other_is_any_of_them(schema: object, valid: str) -> None:
+    assert accepts(constraint_of(json_schema=json.dumps(schema)), valid)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"const": 1}, {"enum": [1.0, 2]}],
+        [{"type": "integer", "minimum": 3}, {"type": "number", "maximum": 5}],
+        [
+            {"properties": {"k": {"const": 1}}, "required": ["k"]},
+            {"properties": {"k": {"const": 2}}, "required": ["k"]},
+        ],
+        [{"type": "object", "properties": {"k": {"const": each}}} for each in (1, 2)],
+        [{"const": {"a": 1}}, {"const": {"a": 1.0}}],
+    ],
+    ids=json.dumps,
+)
+def test_one_of_branches_that_may_both_fit_is_refused(branches: object) -> None:
+    with pytest.raises(Unsupported, match="oneOf"):
+        constraint_of(json_schema=json.dumps({"oneOf": branches}))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": "object", "patternProperties": {"^a$": {"type": "integer"}}},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+    ],
+    ids=json.dumps,
+)
+def test_a_property_cannot_come_again_by_another_spelling_of_its_name(schema: object) -> None:
+    made = constraint_of(json_schema=json.dumps(schema))
+    assert accepts(made, '{"a": 1, "b\\n": "\\"é\\n"}')
+    assert not accepts(made, '{"a": 1, "\\u0061": "x"}')
+
+
+def test_a_control_character_that_a_schema_names_can_be_written() -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "\x01"}}, "required": ["a"]}
+    assert accepts(constraint_of(json_schema=json.dumps(schema)), r'{"a": "\u0001"}')
+
+
 @pytest.mark.parametrize(
     ("schema", "accepted", "refused"),
     [

@@ -33,6 +33,16 @@ def require_exact(schema: Schema, param: str) -> None:
             raise not_exact(param, found.keyword, pointer((*path, found.keyword)), found.reason)
 
 
+def takes_names_twice(schema: Schema) -> bool:
+    """Whether an object has properties of its own and others: their names are told apart by how they are written, so
+    that an escape in one of the others could spell a name that has its own schema.
+    """
+    return any(
+        bool(each.get("properties") or each.get("patternProperties")) and each.get("additionalProperties") is not False
+        for _, each in walk(schema)
+    )
+
+
 def leave_out_inexact(schema: Schema) -> None:
     """Takes such keywords out of the schema."""
     for _, each in walk(schema):
@@ -53,7 +63,7 @@ def _inexact(schema: Schema) -> Iterator[_Inexact]:
     for keyword in ("const", "enum"):
         if keyword in schema and (number := _beyond(schema[keyword])) is not None:
             values = schema["enum"] if keyword == "enum" else [schema["const"]]
-            yield _Inexact(keyword, f"{number} is beyond 2**53", {"type": sorted({_type(each) for each in values})})
+            yield _Inexact(keyword, f"{number} is beyond 2**53", {"type": sorted({json_type(each) for each in values})})
     for keyword in _BOUNDS:
         if (bound := _number(schema, keyword)) is not None and (reason := _why_inexact(schema, keyword, bound)):
             yield _Inexact(keyword, reason)
@@ -108,7 +118,10 @@ def _beyond(value: Any) -> float | None:
     return None
 
 
-def _type(value: Any) -> str:
+def json_type(value: Any) -> str:
+    """The narrowest type of a JSON value."""
+    if isinstance(value, float) and value.is_integer():
+        return "integer"
     for kind, name in _TYPES:
         if isinstance(value, kind):
             return name

@@ -9,7 +9,8 @@ from typing import Any
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unsupported
-from ostro.grammar.exactness import leave_out_inexact, require_exact
+from ostro.grammar.exactness import leave_out_inexact, require_exact, takes_names_twice
+from ostro.grammar.exclusion import replace_exclusive_one_of
 from ostro.grammar.gbnf import is_gbnf, to_lark
 from ostro.grammar.schema import Schema, check_depth, check_repetitions, lint, normalized
 from ostro.guidance_text import (
@@ -24,6 +25,12 @@ from ostro.guidance_text import (
 from ostro.structured import StructuredOutput
 
 _START = "start: "
+
+# What strings may hold after a backslash, but for the characters by number, of which only the rarest need one. A schema
+# that names such a character itself keeps them.
+_PLAIN_ESCAPES = 'nrbtf\\"'
+_ESCAPED = re.compile(r"\\u00[01]|\\u007f|\\x[01]|\\x7f|\x7f", re.IGNORECASE)
+
 # Options of a rule that would take more than masks.
 _RULE_OPTION = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|temperature|stop|stop_capture|suffix_capture)\s*=")
 
@@ -48,11 +55,15 @@ def prepared_schema(text: str, structured: StructuredOutput, param: str) -> Sche
         raise BadRequest(f"{param} is false: no JSON satisfies it.", param=param)
     made = normalized({} if schema is True else schema)
     lint(made, param)
+    replace_exclusive_one_of(made)
+    options = _json_options(structured)
     if structured.strict:
         require_exact(made, param)
+        if takes_names_twice(made) and not _ESCAPED.search(text):
+            options["json_allowed_escapes"] = _PLAIN_ESCAPES
     else:
         leave_out_inexact(made)
-    return {**made, OPTIONS: _json_options(structured)}
+    return {**made, OPTIONS: options}
 
 
 def schema_grammar(schema: Schema) -> str:
@@ -77,12 +88,12 @@ def rule_of(structured: StructuredOutput, constraint: Constraint) -> str | None:
 def _json_options(structured: StructuredOutput) -> dict[str, object]:
     made: dict[str, object] = {} if structured.strict else {"lenient": True}
     if structured.whitespace_pattern == "":
-        return made | {"whitespace_flexible": False}
+        return {**made, "whitespace_flexible": False}
     if structured.whitespace_pattern is not None:
-        return made | {"whitespace_pattern": structured.whitespace_pattern}
+        return {**made, "whitespace_pattern": structured.whitespace_pattern}
     if structured.jump_forward:
         return {**made, **SEPARATORS}
-    return made | {"whitespace_pattern": WHITESPACE}
+    return {**made, "whitespace_pattern": WHITESPACE}
 
 
 def _json_schema(structured: StructuredOutput, _: SpecialIds) -> str:
