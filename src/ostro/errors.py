@@ -25,6 +25,7 @@
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
     ├── SequenceFailed                500  the engine gave up on one sequence; others continue
+    │   └── StructureFailed           400  because its own schema or grammar became too costly to follow
     └── ServerError                   502  another server, called over HTTP, did not answer properly
         ├── Unreachable               502  nothing listens there, or the connection broke
         └── BadAnswer                 502  its answer was malformed
@@ -35,6 +36,7 @@ become the class's `general` text.
 """
 
 import re
+from typing import ClassVar
 
 # A path or a URL, including spaces as long as slashes follow.
 _PLACE = re.compile(r"(?<![\w/])(?:\w+://|[~.]{0,2}/)[^\s'\"]*(?: [^\s'\"/]+/[^\s'\"]*)*")
@@ -227,6 +229,22 @@ class DiskFull(OstroError):
 
 class SequenceFailed(OstroError):
     openai_code = "sequence_failed"
+
+    @staticmethod
+    def of_choice(message: str | None) -> "SequenceFailed":
+        """What to raise for a choice, given what the engine says of it: only an error's text crosses processes."""
+        if message is not None and message.startswith(StructureFailed.opening):
+            return StructureFailed(message)
+        return SequenceFailed(message or "The engine gave up on this request. Try again.")
+
+
+class StructureFailed(SequenceFailed):
+    """Every message begins with `opening`."""
+
+    http_status = 400
+    openai_type = "invalid_request_error"
+    openai_code = "structure_failed"
+    opening: ClassVar[str] = "The output cannot be held to its structure"
 
 
 class ServerError(OstroError):

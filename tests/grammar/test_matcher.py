@@ -24,7 +24,7 @@ from text_vocabs import byte_level, control_ids
 from ostro.engine.constraint import Constraint, Matcher
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence
-from ostro.errors import BadRequest, SequenceFailed
+from ostro.errors import BadRequest, SequenceFailed, StructureFailed
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.grammar.matcher import GrammarMatcher
 from ostro.sampling_params import SamplingParams
@@ -114,8 +114,12 @@ def test_a_grammar_that_takes_too_much_per_step_fails_its_sequence() -> None:
             matcher.mask()
             take_all(matcher, "a")
 
-    with pytest.raises(SequenceFailed):
+    with pytest.raises(StructureFailed) as failure:
         write(600)
+    # Clients send what ends with a 5xx again, which would fail again. Of the error, the server gets the text.
+    told = SequenceFailed.of_choice(failure.value.message)
+    assert (type(told), told.http_status, told.openai_code) == (StructureFailed, 400, "structure_failed")
+    assert SequenceFailed.of_choice("The logits are not finite.").http_status == 500
 
 
 def test_forced_tokens_are_what_the_tokenizer_makes_of_the_forced_text() -> None:

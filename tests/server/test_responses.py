@@ -1,9 +1,11 @@
 import math
 
+import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from ostro.engine.runner import TokenLogprob
+from ostro.errors import StructureFailed
 from ostro.outputs import Choice, Completion
 from ostro.schemas import (
     ChatCompletionRequest,
@@ -13,7 +15,7 @@ from ostro.schemas import (
     parse,
 )
 from ostro.server.chat_turn import AnswerStream
-from ostro.server.responses import chat_response, completion_response
+from ostro.server.responses import chat_response, completion_response, finish_reason
 from ostro.text.tokenizer import Tokenizer
 
 # é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.
@@ -90,3 +92,12 @@ def test_chat_tokens_carry_their_exact_bytes() -> None:
         ("�", [0xC3]),
         ("é", [0xC3, 0xA9]),
     ]
+
+
+def test_a_structure_that_failed_is_the_requests_fault_whole_and_in_a_stream() -> None:
+    error = f"{StructureFailed.opening} any further: too many items. Simplify the schema or grammar."
+    choice = Choice(0, finish_reason="error", error=error)
+    with pytest.raises(StructureFailed, match="too many items"):
+        finish_reason(choice)
+    with pytest.raises(StructureFailed, match="too many items"):
+        AnswerStream(Completion((1,), [choice])).finish_reason(0)

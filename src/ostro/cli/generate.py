@@ -83,7 +83,7 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     for delta in llm.stream(prompt, params):
         print(delta.text, end="", flush=True)
         if delta.finish_reason == "error":
-            raise SequenceFailed(delta.error or "The engine gave up on this prompt. Try again.")
+            raise SequenceFailed.of_choice(delta.error)
     print()
 
 

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ostro.engine.constraint import Constraint
-from ostro.errors import OstroError, SequenceFailed
+from ostro.errors import OstroError, SequenceFailed, StructureFailed
 from ostro.grammar.vocabulary import WORD_BITS, Vocabulary
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def _contained(method: Callable[_P, _T]) -> Callable[_P, _T]:
         # The library is written in Rust: what it panics with is not an Exception.
         except BaseException as error:
             _log.exception("A grammar failed.")
-            raise SequenceFailed(
-                f"The output cannot be held to its structure any further: {first_line(str(error))}. Simplify the "
-                "schema or grammar."
-            ) from error
+            raise _structure_failed(str(error)) from error
 
     return call
 
@@ -163,10 +160,13 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._inner.is_error():
-            raise SequenceFailed(
-                f"The output cannot be held to its structure any further: {first_line(self._inner.get_error())}. "
-                "Simplify the schema or grammar."
-            )
+            raise _structure_failed(self._inner.get_error())
+
+
+def _structure_failed(reason: str) -> StructureFailed:
+    return StructureFailed(
+        f"{StructureFailed.opening} any further: {first_line(reason)}. Simplify the schema or grammar."
+    )
 
 
 def first_line(message: str) -> str:

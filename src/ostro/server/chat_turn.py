@@ -106,7 +106,7 @@ class AnswerStream:
         """
         choice, reader = self._completion.choices[index], self._readers[index]
         if choice.finish_reason in (None, "error"):
-            raise SequenceFailed(choice.error or "The engine gave up on this request. Try again.")
+            raise SequenceFailed.of_choice(choice.error)
         if reader is None or self._prepared is None:
             return choice.finish_reason
         return self._prepared.plan.finish_reason(choice.finish_reason, reader)

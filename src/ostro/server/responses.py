@@ -243,7 +243,7 @@ def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob
 def finish_reason(choice: Choice, *, strict: bool = False) -> FinishReason:
     """Raises SequenceFailed for a choice that came to no good end. `strict`: one of OpenAI's own."""
     if choice.finish_reason in (None, "error"):
-        raise SequenceFailed(choice.error or "The engine gave up on this request. Try again.")
+        raise SequenceFailed.of_choice(choice.error)
     return wire_reason(choice.finish_reason, strict=strict)
 
 
