@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter, write_adapter
+from scripted_grammar import ScriptedGrammars, scripted
 from tiny_models import LLAMA, VOCAB, random_model
 
 from ostro import LLM, EngineConfig, SamplingParams
@@ -98,7 +99,8 @@ def drain(core: EngineCore) -> Iterable[Progress]:
 
 def run(core: EngineCore, *requests: Request) -> Tokens:
     for request in requests:
-        core.add(request)
+        constraint = request.constraint
+        core.add(request, None if constraint is None else ScriptedGrammars(VOCAB).prepare(constraint))
     tokens: Tokens = {}
     for step in drain(core):
         assert step.error is None
@@ -316,7 +318,10 @@ def test_the_gpus_runner_gives_the_same_tokens(device: torch.device, qwen3: Term
     asked = [
         ask(id, prompt, name, params) for id, (prompt, name) in enumerate(zip(prompts(5, 2, 7, 4, 1), MIX, strict=True))
     ]
+    # One row with an adapter and one without have a structure besides.
+    asked[:2] = [replace(request, constraint=scripted(PAIRS)) for request in asked[:2]]
     expected = run(engine(random_model(QWEN3), qwen3), *asked)
+    assert all(token in PAIRS[at % 2] for id in (0, 1) for at, token in enumerate(expected[id, 0]))
     model = random_model(QWEN3).to(device)
     adapters = Adapters(model, qwen3)
     adapters.attach(model)
@@ -325,6 +330,7 @@ def test_the_gpus_runner_gives_the_same_tokens(device: torch.device, qwen3: Term
 
 
 MIX = ("red", None, "green", "red", "blue")
+PAIRS = {0: dict.fromkeys(range(10, 20), 1), 1: dict.fromkeys(range(20, 30), 0)}
 
 
 def test_deterministic_products_on_a_gpu_are_refused_with_adapters(device: torch.device, qwen3: Terms) -> None:
