@@ -53,9 +53,10 @@ OK_SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
-# A model that thinks would do so first, and the structure would begin after that.
+# A model that thinks would do so first, and a structure or a forced call would begin after that.
+AT_ONCE = {"enable_thinking": False}
 OK = {
-    "enable_thinking": False,
+    **AT_ONCE,
     "response_format": {"type": "json_schema", "json_schema": {"name": "ok", "schema": OK_SCHEMA, "strict": True}},
 }
 
@@ -85,14 +86,18 @@ CASES = {
     "15 wide characters": Case(call("f", '{"x": "é🙂漢"}'), None, [("f", '{"x": "é🙂漢"}')], "tool_calls"),
     "16 order of keys": Case(call("f", '{"z": 1, "a": 2}'), None, [("f", '{"z": 1, "a": 2}')], "tool_calls"),
     "20 required": Case(
-        call("f", "{}"), None, [("f", "{}")], "tool_calls", given={"tools": [F, G], "tool_choice": "required"}
+        call("f", "{}"),
+        None,
+        [("f", "{}")],
+        "tool_calls",
+        given={"tools": [F, G], "tool_choice": "required", **AT_ONCE},
     ),
     "21 named": Case(
         call("g", "{}"),
         None,
         [("g", "{}")],
         "stop",
-        given={"tools": [F, G], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        given={"tools": [F, G], "tool_choice": {"type": "function", "function": {"name": "g"}}, **AT_ONCE},
     ),
     "22 one call at most": Case(
         call("f", "{}") + call("g", "{}"),
@@ -122,6 +127,7 @@ CASES = {
         given={
             "tools": [F, G],
             "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [function("g")]}},
+            **AT_ONCE,
         },
     ),
 }
