@@ -5,6 +5,7 @@
     │   ├── ContextLengthExceeded     400  prompt and output together exceed the model's context length
     │   ├── PreviousResponseUnknown   400  the response to continue is not stored here
     │   ├── RequestRefused            400  it crashed the engine more than once
+    │   ├── StructureFailed           400  its schema or grammar became too costly to follow
     │   └── Unsupported               400  the loaded model or this build cannot do what was requested
     ├── NotAuthorized                 401  no key, or one that is not valid here
     ├── NotAllowed                    403  this caller may not do it, whatever else they send
@@ -25,7 +26,6 @@
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
     ├── SequenceFailed                500  the engine gave up on one sequence; others continue
-    │   └── StructureFailed           400  because its own schema or grammar became too costly to follow
     └── ServerError                   502  another server, called over HTTP, did not answer properly
         ├── Unreachable               502  nothing listens there, or the connection broke
         └── BadAnswer                 502  its answer was malformed
@@ -103,6 +103,15 @@ class PreviousResponseUnknown(BadRequest):
 
 class RequestRefused(BadRequest):
     openai_code = "request_refused"
+
+
+class StructureFailed(BadRequest):
+    """A SequenceFailed that the request has brought upon itself, as its caller hears of it. Both messages begin with
+    `opening`.
+    """
+
+    openai_code = "structure_failed"
+    opening: ClassVar[str] = "The output cannot be held to its structure"
 
 
 class Unsupported(BadRequest):
@@ -231,20 +240,11 @@ class SequenceFailed(OstroError):
     openai_code = "sequence_failed"
 
     @staticmethod
-    def of_choice(message: str | None) -> "SequenceFailed":
+    def of_choice(message: str | None) -> OstroError:
         """What to raise for a choice, given what the engine says of it: only an error's text crosses processes."""
         if message is not None and message.startswith(StructureFailed.opening):
             return StructureFailed(message)
         return SequenceFailed(message or "The engine gave up on this request. Try again.")
-
-
-class StructureFailed(SequenceFailed):
-    """Every message begins with `opening`."""
-
-    http_status = 400
-    openai_type = "invalid_request_error"
-    openai_code = "structure_failed"
-    opening: ClassVar[str] = "The output cannot be held to its structure"
 
 
 class ServerError(OstroError):

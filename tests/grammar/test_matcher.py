@@ -114,7 +114,7 @@ def test_a_grammar_that_takes_too_much_per_step_fails_its_sequence() -> None:
             matcher.mask()
             take_all(matcher, "a")
 
-    with pytest.raises(StructureFailed) as failure:
+    with pytest.raises(SequenceFailed) as failure:
         write(600)
     # Clients send what ends with a 5xx again, which would fail again. Of the error, the server gets the text.
     told = SequenceFailed.of_choice(failure.value.message)

@@ -163,8 +163,8 @@ class GrammarMatcher:
             raise _structure_failed(self._inner.get_error())
 
 
-def _structure_failed(reason: str) -> StructureFailed:
-    return StructureFailed(
+def _structure_failed(reason: str) -> SequenceFailed:
+    return SequenceFailed(
         f"{StructureFailed.opening} any further: {first_line(reason)}. Simplify the schema or grammar."
     )
 

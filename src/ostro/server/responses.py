@@ -241,7 +241,7 @@ def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob
 
 
 def finish_reason(choice: Choice, *, strict: bool = False) -> FinishReason:
-    """Raises SequenceFailed for a choice that came to no good end. `strict`: one of OpenAI's own."""
+    """Raises SequenceFailed or StructureFailed for a choice that came to no good end. `strict`: one of OpenAI's own."""
     if choice.finish_reason in (None, "error"):
         raise SequenceFailed.of_choice(choice.error)
     return wire_reason(choice.finish_reason, strict=strict)
