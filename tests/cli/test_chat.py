@@ -15,6 +15,7 @@ import pytest
 from live_server import LiveServer, live_server
 from model_directory import write_model
 from terminal import CTRL_C, CTRL_D, OSTRO, PATIENCE, UP, Screen, terminal
+from warm_start import warm_run
 
 from ostro import Client
 from ostro.cli import _parser, main
@@ -222,8 +223,7 @@ def test_a_killed_conversation_leaves_no_server(model: Path) -> None:
 
 def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
     asked = ["--temperature", "0", "--max-tokens", "6", "--system", "yes"]
-    command = [*OSTRO, "chat", "--url", server.url, *asked]
-    done = subprocess.run(command, input="the fox\n", capture_output=True, text=True, timeout=PATIENCE)
+    done = warm_run(["chat", "--url", server.url, *asked], input="the fox\n", timeout=PATIENCE)
     messages = [{"role": "system", "content": "yes"}, {"role": "user", "content": "the fox"}]
     with Client(server.url) as client:
         answer = client.chat(messages, temperature=0, max_tokens=6).choices[0].message.content
@@ -231,8 +231,8 @@ def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
 
 
 def test_answer_out_is_kept_to_a_structure(server: LiveServer) -> None:
-    command = [*OSTRO, "chat", "--url", server.url, "--choice", "red", "--choice", "green"]
-    done = subprocess.run(command, input="A colour?\n", capture_output=True, text=True, timeout=PATIENCE)
+    words = ["chat", "--url", server.url, "--choice", "red", "--choice", "green"]
+    done = warm_run(words, input="A colour?\n", timeout=PATIENCE)
     assert (done.returncode, done.stdout.strip() in ("red", "green"), done.stderr) == (0, True, "")
 
 

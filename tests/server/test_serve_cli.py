@@ -209,10 +209,10 @@ def test_keys_admit_and_show_up_as_labels_only(tmp_path: Path) -> None:
 
 def test_cors_is_off_unless_asked_for_and_names_its_origins(tmp_path: Path) -> None:
     ask = {"origin": "https://page.example", "access-control-request-method": "POST"}
-    with live_server(tmp_path) as server, server.client() as client:
+    with live_server(tmp_path, ready=False) as server, server.client() as client:
         assert "access-control-allow-origin" not in client.options("/v1/completions", headers=ask).headers
     args = ("--enable-cors", "--cors-origins", "https://page.example", "--api-key", "k")
-    with live_server(tmp_path, *args) as server, server.client() as client:
+    with live_server(tmp_path, *args, ready=False) as server, server.client() as client:
         allowed = client.options("/v1/completions", headers=ask)
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://page.example")
         assert client.options("/v1/completions", headers={**ask, "origin": "https://evil.example"}).status_code == 400

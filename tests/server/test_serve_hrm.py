@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from sse_events import events_of, streamed
 
 from ostro.client.client import Client
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, OstroError
 from ostro.llm import LLM
 from ostro.sampling_params import SamplingParams
 
@@ -206,20 +207,26 @@ def test_weights_without_a_brain_say_which_flags_to_give(files: tuple[Path, Path
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--hrm-dialect", "upstream", "--hrm-steps", "1", "--hrm-halting"), "hrm_halting saves nothing"),
-        (("--quantize", "int8"), "does not take quantize"),
-        (("--max-running-tokens", "512"), "does not take max_running_tokens"),
-        (("--max-seq-len", "4096"), "max_seq_len is 4096"),
+        ({"hrm_dialect": "upstream", "hrm_steps": 1, "hrm_halting": True}, "hrm_halting saves nothing"),
+        ({"quantize": "int8"}, "does not take quantize"),
+        ({"max_running_tokens": 512}, "does not take max_running_tokens"),
+        ({"max_seq_len": 4096}, "max_seq_len is 4096"),
     ],
 )
 def test_what_a_brain_cannot_do_is_refused_by_name(
-    files: tuple[Path, Path], tmp_path: Path, options: tuple[str, ...], complaint: str
+    files: tuple[Path, Path], options: dict[str, Any], complaint: str
 ) -> None:
     brain, tokenizer = files
-    args = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), *options)
+    with pytest.raises(OstroError, match=complaint):
+        LLM(brain, EngineConfig(tokenizer=str(tokenizer), **options))
+
+
+def test_a_server_whose_brain_cannot_do_something_ends_and_says_what(files: tuple[Path, Path], tmp_path: Path) -> None:
+    brain, tokenizer = files
+    args = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), "--max-seq-len", "4096")
     with live_server(tmp_path, *args, faults="", ready=False) as live:
         live.process.wait(120)
-        assert complaint in live.log_text
+        assert "max_seq_len is 4096" in live.log_text
 
 
 def test_an_hrms_settings_are_refused_for_other_models(files: tuple[Path, Path], tmp_path: Path) -> None:
