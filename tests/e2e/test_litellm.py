@@ -1,18 +1,22 @@
 """litellm against `ostro serve`, as an OpenAI-compatible provider. In a process of its own: its imports warn."""
 
-from pathlib import Path
+from typing import Any
 
+import pytest
 from client_process import CALLS, PERSON, SUNNY, needs, seen_by
-from live_server import LiveServer, live_server
+from live_server import LiveServer
 
 pytestmark = needs("litellm")
 
+# It takes five seconds to import: one process for all.
 PROGRAM = """
 import json, sys
 import litellm
+from pydantic import BaseModel
 
+url, calls, sunny, person = sys.argv[1:]
 given = dict(
-    model="openai/default", api_base=f"{sys.argv[1]}/v1", api_key="none", num_retries=0, max_tokens=12, temperature=0,
+    model="openai/default", api_base=f"{url}/v1", api_key="none", num_retries=0, max_tokens=12, temperature=0,
     messages=[{"role": "user", "content": "Say hello."}],
 )
 whole = litellm.completion(**given)
@@ -29,15 +33,6 @@ try:
     litellm.completion(**{**given, "messages": [{"role": "user", "content": "x " * 20000}]})
 except litellm.ContextWindowExceededError as error:
     seen["error"] = error.status_code
-print(json.dumps(seen))
-"""
-
-TOOLS_PROGRAM = """
-import json, sys
-import litellm
-from pydantic import BaseModel
-
-url, calls, sunny, person = sys.argv[1:]
 
 class Person(BaseModel):
     name: str
@@ -63,26 +58,29 @@ def called(answer):
     calls = answer.choices[0].message.tool_calls
     return [[each.function.name, json.loads(each.function.arguments)] for each in calls]
 
-print(json.dumps({
+seen |= {
     "called": [called(whole), called(streamed), called(anthropic)],
     "reasons": [answer.choices[0].finish_reason for answer in (whole, streamed, last, anthropic)],
     "last": last.choices[0].message.content,
     "formed": json.loads(formed.choices[0].message.content),
     "response": response.output[0].content[0].text,
-}))
+}
+print(json.dumps(seen))
 """
 
 
-def test_litellm_completes_streams_and_knows_a_context_error(tmp_path: Path) -> None:
-    with live_server(tmp_path) as server:
-        seen = seen_by(PROGRAM, server, tmp_path)
+@pytest.fixture(scope="module")
+def seen(scripted: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return seen_by(PROGRAM, scripted, tmp_path_factory.mktemp("litellm"), CALLS, SUNNY, PERSON)
+
+
+def test_litellm_completes_streams_and_knows_a_context_error(seen: Any) -> None:
     assert seen["whole"]
     assert seen["whole"] == seen["streamed"]
     assert (seen["finish_reason"], seen["usage"], seen["error"]) == ("length", 12, 400)
 
 
-def test_litellm_calls_tools_in_each_dialect(scripted: LiveServer, tmp_path: Path) -> None:
-    seen = seen_by(TOOLS_PROGRAM, scripted, tmp_path, CALLS, SUNNY, PERSON)
+def test_litellm_calls_tools_in_each_dialect(seen: Any) -> None:
     assert seen["called"] == [[["weather", {"city": "Oslo"}], ["weather", {"city": "Rome"}]]] * 3
     assert seen["reasons"] == ["tool_calls", "tool_calls", "stop", "tool_calls"]
     assert seen["last"] == seen["response"] == "It is sunny in Oslo."
