@@ -239,7 +239,7 @@ def test_a_long_step_is_not_taken_for_a_stuck_engine(files: tuple[Path, Path], t
     brain, tokenizer = files
     options = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), "--threads", "1")
     # So many outer steps for a token take longer than the engine may make no progress.
-    with live_server(tmp_path, *options, "--hrm-steps", "120", "--stall-timeout", "1.5", faults="") as live:
+    with live_server(tmp_path, *options, "--hrm-steps", "200", "--stall-timeout", "1.5", faults="") as live:
         with live.client() as client:
-            response = client.post("/generate", json={"prompts": ["the fox " * 12], "max_tokens": 1})
+            response = client.post("/generate", json={"prompts": ["the fox " * 30], "max_tokens": 1})
         assert response.status_code == 200, response.text
