@@ -32,7 +32,12 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-F, G = function("f", ANY), function("g", ANY)
+def fenced(name: str) -> str:
+    """A call that is read, but not enforced."""
+    return f'```json\n{{"name": "{name}", "arguments": {{}}}}\n```'
+
+
+F, G, H = function("f", ANY), function("g", ANY), function("h")
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ CASES = {
     "4 last a list": Case(call("f", '{"x": [1, 2]}'), None, [("f", '{"x": [1, 2]}')], "tool_calls"),
     "4 last an object": Case(call("f", '{"x": {"y": {}}}'), None, [("f", '{"x": {"y": {}}}')], "tool_calls"),
     "5 no arguments": Case(call("f", "{}"), None, [("f", "{}")], "tool_calls"),
-    "7 no parameters": Case(call("h", "{}"), None, [("h", "{}")], "tool_calls", given={"tools": [function("h")]}),
+    "6 arguments absent": Case('```json\n{"name": "f"}\n```', None, [("f", "{}")], "tool_calls"),
+    "7 no parameters": Case(call("h", "{}"), None, [("h", "{}")], "tool_calls", given={"tools": [H]}),
     "8 two calls": Case(
         call("f", '{"x": 1}') + "\n" + call("g", '{"y": 2}'),
         None,
@@ -79,12 +85,22 @@ CASES = {
     ),
     "9 index of the call, not of the tool": Case(call("g", "{}"), None, [("g", "{}")], "tool_calls"),
     "10 one tool twice": Case(call("f", "{}") + "\n" + call("f", "{}"), None, [("f", "{}"), ("f", "{}")], "tool_calls"),
+    "11 calls without a break": Case(call("f", "{}") + call("g", "{}"), None, [("f", "{}"), ("g", "{}")], "tool_calls"),
+    "11 end and beginning in one step": Case(
+        call("h", "{}") + call("h", "{}"),
+        None,
+        [("h", "{}"), ("h", "{}")],
+        "tool_calls",
+        given={"tools": [H], "jump_forward": True},
+    ),
     "12 stop string beside a marker": Case(
         call("f", '{"x": 1}'), None, [("f", '{"x": 1}')], "tool_calls", given={"tools": [F], "stop": ["</tool_done>"]}
     ),
     "13, 14 odd strings": Case(call("f", ODD), None, [("f", ODD)], "tool_calls"),
     "15 wide characters": Case(call("f", '{"x": "é🙂漢"}'), None, [("f", '{"x": "é🙂漢"}')], "tool_calls"),
     "16 order of keys": Case(call("f", '{"z": 1, "a": 2}'), None, [("f", '{"z": 1, "a": 2}')], "tool_calls"),
+    "19 unknown tool in a fence": Case(fenced("nope"), fenced("nope")),
+    "19 known tool in a fence": Case(fenced("f"), None, [("f", "{}")], "tool_calls"),
     "20 required": Case(
         call("f", "{}"),
         None,
@@ -108,6 +124,9 @@ CASES = {
     ),
     "23 none": Case(call("f", "{}"), call("f", "{}"), given={"tools": [F], "tool_choice": "none"}),
     "26 text after the call": Case(call("f", "{}") + "\nDone.", "Done.", [("f", "{}")], "tool_calls"),
+    "27 fence left open": Case(fenced("f").removesuffix("\n```"), None, [("f", "{}")], "tool_calls"),
+    "27 broken in a fence": Case("```json\n{'name': f}\n```", "```json\n{'name': f}\n```"),
+    "28 name last, without a tag": Case('{"arguments": {}, "name": "f"}', '{"arguments": {}, "name": "f"}'),
     "format beside tools, and an answer": Case('{"ok": true}', '{"ok": true}', given={"tools": [F], **OK}),
     "format beside tools, and a call": Case(
         call("f", "{}"), None, [("f", "{}")], "tool_calls", given={"tools": [F], **OK}
@@ -133,8 +152,13 @@ CASES = {
 }
 THOUGHTS = {
     "thought and text": Case("<think>\nHm.\n</think>\n\nYes.", "Yes.", reasoning="Hm.\n", given={}),
-    "24 call in a thought": Case(
-        f"<think>\n{call('f', '{}')}</think>\n\nNo.", "No.", reasoning=call("f", "{}"), given={}
+    "24 call in a thought": Case(f"<think>\n{call('f', '{}')}</think>\n\nNo.", "No.", reasoning=call("f", "{}")),
+    "24 call in a thought, and one after it": Case(
+        f"<think>\n{call('f', '{}')}</think>\n\n{call('g', '{}')}",
+        None,
+        [("g", "{}")],
+        "tool_calls",
+        reasoning=call("f", "{}"),
     ),
     "thought, text and call": Case(
         f"<think>\nHm.\n</think>\n\nSo:{call('f', '{}')}", "So:", [("f", "{}")], "tool_calls", "Hm.\n"
@@ -356,7 +380,7 @@ def test_plain_answers_say_nothing_of_reasoning(server: LiveServer) -> None:
 
 
 def test_conversation_goes_on_with_what_the_tool_returned(server: LiveServer, thinking: LiveServer) -> None:
-    """33, 34: content null or empty beside calls; results as text, as parts, empty, and large."""
+    """33, 34: content null or empty beside calls; results as text, as parts, empty, and as large as fits."""
     done = KEYS["1 plain text"]
     for live in (server, thinking):
         with live.client() as client:
@@ -372,6 +396,43 @@ def test_conversation_goes_on_with_what_the_tool_returned(server: LiveServer, th
                     ]
                     answer = whole(client, {"messages": messages, "tools": [F, G], "temperature": 0})
                     assert answer["choices"][0]["message"]["content"] == "Just words."
+
+
+def test_result_of_a_megabyte_is_refused_for_its_length(server: LiveServer) -> None:
+    """34: it has no room in the context, and is told so; the server goes on."""
+    messages = [
+        {"role": "user", "content": "Do it."},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", **function("f", arguments="{}")}]},
+        {"role": "tool", "tool_call_id": "1", "content": "word " * 200_000},
+    ]
+    with server.client() as client:
+        response = client.post(CHAT, json={"messages": messages, "tools": [F]})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
+        assert whole(client, asked(KEYS["1 plain text"]))["choices"][0]["message"]["content"] == "Just words."
+
+
+# Within tags, whatever a model would write wrongly comes out right: the name of a tool first, then its arguments, then
+# the end of the block.
+BENT = {
+    "6 arguments absent": '<tool_call>\n{"name": "h"}\n</tool_call>',
+    "19 unknown tool": call("nope", "{}"),
+    "27 no closing tag": call("h", "{}").removesuffix("\n</tool_call>"),
+    "27 broken": '<tool_call>\n{"name": h, }\n</tool_call>',
+    "28 name last": '<tool_call>\n{"arguments": {}, "name": "h"}\n</tool_call>',
+}
+BENT_KEYS = {name: SCRIPTS.add(answer) for name, answer in BENT.items()}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_malformed_block_comes_out_as_a_valid_call(server: LiveServer, name: str) -> None:
+    body = asked(BENT_KEYS[name], tools=[H], parallel_tool_calls=False)
+    with server.client() as client:
+        answer, chunks = whole(client, body), streamed(client, CHAT, body)
+    for choice in (answer["choices"][0], merged(chunks)):
+        assert (told(choice["message"]), choice["message"]["content"]) == ([("h", "{}")], None)
+        assert choice["finish_reason"] == "tool_calls"
 
 
 def test_markup_in_a_tools_result_stays_text(server: LiveServer) -> None:

@@ -51,3 +51,19 @@ OPEN = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 <think>
 {% endif %}"""
+
+# Mistral's, up to tokenizer v7: calls and results are refused unless their ids are nine characters long.
+MISTRAL = """\
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ message.content }}[/INST]
+{%- elif message.tool_calls %}[TOOL_CALLS][
+{%- for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception('ids have nine letters') }}{% endif %}
+{{- (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}
+{%- endfor %}]<|im_end|>
+{%- elif message.role == 'tool' %}
+{%- if message.tool_call_id | length != 9 %}{{ raise_exception('ids have nine letters') }}{% endif %}
+{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+{%- else %}{{ message.content }}<|im_end|>{% endif %}
+{%- endfor %}"""
