@@ -1,8 +1,9 @@
 """The standing oracles: what else runs, and how the work is cut up, never changes what a request is given."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from engine_driver import Driver, Outcome, make_request
@@ -126,25 +127,76 @@ class Seen:
         self.scored_prompts += sum(bool(outcome.prompt_logprobs) for outcome in driver.outcomes.values())
 
 
-def prompts(page_size: int, longest: int) -> st.SearchStrategy[tuple[int, ...]]:
+# Strategies take longer to build than to draw from: each is built once.
+STEM = st.sampled_from(STEMS)
+TAIL = st.lists(st.integers(0, VOCABULARY - 1), max_size=6).map(tuple)
+TOKEN = st.sampled_from([token for token in range(VOCABULARY) if token != EOS])
+NUM_CHOICES = st.sampled_from([1, 1, 2, 3, 4])
+TEMPERATURE = st.sampled_from([0.0, 1.0])
+STOPS = st.sampled_from([(), (), (5,), (5, 6)])
+EOS_IDS = st.sampled_from([(), (), (3,)])
+SALT = st.sampled_from(["", "", "pepper"])
+PRIORITY = st.sampled_from([0, 0, 0, -1, 1])
+TENANT = st.sampled_from(["", "", "another", "a third"])
+SOMETIMES_ZERO = st.none() | st.just(0)
+CHOICE = st.none() | st.integers(0, 3)
+ARRIVAL = st.just(0) | st.integers(0, 30)
+CLEARING = st.none() | st.integers(0, 40)
+PAGE_SIZE = st.sampled_from([1, 2, 3, 4, 8])
+MAX_SEQ_LEN = st.sampled_from([24, 40, 1000])
+MAX_BATCH_TOKENS = st.sampled_from([1, 3, 7, 16, 64, 64])
+MAX_BATCH_SEQS = st.sampled_from([1, 2, 5, 64, 64])
+MOSTLY = st.sampled_from([True, True, True, False])
+ALMOST_ALWAYS = st.sampled_from([True, True, True, True, False])
+CONTEXT_PRICE = st.sampled_from([0.0, 0.0, 0.1])
+
+
+@cache
+def lengths(page_size: int, longest: int) -> st.SearchStrategy[int]:
     on_a_boundary = st.integers(0, longest // page_size).map(lambda pages: pages * page_size)
-    stem = st.builds(lambda stem, count: stem[:count], st.sampled_from(STEMS), st.integers(0, longest) | on_a_boundary)
-    tail = st.lists(st.integers(0, VOCABULARY - 1), max_size=6).map(tuple)
-    return st.builds(lambda stem, tail: (stem + tail)[:longest] or (0,), stem, tail)
+    return st.integers(0, longest) | on_a_boundary
+
+
+@cache
+def outputs(room: int) -> st.SearchStrategy[int | None]:
+    return st.integers(min(room, 4), min(room, 24)) | st.just(0) | (st.none() if room else st.just(0))
+
+
+@cache
+def ways_between(states: int) -> st.SearchStrategy[dict[int, int]]:
+    """The last state is the end of every way that leads there."""
+    state = st.integers(0, states)
+    return st.dictionaries(TOKEN, state, min_size=1, max_size=1) | st.dictionaries(TOKEN, state, min_size=2, max_size=5)
+
+
+@cache
+def some_of(states: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(0, states - 1), max_size=2).map(tuple)
+
+
+@cache
+def few_of(states: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.just(()) | some_of(states)
+
+
+@cache
+def positions(length: int) -> st.SearchStrategy[int | None]:
+    return st.none() | st.integers(0, length)
 
 
 @st.composite
 def constraints(draw: st.DrawFn) -> Constraint:
     """Automata of a few states, many with one way out of them: there tokens are forced."""
     states = draw(st.integers(1, 7))
-    token, state = st.integers(0, VOCABULARY - 1).filter(lambda token: token != EOS), st.integers(0, states)
-    ways = st.dictionaries(token, state, min_size=1, max_size=1) | st.dictionaries(token, state, min_size=2, max_size=5)
-    # The last one is the end of every way that leads there.
-    edges = {at: draw(ways) for at in range(states)}
-    some = st.lists(st.integers(0, states - 1), max_size=2).map(tuple)
-    traps = draw(st.just(()) | st.just(()) | some)
-    made = partial(scripted, edges, ends=draw(some), free=draw(st.just(()) | some), jump_forward=draw(st.booleans()))
+    edges = {at: draw(ways_between(states)) for at in range(states)}
+    traps = draw(few_of(states)) if draw(st.booleans()) else ()
+    made = partial(
+        scripted, edges, ends=draw(some_of(states)), free=draw(few_of(states)), jump_forward=draw(st.booleans())
+    )
     return made(traps=traps if can_begin(made(traps=traps)) else ())
+
+
+CONSTRAINT = st.none() | st.none() | constraints()
 
 
 def can_begin(constraint: Constraint) -> bool:
@@ -159,74 +211,78 @@ def can_begin(constraint: Constraint) -> bool:
     return True
 
 
+@cache
 @st.composite
 def requests(draw: st.DrawFn, id: int, *, page_size: int, max_len: int) -> Request:
-    prompt = draw(prompts(page_size, max_len))
+    prompt = (draw(STEM)[: draw(lengths(page_size, max_len))] + draw(TAIL))[:max_len] or (0,)
     room = max_len - len(prompt)
-    output = draw(st.integers(min(room, 4), min(room, 24)) | st.just(0) | (st.none() if room else st.just(0)))
+    output = draw(outputs(room))
     if draw(st.integers(0, 9)) == 0:
         return make_request(id, prompt, max_tokens=0, task=Task.EMBED)
-    constraint = draw(st.none() | st.none() | constraints())
+    constraint = draw(CONSTRAINT)
     if constraint is not None:
         return make_request(
             id,
             prompt,
             max_tokens=output,
-            n=draw(st.sampled_from([1, 1, 2, 3, 4])),
-            temperature=draw(st.sampled_from([0.0, 1.0])),
-            stop_token_ids=draw(st.sampled_from([(), (), (5,), (5, 6)])),
+            n=draw(NUM_CHOICES),
+            temperature=draw(TEMPERATURE),
+            stop_token_ids=draw(STOPS),
             eos_ids=(EOS,),
-            logprobs=draw(st.none() | st.just(0)),
-            prompt_logprobs_from=draw(st.none() | st.none() | st.integers(0, len(prompt))),
-            tenant=draw(st.sampled_from(["", "", "another"])),
+            logprobs=draw(SOMETIMES_ZERO),
+            prompt_logprobs_from=draw(positions(len(prompt))) if draw(st.booleans()) else None,
+            tenant=draw(TENANT),
             constraint=constraint,
         )
     return make_request(
         id,
         prompt,
         max_tokens=output,
-        n=draw(st.sampled_from([1, 1, 2, 3, 4])),
-        temperature=draw(st.sampled_from([0.0, 1.0])),
+        n=draw(NUM_CHOICES),
+        temperature=draw(TEMPERATURE),
         min_tokens=draw(st.integers(0, room if output is None else output)),
-        stop_token_ids=draw(st.sampled_from([(), (), (5,), (5, 6)])),
-        eos_ids=draw(st.sampled_from([(), (), (3,)])),
+        stop_token_ids=draw(STOPS),
+        eos_ids=draw(EOS_IDS),
         ignore_eos=draw(st.booleans()),
-        prompt_logprobs_from=draw(st.none() | st.integers(0, len(prompt))),
-        cache_salt=draw(st.sampled_from(["", "", "pepper"])),
-        priority=draw(st.sampled_from([0, 0, 0, -1, 1])),
-        tenant=draw(st.sampled_from(["", "", "another", "a third"])),
+        prompt_logprobs_from=draw(positions(len(prompt))),
+        cache_salt=draw(SALT),
+        priority=draw(PRIORITY),
+        tenant=draw(TENANT),
     )
 
 
 @st.composite
+def aborts(draw: st.DrawFn, ids: Sequence[int]) -> Abort:
+    return Abort(draw(st.integers(0, 40)), ids[draw(st.integers(0, len(ids) - 1))], draw(CHOICE), draw(st.booleans()))
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> Case:
-    page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    page_size = draw(PAGE_SIZE)
     # Few pages, for much of what can go wrong needs them to run out.
     num_pages = draw(st.integers(math.ceil(16 / page_size), math.ceil(64 / page_size)))
-    max_seq_len = draw(st.sampled_from([24, 40, 1000]))
+    max_seq_len = draw(MAX_SEQ_LEN)
     max_len = min(num_pages * page_size, max_seq_len, 48)
     arrivals = []
     for id in range(draw(st.integers(3, 10))):
         request = draw(requests(id, page_size=page_size, max_len=max_len))
-        arrivals.append((draw(st.just(0) | st.integers(0, 30)), request))
+        arrivals.append((draw(ARRIVAL), request))
         if draw(st.integers(0, 4)) == 0:
             arrivals.append((arrivals[-1][0], _twin(request, id + 100)))
-    ids = [request.id for _, request in arrivals]
-    abort = st.builds(Abort, st.integers(0, 40), st.sampled_from(ids), st.none() | st.integers(0, 3), st.booleans())
     return Case(
         page_size=page_size,
         num_pages=num_pages,
         max_seq_len=max_seq_len,
-        max_batch_tokens=draw(st.sampled_from([1, 3, 7, 16, 64, 64])),
-        max_batch_seqs=draw(st.sampled_from([1, 2, 5, 64, 64])),
-        prefix_caching=draw(st.sampled_from([True, True, True, False])),
-        steps_ahead=draw(st.sampled_from([0, 1])),
+        max_batch_tokens=draw(MAX_BATCH_TOKENS),
+        max_batch_seqs=draw(MAX_BATCH_SEQS),
+        prefix_caching=draw(MOSTLY),
+        steps_ahead=draw(st.integers(0, 1)),
         masks_late=draw(st.booleans()),
-        keeps_kv=draw(st.sampled_from([True, True, True, True, False])),
-        context_price=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        keeps_kv=draw(ALMOST_ALWAYS),
+        context_price=draw(CONTEXT_PRICE),
         arrivals=tuple(arrivals),
-        aborts=tuple(draw(st.lists(abort, max_size=3))),
-        clear_cache_at=draw(st.none() | st.integers(0, 40)),
+        aborts=tuple(draw(st.lists(aborts([request.id for _, request in arrivals]), max_size=3))),
+        clear_cache_at=draw(CLEARING),
     )
 
 
