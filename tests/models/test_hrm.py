@@ -225,9 +225,9 @@ def test_logits_and_halting_equal_the_reference_after_each_outer_step(dialect: s
     config = {**CONFIG, **changes, "dialect": dialect}
     model, weights = make(**changes, dialect=dialect)
     reference = Reference(config, weights)
-    prompts = some_prompts(6, 6, 3)
-    expected = [reference.run(prompt, 3) for prompt in prompts]
-    for step in range(3):
+    prompts = some_prompts(4, 4, 3)
+    expected = [reference.run(prompt, 2) for prompt in prompts]
+    for step in range(2):
         for found, results in zip(run(model, prompts, step + 1), expected, strict=True):
             logits, q = results[step]
             assert found.logits.dtype == found.halting.dtype == torch.float32
@@ -312,8 +312,8 @@ def model_of(kind: str, *, packed: bool = True) -> HrmModel:
     return model
 
 
-@settings(max_examples=30)
-@given(st.sampled_from(sorted(KINDS)), st.integers(2, 16), st.integers(1, 64), st.integers(0, 2**31))
+@settings(max_examples=20)
+@given(st.sampled_from(sorted(KINDS)), st.integers(2, 12), st.integers(1, 40), st.integers(0, 2**31))
 def test_a_batch_of_one_length_gives_each_what_it_gets_alone_to_the_last_bit(
     kind: str, batch: int, length: int, seed: int
 ) -> None:
@@ -323,7 +323,7 @@ def test_a_batch_of_one_length_gives_each_what_it_gets_alone_to_the_last_bit(
     assert run(model, prompts, steps)[one] == run(model, [prompts[one]], steps)[0]
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(1, 40), min_size=2, max_size=8), st.integers(0, 2**31))
 def test_a_batch_of_any_lengths_gives_each_what_it_gets_alone_to_the_last_bit(
     kind: str, lengths: list[int], seed: int
@@ -371,7 +371,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("kind", "count"), [*(("wide", count) for count in range(1, 9)), ("experts", 7)])
+@pytest.mark.parametrize(("kind", "count"), [*(("wide", count) for count in (1, 2, 3, 5, 8)), ("experts", 7)])
 def test_a_batch_gives_each_what_it_gets_alone_at_any_number_of_threads(
     threads: Callable[[int], None], kind: str, count: int
 ) -> None:
@@ -386,7 +386,7 @@ def test_a_batch_gives_each_what_it_gets_alone_at_any_number_of_threads(
     assert all(found[one] == run(model, [prompts[one]])[0] for one in range(len(prompts)))
 
 
-@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_the_trial_at_loading_finds_elements_that_depend_on_how_threads_share_the_work(
     threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
