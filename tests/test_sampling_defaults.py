@@ -68,6 +68,7 @@ def test_nonsense_is_skipped_with_one_line_in_the_log(
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
 )
 
 

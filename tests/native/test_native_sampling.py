@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,43 +116,49 @@ def mostly(default: float, low: float, high: float) -> st.SearchStrategy[float]:
     return st.one_of(st.just(default), st.floats(low, high))
 
 
-@st.composite
-def sequences(draw: st.DrawFn, id: int) -> Sequence:
-    params = SamplingParams(
-        max_tokens=None,
-        temperature=draw(st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.0])),
-        top_p=draw(mostly(1.0, 0.01, 0.999)),
-        top_k=draw(st.one_of(st.just(0), st.integers(1, VOCAB + 2))),
-        min_p=draw(mostly(0.0, 0.0, 1.0)),
-        top_n_sigma=draw(mostly(0.0, 0.1, 3.0)),
-        seed=draw(st.integers(-(2**63), 2**63 - 1)),
-        repetition_penalty=draw(mostly(1.0, 0.5, 2.0)),
-        presence_penalty=draw(mostly(0.0, -2.0, 2.0)),
-        frequency_penalty=draw(mostly(0.0, -2.0, 2.0)),
-        logit_bias=draw(st.dictionaries(ANY_ID, st.floats(-5, 5), max_size=3)),
-        logprobs=draw(st.one_of(st.none(), st.integers(0, 20))),
-        min_tokens=draw(st.integers(0, 8)),
-        stop_token_ids=tuple(draw(st.lists(ANY_ID, max_size=2))),
-        ignore_eos=draw(st.booleans()),
-    )
-    seq = sequence(
-        id,
-        params,
-        prompt=tuple(draw(st.lists(TOKENS, min_size=1, max_size=6))),
-        output=tuple(draw(st.lists(TOKENS, max_size=6))),
-        choice=draw(st.integers(0, 3)),
-        eos_ids=frozenset(draw(st.lists(ANY_ID, max_size=2))),
-        bad_word_ids=tuple(draw(st.lists(st.lists(ANY_ID, min_size=1, max_size=3).map(tuple), max_size=3))),
-    )
-    if (allowed := draw(st.none() | st.sets(TOKENS, min_size=1))) is not None:
-        seq.mask = mask_of(allowed)
-    return seq
+# Strategies take longer to build than to draw from: each is built once.
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.none(),
+    temperature=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.0]),
+    top_p=mostly(1.0, 0.01, 0.999),
+    top_k=st.one_of(st.just(0), st.integers(1, VOCAB + 2)),
+    min_p=mostly(0.0, 0.0, 1.0),
+    top_n_sigma=mostly(0.0, 0.1, 3.0),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    repetition_penalty=mostly(1.0, 0.5, 2.0),
+    presence_penalty=mostly(0.0, -2.0, 2.0),
+    frequency_penalty=mostly(0.0, -2.0, 2.0),
+    logit_bias=st.dictionaries(ANY_ID, st.floats(-5, 5), max_size=3),
+    logprobs=st.one_of(st.none(), st.integers(0, 20)),
+    min_tokens=st.integers(0, 8),
+    stop_token_ids=st.lists(ANY_ID, max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
+)
+ALLOWED = st.none() | st.sets(TOKENS, min_size=1)
 
 
-@settings(max_examples=150, deadline=None)
+@cache
+def sequences(id: int) -> st.SearchStrategy[Sequence]:
+    return st.builds(
+        sequence,
+        st.just(id),
+        PARAMS,
+        prompt=st.lists(TOKENS, min_size=1, max_size=6).map(tuple),
+        output=st.lists(TOKENS, max_size=6).map(tuple),
+        choice=st.integers(0, 3),
+        eos_ids=st.lists(ANY_ID, max_size=2).map(frozenset),
+        bad_word_ids=st.lists(st.lists(ANY_ID, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    )
+
+
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_settings_give_the_tokens_and_scores_of_torchs_sampler(data: st.DataObject, runner: NativeRunner) -> None:
     seqs = [data.draw(sequences(id)) for id in range(data.draw(st.integers(1, 4)))]
+    for seq in seqs:
+        if (allowed := data.draw(ALLOWED)) is not None:
+            seq.mask = mask_of(allowed)
     logits = logits_of(runner, seqs)
     for row, seq in zip(logits.tolist(), seqs, strict=True):
         # Weights differ in their last digits, which may decide where two tokens are as good.
