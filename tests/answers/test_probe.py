@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, get_args
 
 import pytest
@@ -35,6 +36,7 @@ from ostro.config import ToolFormat
 from ostro.errors import BadRequest
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.jinja_template import JinjaTemplate
+from ostro.text.renderer import RenderLimits
 from ostro.text.tokenizer import Tokenizer
 
 THINK = ReasoningMarkers("<think>", "</think>")
@@ -193,8 +195,9 @@ def test_unknown_format_is_refused() -> None:
     assert raised.value.param == "tool_format"
 
 
-def test_template_that_hangs_with_tools_is_one_without_support() -> None:
+def test_template_that_hangs_with_tools_is_one_without_support(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed twice, and then let be."""
+    monkeypatch.setattr("ostro.text.renderer.RenderLimits", partial(RenderLimits, seconds=0.3))
     hang = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     source = f"{{% if tools %}}{hang}{{% endif %}}{{{{ messages[0].content }}}}"
     with closing(tokenizer_with(source)) as tokenizer:
