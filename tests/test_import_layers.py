@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Literal
@@ -189,7 +190,7 @@ def _violations_of(path: Path, source: Path) -> Iterator[str]:
     if row not in PACKAGES:
         yield f"{module} is in no row of the table: add one"
         return
-    for each in imports_of(ast.parse(path.read_text())):
+    for each in _all_imports(path.read_text()):
         top = each.name.split(".")[0]
         if top == "ostro":
             wrong = package_of(each.name) not in (row, *PACKAGES[row])
@@ -217,7 +218,13 @@ def circle(source: Path) -> list[str]:
 
 
 def _imports(path: Path) -> Iterator[Import]:
-    return (each for each in imports_of(ast.parse(path.read_text())) if each.name.startswith("ostro."))
+    return (each for each in _all_imports(path.read_text()) if each.name.startswith("ostro."))
+
+
+@cache
+def _all_imports(code: str) -> tuple[Import, ...]:
+    """Parsed once for all tests."""
+    return tuple(imports_of(ast.parse(code)))
 
 
 def _module(name: str, modules: Mapping[str, Path]) -> str:
