@@ -4,9 +4,12 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import jsonschema
 import pytest
+from tool_templates import OPEN, QWEN
 
 from ostro import LLM, EngineConfig, SamplingParams, StructuredOutput
 from ostro.errors import BadRequest
@@ -167,3 +170,16 @@ def test_a_schema_that_cannot_be_enforced_is_refused_before_anything_is_generate
     with pytest.raises(BadRequest, match="not"):
         llm.generate(["a", "b"], params(StructuredOutput.from_schema({"not": {"type": "string"}})))
     assert llm.core.scheduler.counters.steps == steps
+
+
+@pytest.mark.parametrize("template", [OPEN, QWEN], ids=["open", "by variable"])
+def test_a_structured_answer_to_a_conversation_is_not_written_into_the_reasoning(tmp_path: Path, template: str) -> None:
+    (tmp_path / "chat.jinja").write_text(template, encoding="utf-8")
+    config = EngineConfig(kv_memory=32 << 20, threads=1, chat_template=str(tmp_path / "chat.jinja"))
+    llm = LLM(config=config)
+    messages = [{"role": "user", "content": "Is water wet?"}]
+    with closing(llm.frontend):
+        completion, free = llm.chat(messages, params(StructuredOutput(choice=("yes", "no")))), llm.chat_prompt(messages)
+    assert completion.text in ("yes", "no")
+    assert llm.tokenizer.decode(list(completion.prompt_ids), skip_special=False).endswith("<think>\n\n</think>\n\n")
+    assert not llm.tokenizer.decode(free, skip_special=False).endswith("</think>\n\n")

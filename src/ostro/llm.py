@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.answers.plan import plan_answer
+from ostro.answers.tools import ReasoningSettings
 from ostro.config import EngineConfig
 from ostro.driver import Driver
 from ostro.engine.core import EngineCore
@@ -132,17 +133,27 @@ class LLM:
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Completion:
-        """Answers a conversation of {"role", "content"} messages by the model's chat template."""
-        params = params or SamplingParams(max_tokens=None)
-        return self.generate([self.chat_prompt(messages)], params, adapter=adapter)[0]
-
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids that ask the model for the next message. Tool calls and their results are written as text where
-        the chat template would leave them out.
+        """Answers a conversation of {"role", "content"} messages by the model's chat template. A structured answer
+        comes without reasoning.
         """
-        if any(map(is_about_tools, messages)):
-            messages = plan_answer(messages, self._frontend.profile).messages
-        return self.tokenizer.encode_chat(messages)
+        params = params or SamplingParams(max_tokens=None)
+        prompt = self.chat_prompt(messages, reasoning=params.structured is None)
+        return self.generate([prompt], params, adapter=adapter)[0]
+
+    def chat_prompt(self, messages: Sequence[Message], *, reasoning: bool = True) -> list[int]:
+        """The token ids that ask the model for the next message. Tool calls and their results are written as text where
+        the chat template would leave them out. Without `reasoning` it is turned off if the template can do that, and
+        ended if the prompt has begun it: what follows is the answer.
+        """
+        if reasoning and not any(map(is_about_tools, messages)):
+            return self.tokenizer.encode_chat(messages)
+        settings = None if reasoning else ReasoningSettings(enabled=False)
+        plan = plan_answer(messages, self._frontend.profile, reasoning=settings)
+        ids = self.tokenizer.encode_chat(plan.messages, template_kwargs=plan.template_kwargs)
+        reading = plan.reading(self.tokenizer.decode(ids, skip_special=False))
+        if reasoning or reading.markers is None or not reading.in_reasoning:
+            return ids
+        return [*ids, *self.tokenizer.encode(f"\n{reading.markers.end}\n\n", add_special=False)]
 
     def score(
         self,

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as output:
         tell_progress()
         llm = LLM(config=engine_config(args))
-        prompts = [llm.chat_prompt([{"role": "user", "content": text}]) if args.chat else text for text in texts]
+        prompts = [_chat_prompt(llm, text, params) if args.chat else text for text in texts]
         if args.prompts is None and args.output is None and params.n == 1:
             _stream(llm, prompts[0], params)
         else:
@@ -77,6 +77,10 @@ def _texts(args: argparse.Namespace) -> list[str]:
     if not texts:
         raise BadRequest(f"{args.prompts} holds no prompts. Write one per line.")
     return texts
+
+
+def _chat_prompt(llm: LLM, text: str, params: SamplingParams) -> Prompt:
+    return llm.chat_prompt([{"role": "user", "content": text}], reasoning=params.structured is None)
 
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:

@@ -59,4 +59,4 @@ class OstroPredictor:
         if isinstance(given, str):
             return given
         messages: Sequence[Mapping[str, object]] = list(given)  # type: ignore[call-overload]
-        return self._llm.chat_prompt(messages)
+        return self._llm.chat_prompt(messages, reasoning=self._params.structured is None)
