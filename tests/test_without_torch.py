@@ -21,12 +21,22 @@ from native_models import needs_library
 from peft_directory import random_adapter
 from safetensors.numpy import load_file, save_file
 from tiny_models import random_model
-from torch_blocker import without_torch
+from torch_blocker import BLOCKER, without_torch
+from warm_start import warm_run
 
 pytestmark = needs_library
 
 INSTALL = f"needs libraries that are not installed. Run: pip install -e '{ROOT}[torch]'"
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
+
+
+# What starts warm has read Python's own variables already; its children have not.
+BLOCKED = f"""
+{BLOCKER}
+assert "torch" not in sys.modules
+from ostro.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def run(directory: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +52,8 @@ def run(directory: Path, *command: str, **env: str) -> subprocess.CompletedProce
 
 
 def ostro(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return run(directory, "-m", "ostro", *arguments, **env)
+    environment = {**os.environ, **without_torch(directory), "OSTRO_CACHE": str(directory / "cache"), **env}
+    return warm_run(arguments, program=BLOCKED, environment=environment, cwd=directory)
 
 
 def test_the_blocker_blocks(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-_BLOCKER = """
+BLOCKER = """
 import sys
 
 
@@ -22,6 +22,6 @@ def without_torch(directory: Path) -> dict[str, str]:
     """Variables for such processes, and for their children."""
     blocker = directory / "no-torch"
     blocker.mkdir(exist_ok=True)
-    (blocker / "sitecustomize.py").write_text(_BLOCKER)
+    (blocker / "sitecustomize.py").write_text(BLOCKER)
     paths = [str(blocker), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}
