@@ -18,7 +18,7 @@ from ostro.server.service import ModelService, State
 # For a test that hangs: `stall_seconds` is 60 unless a test says otherwise.
 PATIENCE = 30.0
 # Longer than a busy machine keeps a process waiting for its turn.
-STALL = 3.0
+STALL = 2.0
 
 
 async def outcome(service: ModelService, request: Request) -> OstroError | None:
@@ -113,7 +113,7 @@ def test_long_prefill_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> No
     async def scenario() -> None:
         async with live_service(EngineConfig(max_batch_tokens=8), stall_seconds=STALL) as service:
             began = time.monotonic()
-            request = await service.prepare([1] * 100, SamplingParams(max_tokens=1))
+            request = await service.prepare([1] * 60, SamplingParams(max_tokens=1))
             assert await outcome(service, request) is None
             assert time.monotonic() - began > STALL
             assert service.restarts == 0
@@ -155,7 +155,7 @@ def test_event_loop_that_was_held_up_does_not_blame_the_engine(monkeypatch: pyte
 
 
 def test_long_load_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_faults(monkeypatch, "load_seconds=2")
+    set_faults(monkeypatch, "load_seconds=1.2")
 
     async def scenario() -> None:
         async with live_service(stall_seconds=0.5) as service:
@@ -183,7 +183,7 @@ def test_load_that_makes_no_progress_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_slow_load_that_gets_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_faults(monkeypatch, "load_work=6")
+    set_faults(monkeypatch, "load_work=5")
 
     async def scenario() -> None:
         service = ModelService(EngineConfig(), load_stall_seconds=4.0)

@@ -206,7 +206,7 @@ async def test_slow_root_does_not_hide_what_others_hold() -> None:
     catalog = roots.catalog(list_seconds=5.0)
     slow = threading.Event()
     roots.slow["slow"] = slow
-    await catalog.refresh_if_old(wait_seconds=2.0)
+    await catalog.refresh_if_old(wait_seconds=0.5)
     assert names(catalog) == ["a"]
     slow.set()
     assert (await catalog.find("b")).name == "b"

@@ -127,7 +127,9 @@ def test_an_unknown_revision_is_not_found(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_download_that_breaks_off_says_so(hub: Hub, tmp_path: Path) -> None:
     hub.breaks_off = True
-    output = open_from(hub, tmp_path, HF_HUB_DOWNLOAD_TIMEOUT="2")
+    # Its client tries five times, a second apart.
+    hasty = PROGRAM.replace("import json, sys", "import json, sys, time; time.sleep = lambda seconds: None")
+    output = open_from(hub, tmp_path, program=hasty)
     assert output.startswith(f"DownloadFailed The connection to the Hub broke off while {REPO} was fetched")
 
 
