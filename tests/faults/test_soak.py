@@ -104,14 +104,15 @@ async def soak() -> None:
         # Until the prefix cache is full and every token's text was asked for, growth is what was ordered.
         await many_requests(service, 1000, seed=1)
         before = Holdings.of(service)
-        await many_requests(service, 5000, seed=2)
+        await many_requests(service, 2000, seed=2)
         after = Holdings.of(service)
         assert (service.engine_pid, service.restarts, service.num_requests) == (pid, 0, 0)
         assert after.files == before.files
         assert after.threads == before.threads
         assert after.tasks == before.tasks
         for earlier, later in zip(before.anonymous, after.anonymous, strict=True):
-            assert later - earlier < 4 << 20, f"grew by {(later - earlier) >> 10} KiB"
+            # 0.1 MiB when it was written; a leak of 800 bytes a request is more.
+            assert later - earlier < 3 << 19, f"grew by {(later - earlier) >> 10} KiB"
 
 
 def test_mixed_requests_with_random_aborts_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
