@@ -39,7 +39,7 @@ def chromium() -> Iterator[Browser]:
 BETA_DEFAULTS = {"temperature": 0.25, "top_k": 7, "max_new_tokens": 33}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Two tiny models that are loaded when asked for; open to all. The second has sampling defaults of its own."""
     root = tmp_path_factory.mktemp("models")
@@ -52,7 +52,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
         yield live
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slow_playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One request at a time, some tokens a second, none without a key."""
     limits = ("--max-concurrent-requests", "1", "--max-queue-requests", "0", "--request-timeout", "3600")
