@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,10 +70,21 @@ class Complaints:
         self.found: list[str] = []
         self.expected: list[str] = []
 
-    def watch(self, page: Page, origin: str) -> None:
-        page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.found.append(str(error)))
-        page.on("request", lambda request: self._check(request.url, origin))
+    def watch(self, page: Page, origin: str) -> Callable[[], None]:
+        """Until what it returns is called."""
+        listeners = (
+            ("console", self._hear),
+            ("pageerror", lambda error: self.found.append(str(error))),
+            ("request", lambda request: self._check(request.url, origin)),
+        )
+        for event, listener in listeners:
+            page.on(event, listener)  # type: ignore[call-overload]
+
+        def unwatch() -> None:
+            for event, listener in listeners:
+                page.remove_listener(event, listener)
+
+        return unwatch
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -94,26 +106,56 @@ def complaints() -> Iterator[Complaints]:
     assert noted.unexpected() == []
 
 
+@pytest.fixture(scope="module")
+def kept_page(chromium: Browser) -> Iterator[Page]:
+    """For one visit after another: a window of its own costs the browser a second."""
+    page = new_page(chromium)
+    yield page
+    page.context.close()
+
+
+def new_page(chromium: Browser, **options: Any) -> Page:
+    context = chromium.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(WATCH_SHIFTS)
+    return context.new_page()
+
+
+def make_as_new(page: Page, server: LiveServer) -> None:
+    """Nothing that was remembered, routed or set for a test is left."""
+    page.unroute_all(behavior="ignoreErrors")
+    for other in page.context.pages:
+        if other is not page:
+            other.close()
+    page.context.set_offline(False)
+    page.emulate_media(color_scheme="null", reduced_motion="null")
+    page.set_viewport_size({"width": 1280, "height": 720})
+    # Of the same origin, but not the page, which could remember something while it is left.
+    page.goto(server.url + "/healthz")
+    page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+
+
 @pytest.fixture
-def visit(chromium: Browser, complaints: Complaints) -> Iterator[Visit]:
+def visit(chromium: Browser, complaints: Complaints, kept_page: Page) -> Iterator[Visit]:
     """Opens the page of a server, with a key as its user would give it."""
-    contexts = []
+    with ExitStack() as stack:
 
-    def opened(server: LiveServer, *, key: str | None = None, **options: Any) -> Page:
-        context = chromium.new_context(**options)
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE_MS)
-        context.add_init_script(WATCH_SHIFTS)
-        page = context.new_page()
-        complaints.watch(page, server.url)
-        if key is not None:
-            # Before it has a key the page is refused once, which browsers tell.
-            complaints.expected.append("401")
-        page.goto(server.url + "/")
-        if key is not None:
-            give_key(page, key)
-        return page
+        def opened(server: LiveServer, *, key: str | None = None, **options: Any) -> Page:
+            if options or kept_page in visited:
+                page = new_page(chromium, **options)
+                stack.callback(page.context.close)
+            else:
+                page = kept_page
+                stack.callback(make_as_new, page, server)
+            visited.append(page)
+            stack.callback(complaints.watch(page, server.url))
+            if key is not None:
+                # Before it has a key the page is refused once, which browsers tell.
+                complaints.expected.append("401")
+            page.goto(server.url + "/")
+            if key is not None:
+                give_key(page, key)
+            return page
 
-    yield opened
-    for context in contexts:
-        context.close()
+        visited: list[Page] = []
+        yield opened
