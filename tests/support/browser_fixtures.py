@@ -128,6 +128,7 @@ def make_as_new(page: Page, server: LiveServer) -> None:
         if other is not page:
             other.close()
     page.context.set_offline(False)
+    page.context.clear_permissions()
     page.emulate_media(color_scheme="null", reduced_motion="null")
     page.set_viewport_size({"width": 1280, "height": 720})
     # Of the same origin, but not the page, which could remember something while it is left.
@@ -141,12 +142,13 @@ def visit(chromium: Browser, complaints: Complaints, kept_page: Page) -> Iterato
     with ExitStack() as stack:
 
         def opened(server: LiveServer, *, key: str | None = None, **options: Any) -> Page:
-            if options or kept_page in visited:
+            if options.keys() - {"permissions"} or kept_page in visited:
                 page = new_page(chromium, **options)
                 stack.callback(page.context.close)
             else:
                 page = kept_page
                 stack.callback(make_as_new, page, server)
+                page.context.grant_permissions(options.get("permissions", []))
             visited.append(page)
             stack.callback(complaints.watch(page, server.url))
             if key is not None:
