@@ -242,8 +242,10 @@ if __name__ == "__main__":
     import ostro.weights  # noqa: F401
     from ostro.cli import COMMANDS, main
 
-    for name in COMMANDS:
-        importlib.import_module(f"ostro.cli.{name}")
+    # The last ones are imported by a server that starts.
+    late = ("encodings.idna", "pydantic.v1", "uvicorn.lifespan.off", "uvicorn.lifespan.on", "uvloop")
+    for name in (*(f"ostro.cli.{command}" for command in COMMANDS), *late):
+        importlib.import_module(name)
     # It reads its settings from the environment when it is imported.
     _forget("huggingface_hub")
     prepare_for_engines()
