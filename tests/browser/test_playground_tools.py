@@ -28,10 +28,12 @@ CALLS = SCRIPTS.add(
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bergen"}}\n</tool_call>'
 )
-ONE_CALL = SCRIPTS.add('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
+OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+ONE_CALL = SCRIPTS.add(OSLO)
 WEATHER = SCRIPTS.add("Sun and rain.")
 AGAIN = SCRIPTS.add("Rain and sun.")
-# The server has opened the thought that comes before a format.
+# The server has opened the thought that comes before a format or a call that is asked for.
+FORCED_CALL = SCRIPTS.add(f"A city.\n</think>{OSLO}")
 PARIS = SCRIPTS.add('A city.\n</think>{"city": "Paris", "country": "France", "population": 2102650}')
 INDENTED = '{\n  "city": "Paris",\n  "country": "France",\n  "population": 2102650\n}'
 
@@ -228,7 +230,7 @@ def test_tool_can_be_chosen_as_long_as_it_is_there(server: LiveServer, visit: Vi
     choice.select_option("get_weather")
     page.reload()
     assert choice.locator("option:checked").inner_text() == "get_weather"
-    body = sent_by(page, lambda: say(page, f"The weather? {ONE_CALL}"))
+    body = sent_by(page, lambda: say(page, f"The weather? {FORCED_CALL}"))
     assert body["tool_choice"] == {"type": "function", "function": {"name": "get_weather"}}
     # The finish reason of a named choice is stop, and the call is one all the same.
     page.get_by_label("Result of get_weather").wait_for()
@@ -327,7 +329,7 @@ def test_copied_programs_send_tools_and_formats_and_print_calls(
     page.wait_for_selector("#model-dot[data-state=ready]")
     fill_example(page, "Tools")
     fill_example(page, "JSON schema")
-    page.get_by_label("Message").fill(f"The weather? {ONE_CALL}")
+    page.get_by_label("Message").fill(f"The weather? {FORCED_CALL}")
     programs = {language: copied(page, language) for language in ("curl", "Python", "JavaScript")}
     body = sent_by(page, lambda: page.get_by_label("Message").press("Control+Enter"))
     assert {"tools", "response_format"} <= body.keys()
