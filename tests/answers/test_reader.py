@@ -405,6 +405,20 @@ def test_every_format_has_a_test() -> None:
     assert {*MANY, "hermes", "generic"} == {*FORMATS}
 
 
+def test_messages_of_harmony_are_paragraphs() -> None:
+    raw = "<|channel|>commentary<|message|>Preamble<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert read(raw + "Hi<|return|>", "harmony") == [Text("Preamble\n\nHi")]
+    assert read(raw + "<|return|>", "harmony") == [Text("Preamble")]
+
+
+def test_texts_tell_where_they_are_in_the_raw_answer() -> None:
+    raw = 'Hi \n<tool_call>{"name": "f", "arguments": {}}</tool_call> \n Done. '
+    reader = new_reader("hermes")
+    found = [event for event in reader.push(raw) + reader.end(cut=False) if isinstance(event, Text)]
+    assert "".join(event.text for event in found) == "HiDone. "
+    assert [raw[event.begin :][: len(event.text)] for event in found] == [event.text for event in found]
+
+
 @pytest.mark.parametrize("format", [*MANY])
 def test_plain_text_is_text_in_every_format(format: str) -> None:
     text = ' <{["Plain f(x) text.\n'

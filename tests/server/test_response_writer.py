@@ -236,12 +236,11 @@ def test_log_probabilities_go_with_the_text_and_not_with_calls() -> None:
     entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     each = writer(include=["message.output_text.logprobs"])
     data = each.begin()
-    # A token whose text is held back, one that brings it, and one of a call.
-    data += each.push([Text("x")], [entry]) + each.push([], [entry]) + each.push([Text("a")], [entry])
-    data += each.push([LOOK, CallArguments(0, "{}")], [entry]) + each.finish(DONE)
+    data += each.push([Reasoning("h"), Text("x")], [[], [entry]]) + each.push([Text("a")], [[entry, entry]])
+    data += each.push([LOOK, CallArguments(0, "{}")]) + each.finish(DONE)
     deltas = [event for event in told(data) if event["type"] == "response.output_text.delta"]
     assert [len(event["logprobs"]) for event in deltas] == [1, 2]
-    [part] = told(data)[-1]["response"]["output"][0]["content"]
+    [part] = told(data)[-1]["response"]["output"][1]["content"]
     assert part["logprobs"] == [entry] * 3
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dialect_calls import CHAT, MESSAGES, RESPONSES, answered
+from dialect_calls import CHAT, MESSAGES, RESPONSES, answered, events
 from dialects import Said, Unspeakable, by_chat, by_messages, by_responses, in_messages, in_responses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -140,6 +140,21 @@ def test_a_stop_string_before_a_calls_arguments_leaks_no_markup(server: LiveServ
     assert not choice["message"]["content"]
     assert not choice["message"].get("tool_calls")
     assert all(each.is_cut and not each.text and not each.calls for each in responses)
+
+
+@pytest.mark.parametrize("name", ["only the end", "thought, text and call", "26 text after the call", "1 plain text"])
+def test_log_probabilities_of_a_message_are_those_of_its_text(request: pytest.FixtureRequest, name: str) -> None:
+    live = request.getfixturevalue("opened" if name in OPENED else "thinking" if name in THOUGHTS else "server")
+    case = {**CASES, **THOUGHTS, **OPENED}[name]
+    body = in_responses(asked(KEYS[name], **case.given)) | {"include": ["message.output_text.logprobs"]}
+    with live.client() as client:
+        output = answered(client, RESPONSES, **body)["output"]
+        told = events(client, RESPONSES, **body)
+    [part] = [part for item in output if item["type"] == "message" for part in item["content"]]
+    # The tokens at its two ends may hold what is not its own.
+    assert "".join(entry["token"] for entry in part["logprobs"]).strip() == part["text"].strip() == case.content
+    deltas = [entry for event in told if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
+    assert deltas == part["logprobs"]
 
 
 # --- any conversation -----------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ class Text:
     """The next piece of what the model said. Never empty."""
 
     text: str
+    begin: int = field(default=0, compare=False)
+    """Where it is in the raw answer."""
 
 
 @dataclass(frozen=True, slots=True)

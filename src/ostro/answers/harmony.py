@@ -23,6 +23,7 @@ class HarmonyParser:
         self._say = say
         self._think = think
         self._with_calls = with_calls
+        self._has_said = self._is_new = False
 
     def answer(self) -> Parse[None]:
         while (yield from self._scanner.peek()):
@@ -52,4 +53,15 @@ class HarmonyParser:
             yield from self._scanner.until(_ENDS, lambda text: None)
             return
         is_said = call is not None or (_TO not in header and "analysis" not in header)
-        yield from self._scanner.until(_ENDS, self._say if is_said else self._think)
+        if not is_said:
+            yield from self._scanner.until(_ENDS, self._think)
+            return
+        self._is_new = True
+        yield from self._scanner.until(_ENDS, self._say_next)
+
+    def _say_next(self, text: str) -> None:
+        """Each message that the user is to see is a paragraph of its own."""
+        if self._is_new and self._has_said:
+            self._say("\n\n")
+        self._is_new, self._has_said = False, True
+        self._say(text)

@@ -108,7 +108,7 @@ class AnswerReader:
         next(self._parse, None)
         if self._space and not self._after_call:
             self._texts.append(self._space)
-            self._events.append(Text(self._space))
+            self._events.append(Text(self._space, self._scanner.position - len(self._space)))
             self._space = ""
         return self._take()
 
@@ -203,7 +203,8 @@ class AnswerReader:
                 self._scanner.drop_begun(format.ends)
         elif not (self.was_cut and self._scanner.at_end):
             self._scanner.go_back()
-            self._say(self._scanner.take(len(begin)))
+            self._say(begin)
+            self._scanner.take(len(begin))
 
     @property
     def _is_over(self) -> bool:
@@ -238,7 +239,9 @@ class AnswerReader:
         self._events.append(CallArguments(len(self.calls) - 1, text))
 
     def _say(self, text: str) -> None:
+        begin = self._scanner.position - len(self._space)
         if self._after_call:
+            begin += len(text) - len(text.lstrip())
             text = text.lstrip()
         text = self._space + text
         if self._format is not None:
@@ -247,7 +250,7 @@ class AnswerReader:
         if text:
             self._after_call = False
             self._texts.append(text)
-            self._events.append(Text(text))
+            self._events.append(Text(text, begin))
 
     def _say_begun(self, text: str) -> None:
         """The beginning of a marker, and nothing after it. Nobody knows what it would have become, unless it comes at a

@@ -18,12 +18,14 @@ class Scanner:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._num_dropped = 0
         self._held_from: int | None = None
         self.ended = False
 
     def feed(self, text: str) -> None:
         done = self._at if self._held_from is None else self._held_from
         self._text = self._text[done:] + text
+        self._num_dropped += done
         self._at -= done
         if self._held_from is not None:
             self._held_from = 0
@@ -37,6 +39,11 @@ class Scanner:
     def hold(self, back: int = 0) -> None:
         """From here, or from a few characters before."""
         self._held_from = self._at - back
+
+    @property
+    def position(self) -> int:
+        """In all of the text. While a piece is emitted, where that begins."""
+        return self._num_dropped + self._at
 
     @property
     def is_holding(self) -> bool:

@@ -89,12 +89,15 @@ class AnswerStream:
         self._shows_reasoning = shows_reasoning
         reading = None if self._prepared is None else self._prepared.reading
         self._readers = [None if reading is None else reading.reader() for _ in completion.choices]
+        self._lengths = [0] * len(completion.choices)
 
     def events(self, delta: Delta) -> list[Event]:
         """What a choice has gained. Its last delta brings what was held back too."""
         reader = self._readers[delta.index]
         if reader is None:
-            return [Text(delta.text)] if delta.text else []
+            begin = self._lengths[delta.index]
+            self._lengths[delta.index] += len(delta.text)
+            return [Text(delta.text, begin)] if delta.text else []
         found = reader.push(delta.text)
         if delta.finish_reason is not None:
             found += reader.end(cut=_was_cut(self._completion.choices[delta.index]))

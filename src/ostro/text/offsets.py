@@ -1,6 +1,7 @@
-"""Where in a text its tokens begin. Knows a tokenizer; knows no stream."""
+"""Where in a text its tokens are. Knows a tokenizer; knows no stream."""
 
 import codecs
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from ostro.text.tokenizer import Tokenizer
@@ -10,15 +11,43 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 def text_offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
     """Where in its text each token begins; at its end for one that a stop has cut off."""
-    decoder = _Utf8Decoder(errors="replace")
-    at = 0
-    for token in ids:
-        yield min(at, len(text))
-        data = tokenizer.bytes_of((token,))
-        if not data and text.startswith(tokenizer.token_text(token), at):
-            # A special token, and the text spells it out.
-            data = tokenizer.token_bytes(token)
-        if at == 0 and not text.startswith(" "):
+    for begin, _ in TokenSpans(tokenizer).push(ids, text, ended=True):
+        yield min(begin, len(text))
+
+
+class TokenSpans:
+    """Where the tokens of a text that grows begin and end. The first tokens of a character in several have no length;
+    those that a stop has cut off lie beyond the text's end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = _Utf8Decoder(errors="replace")
+        self._left: deque[int] = deque()
+        self._at = 0
+
+    def push(self, ids: Sequence[int], text: str, *, ended: bool) -> list[tuple[int, int]]:
+        """Of the next tokens of which it can be told by now, given all of the text so far, which may lag behind."""
+        self._left += ids
+        spans: list[tuple[int, int]] = []
+        while self._left and (data := self._shown(self._left[0], text, ended=ended)) is not None:
+            self._left.popleft()
+            begin = self._at
+            self._at += len(self._decoder.decode(data))
+            spans.append((begin, self._at))
+        return spans
+
+    def _shown(self, token: int, text: str, *, ended: bool) -> bytes | None:
+        """What the text has of it; None if that cannot be told yet."""
+        data = self._tokenizer.bytes_of((token,))
+        if not data:
+            name = self._tokenizer.token_text(token)
+            if text.startswith(name, self._at):
+                # A special token, and the text spells it out.
+                data = self._tokenizer.token_bytes(token)
+            elif not ended and name.startswith(text[self._at :]):
+                return None
+        if self._at == 0 and data.startswith(b" ") and not text.startswith(" "):
             # Some vocabularies begin every text with a space that is not shown.
-            data = data.removeprefix(b" ")
-        at += len(decoder.decode(data))
+            return data.removeprefix(b" ") if text or ended else None
+        return data

@@ -33,6 +33,12 @@ class Reading:
         return Delta(choice.index, choice.text, choice.finish_reason, choice.token_ids, choice.logprobs, choice.error)
 
     @property
+    def choice(self) -> Choice:
+        """The one that it reads."""
+        [choice] = self._completion.choices
+        return choice
+
+    @property
     def counts(self) -> Counts:
         """Counts so far, without reasoning tokens."""
         prompt = self._completion

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from ostro.answers.events import Event
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import OstroError
 from ostro.outputs import Delta
 from ostro.schemas.responses import ResponseObject
+from ostro.server.dialects.message_logprobs import MessageLogprobs
 from ostro.server.dialects.reading import Reading
 from ostro.server.dialects.response_items import Json
 from ostro.server.dialects.response_writer import ResponseWriter
@@ -27,6 +29,7 @@ class ResponseChunks:
         self._writer = writer
         self._reading = reading
         self._tokenizer = tokenizer
+        self._of_message = MessageLogprobs(reading.choice, tokenizer)
         self._keep = keep
         self._has_begun = False
         self.id = writer.id
@@ -39,7 +42,7 @@ class ResponseChunks:
 
     def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
         # Read first: if that fails, no event has been numbered that is never sent.
-        read = [(self._reading.of([delta]), self._logprobs(delta.logprobs)) for delta in deltas]
+        read = [(events := self._reading.of([delta]), self._logprobs(delta, events)) for delta in deltas]
         begun = b"" if self._has_begun else self._writer.begin()
         self._has_begun = True
         return begun + b"".join(self._writer.push(events, logprobs) for events, logprobs in read)
@@ -58,6 +61,11 @@ class ResponseChunks:
         self.end()
         return ResponseObject.model_validate(self._writer.response)
 
-    def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> list[Json]:
+    def _logprobs(self, delta: Delta, events: Sequence[Event]) -> list[list[Json]]:
+        if delta.logprobs is None:
+            return []
+        return [self._told(entries) for entries in self._of_message.of(delta, events)]
+
+    def _told(self, entries: Sequence[TokenLogprob]) -> list[Json]:
         logprobs = chat_logprobs(entries, self._tokenizer)
         return [] if logprobs is None else [entry.model_dump() for entry in logprobs.content]

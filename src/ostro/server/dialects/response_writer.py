@@ -39,7 +39,6 @@ class ResponseWriter:
         self.id = new_id("resp")
         self._namespaces = namespaces or {}
         self._with_logprobs = request.wants_logprobs
-        self._logprobs: list[Json] = []
         self._seals = "reasoning.encrypted_content" in request.include
         self._reasoning = OpenSummary if request.reasoning.wanted_summary else OpenReasoning
         self._num_events = 0
@@ -57,14 +56,10 @@ class ResponseWriter:
         self.response["status"] = "in_progress"
         return created + self._whole("response.in_progress")
 
-    def push(self, events: Iterable[Event], logprobs: Sequence[Json] = ()) -> bytes:
-        """`logprobs` are those of the tokens behind the events."""
-        self._logprobs += logprobs
-        data = b"".join(map(self._of, events))
-        if not isinstance(self._open, OpenMessage):
-            # Only messages have log-probabilities.
-            self._logprobs.clear()
-        return data
+    def push(self, events: Iterable[Event], logprobs: Sequence[Sequence[Json]] = ()) -> bytes:
+        """`logprobs` are those of the tokens behind each of the events, if any are wanted."""
+        behind = iter(logprobs)
+        return b"".join(self._of(event, next(behind, ())) for event in events)
 
     def finish(self, outcome: Outcome) -> bytes:
         is_cut = outcome.reason == "length"
@@ -93,12 +88,11 @@ class ResponseWriter:
         # The API has no event for this; the status of the response in it tells.
         return data + self._whole("response.failed")
 
-    def _of(self, event: Event) -> bytes:
+    def _of(self, event: Event, logprobs: Sequence[Json]) -> bytes:
         match event:
             case Text(text):
                 opened = b"" if isinstance(self._open, OpenMessage) else self._begin(self._new_message())
                 assert isinstance(self._open, OpenMessage)
-                logprobs, self._logprobs = self._logprobs, []
                 return opened + self._events(self._open.grow(text, logprobs))
             case Reasoning(text):
                 is_open = isinstance(self._open, OpenReasoning | OpenSummary)
