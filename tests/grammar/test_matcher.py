@@ -209,6 +209,7 @@ def test_the_marker_must_come_once_the_budget_before_it_is_spent(marker: str, ju
         for token in due:
             matcher.take(token)
         written += due
+    assert {byte_level().token_bytes(token)[:1] for token in allowed(matcher) or ()} == {b"y", b"\n"}
     take_all(matcher, "yes")
     assert matcher.is_done
 

@@ -147,7 +147,7 @@ class GrammarMatcher:
                 del self._due[0]
             self._keep_budget()
             return
-        self._tail, self._num_breaks = None, _MAX_BREAKS
+        self._tail, self._due, self._num_breaks = None, [], _MAX_BREAKS
         pieces = self._vocabulary.tokenizer.tokenize_bytes(rest) if rest else []
         num_taken = self._inner.try_consume_tokens(pieces)
         self._check()
