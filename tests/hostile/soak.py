@@ -417,10 +417,10 @@ def run(options: Options, directory: Path) -> Ledger:
     quiet = directory / "quiet"
     quiet.mkdir()
     alone = ("--no-prefix-caching", "--max-batch-seqs", "4")
-    with live_server(quiet, "--config", str(config), *alone, faults="", env=env) as server:
+    with live_server(quiet, "--config", str(config), *alone, faults="", env=env, cold=True) as server:
         cases = asyncio.run(references(server, asked))
     print(f"{len(cases)} references", flush=True)
-    with live_server(directory, "--config", str(config), faults="", env=env) as server:
+    with live_server(directory, "--config", str(config), faults="", env=env, cold=True) as server:
         ledger = asyncio.run(soak(server, cases, swinging, options))
     grown = check_growth(ledger, options.max_growth)
     print(json.dumps({"counts": ledger.counts, "growth": grown, "violations": ledger.violations}, indent=2))

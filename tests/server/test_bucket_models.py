@@ -140,7 +140,7 @@ def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_pa
         # Enough for one, whatever runs it here, and too little for two.
         budget = plan(tmp_path / "one", EngineConfig(kv_memory=1 << 20, threads=1)).total_bytes * 3 // 2
         args = ("--threads", "1", "--memory-budget", str(budget), "--kv-memory", "1M", "--max-models", "9")
-        with live_server(tmp_path, *args, faults="", env=environment) as live, live.client() as client:
+        with live_server(tmp_path, *args, faults="", env=environment, cold=True) as live, live.client() as client:
             for name in ("one", "two"):
                 body = {"model": name, "prompt": "the dog", "max_tokens": 2}
                 answer = client.post("/v1/completions", json=body)

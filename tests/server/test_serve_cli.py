@@ -389,7 +389,7 @@ def test_server_takes_as_many_open_files_as_it_may(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
     try:
-        with live_server(tmp_path, ready=False) as server:
+        with live_server(tmp_path, ready=False, cold=True) as server:
             limits = Path(f"/proc/{server.process.pid}/limits").read_text()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
