@@ -90,7 +90,7 @@ class FaultProxy:
     def close(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(10)
+            self._thread.join(60)
 
     def _run(self, started: threading.Event) -> None:
         self._loop.run_until_complete(self._serve(started))
@@ -104,11 +104,7 @@ class FaultProxy:
         started.set()
         await self._stopping.wait()
         server.close()
-        await asyncio.sleep(0.01)  # What was accepted last gets its task: one cancelled before it began closes nothing.
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await _end_other_tasks()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_open += 1
@@ -192,6 +188,20 @@ class FaultProxy:
                 return await reader.read()
             finally:
                 await _closed(writer)
+
+
+async def _end_other_tasks() -> None:
+    """Those too that come of connections accepted last: a connection becomes a task, which makes another."""
+    while True:
+        # Each of them begins: one that is cancelled before would close nothing.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if not others:
+            return
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
