@@ -8,12 +8,11 @@ A request is a read, of a range of an object, or a look: a listing, or an object
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from typing import Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 Kind = Literal["read", "look"]
 
@@ -43,7 +42,9 @@ class FaultProxy:
         self._headers: list[tuple[str, str, str | None]] = []
         self.reads: list[str] = []
         """The paths of all reads, in order; those that were broken too."""
-        self._num_open = 0
+        self.ranges: list[tuple[str, int, int]] = []
+        """File name, start and end of all reads, in order."""
+        self._open: set[asyncio.Task[None]] = set()
         self.targets: list[str] = []
         """Of all requests, in order."""
         self.num_bytes = 0
@@ -79,13 +80,9 @@ class FaultProxy:
 
     def forget_counts(self) -> None:
         self.reads.clear()
+        self.ranges.clear()
         self.targets.clear()
         self.num_bytes = 0
-
-    def settle(self) -> None:
-        """Waits until no request is under way: those of a client that was killed go on for a while."""
-        while self._num_open:
-            time.sleep(0.01)
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -107,7 +104,10 @@ class FaultProxy:
         await _end_other_tasks()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_open += 1
+        # Asyncio itself keeps no task alive whose client is gone.
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
         try:
             await self._answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -116,18 +116,20 @@ class FaultProxy:
             writer.transport.abort()  # Its client may never read the rest.
             raise
         finally:
-            self._num_open -= 1
             await _closed(writer)
+            self._open.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(_HEAD_END)
         body = await reader.readexactly(int(_header(head, "content-length") or 0))
         target = head.split(b" ", 2)[1].decode()
         self.targets.append(target)
-        is_read = head.startswith(b"GET ") and _header(head, "range") is not None
+        wanted = _header(head, "range") if head.startswith(b"GET ") else None
+        is_read = wanted is not None
         fault = self._next_fault("read" if is_read else "look", target)
-        if is_read:
+        if wanted is not None:
             self.reads.append(urlsplit(target).path)
+            self.ranges.append((unquote(self.reads[-1]).rsplit("/")[-1], *_bounds(wanted)))
             if self.before_read is not None:
                 await asyncio.to_thread(self.before_read, len(self.reads))
             await asyncio.sleep(self.seconds_a_read)
@@ -243,3 +245,9 @@ def _header(head: bytes, name: str) -> str | None:
         if key.decode().lower() == name:
             return value.strip().decode()
     return None
+
+
+def _bounds(value: str) -> tuple[int, int]:
+    """Of `bytes=0-99`: 0 and 100."""
+    start, _, last = value.removeprefix("bytes=").partition("-")
+    return int(start), int(last) + 1
