@@ -1,5 +1,5 @@
-"""Whether a structured output can be enforced, found by compiling it. Runs in `check_process`: nothing here bounds what
-compiling takes.
+"""Finds out whether a structured output can be enforced, by compiling it. Runs in `check_process`: nothing here limits
+the time and memory that compiling takes.
 """
 
 import json
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _MAX_LEFT_OUT = 32
-"""Keywords that are left out of a lenient schema, beside those that the library ignores by itself."""
+"""How many keywords may be dropped from a lenient schema, besides those that the library ignores by itself."""
 
 
 def check_structured(structured: StructuredOutput, special_ids: SpecialIds, tokenizer: "LLTokenizer") -> Constraint:
-    """What the engine enforces. Raises BadRequest that names the keyword and its place."""
+    """The constraint for the engine. Raises BadRequest that names the keyword and its place."""
     if structured.json_schema is not None and not structured.strict:
         return _lenient(structured, tokenizer)
     constraint = translate(structured, special_ids)
@@ -36,7 +36,7 @@ def check_structured(structured: StructuredOutput, special_ids: SpecialIds, toke
 
 
 def check_constraint(constraint: Constraint, tokenizer: "LLTokenizer") -> None:
-    """Raises BadRequest for a grammar that was made elsewhere, such as from a request's tools."""
+    """Checks a grammar that was built elsewhere, such as from a request's tools. Raises BadRequest if it is refused."""
     schemas = list(_inline_schemas(constraint.grammar))
     for schema in schemas:
         check_depth(schema, "A schema")
@@ -54,20 +54,20 @@ def check_constraint(constraint: Constraint, tokenizer: "LLTokenizer") -> None:
 
 
 def _inline_schemas(grammar: str) -> Iterator[dict[str, Any]]:
-    """Those that a grammar in Lark's notation contains."""
+    """The schemas inside a grammar in Lark's notation."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r"%json\s*", grammar):
         try:
             schema, _ = decoder.raw_decode(grammar, match.end())
         except (ValueError, RecursionError):
-            # The compiler says what is wrong with it.
+            # The compiler reports what is wrong with it.
             continue
         if isinstance(schema, dict):
             yield schema
 
 
 def _lenient(structured: StructuredOutput, tokenizer: "LLTokenizer") -> Constraint:
-    """Without the keywords that the library can neither enforce nor ignore."""
+    """Like `check_structured`, dropping the keywords that the library can neither enforce nor ignore."""
     schema = prepared_schema(structured.json_schema or "", structured, "json_schema")
     for _ in range(_MAX_LEFT_OUT):
         constraint = Constraint(grammar=schema_grammar(schema), jump_forward=structured.jump_forward)
@@ -94,7 +94,7 @@ def _leave_out(schema: dict[str, Any], path: Path) -> None:
         parent = parent[part]
     del parent[path[-1]]
     if path[-1] == "patternProperties":
-        # What the patterns allowed must not be refused without them.
+        # Otherwise properties that the patterns allowed would be refused.
         parent.pop("additionalProperties", None)
 
 
@@ -118,7 +118,7 @@ _MISTAKES = frozenset({"type", "$ref"})
 
 
 def _place(failure: NotCompiled, structured: StructuredOutput) -> tuple[str, str] | None:
-    """Where the keyword is that cannot be enforced, and its name."""
+    """The keyword that cannot be enforced: its location and its name."""
     schemas: dict[str, Any] = {}
     if structured.json_schema is not None:
         schemas = {"": json.loads(structured.json_schema)}

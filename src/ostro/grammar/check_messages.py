@@ -13,7 +13,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One of the two."""
+    """Exactly one of the two is set."""
 
     structured: StructuredOutput | None = None
     constraint: Constraint | None = None
@@ -35,4 +35,4 @@ Reply = Accepted | Refused
 class Checked(msgspec.Struct, frozen=True):
     reply: Reply
     seconds: float
-    """Of CPU time that it took."""
+    """CPU time that the check took."""

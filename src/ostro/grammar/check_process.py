@@ -1,6 +1,6 @@
 """The process that compiles users' grammars before the engine does, under the kernel's limits. See `checker`.
 
-The compiler cannot be interrupted, and what it cannot allocate ends its process.
+The compiler cannot be interrupted, and a failed allocation aborts its process.
 """
 
 import resource
@@ -19,8 +19,8 @@ from ostro.processes.worker_process import serve
 
 
 class _Bytes:
-    """A vocabulary of single bytes and the model's special tokens, at their own ids: what a grammar can refer to. It
-    takes a fraction of the time and memory of the model's own.
+    """A vocabulary of single bytes and the model's special tokens at their own ids, which is all that a grammar can
+    refer to. It takes a fraction of the time and memory of the model's own vocabulary.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -58,12 +58,12 @@ class _Checking:
             check_constraint(asked.constraint, self._tokenizer)
             return Accepted(asked.constraint)
         except BadRequest as error:
-            # What a constraint was made from, only whoever made it knows.
+            # Only the caller knows which parameter a constraint was built from.
             param = None if asked.structured is None else error.param
             return Refused(error.message, param, isinstance(error, Unsupported))
 
 
-# Half of what a thread of the engine has: what recurses too deeply for that ends here.
+# Half the stack of an engine thread: a grammar that recurses too deeply crashes this process, not the engine.
 _STACK_BYTES = 4 << 20
 
 

@@ -1,11 +1,11 @@
-"""Checks structured outputs in separate processes, because compiling one can take any time and memory. Keeps outcomes.
+"""Checks structured outputs in separate processes, because compiling one can take any time and memory. Caches outcomes.
 
 StructuredOutput ──> GrammarChecker ──sockets──> check_process: llguidance, with limits ──> Constraint
 
-Nearly all are compiled within milliseconds. What takes longer is given up, and starts over in a process of its own that
-does nothing else: so whoever sends slow ones keeps others waiting for moments only, whatever their number.
+Nearly all compile within milliseconds. A check that takes longer is aborted and restarted in a process for slow ones
+alone, so however many slow grammars one client sends, others wait only briefly.
 
-What has passed is compiled again by the engine, for its own vocabulary: it takes about as long there.
+A grammar that passed is compiled again by the engine, for its own vocabulary, which takes about as long.
 """
 
 import asyncio
@@ -28,34 +28,34 @@ from ostro.grammar.vocabulary import TokenizerLike, require_llguidance
 from ostro.processes.worker import Worker, WorkerEnded, WorkerError
 from ostro.structured import StructuredOutput
 
-# Of a grammar in its reply: a schema has at most 256 KiB, which JSON within JSON may double.
+# A reply contains a grammar: a schema has at most 256 KiB, which nesting JSON within JSON may double.
 _LONGEST_REPLY = 1 << 24
-# Some agents bring a hundred tools each, and one grammar for each choice of them.
+# Some agents send a hundred tools each, and one grammar per tool choice.
 _MAX_OUTCOMES = 8192
 _MAX_BYTES = 1 << 25
-# Of an outcome, beside its texts.
+# Bytes per outcome, on top of its texts.
 _OVERHEAD = 1024
 _NUM_QUICK = 2
-# By these a process is ended from outside; whatever else ends it, the grammar did.
+# These signals come from outside; if anything else ends a process, the grammar caused it.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLimits:
-    """What compiling one grammar may use."""
+    """Limits on compiling one grammar."""
 
     seconds: float = 0.75
-    """Of CPU time. Of real schemas, 99 % take less than 40 ms."""
+    """CPU time. 99 % of real schemas take less than 40 ms."""
     quick_seconds: float = 0.05
-    """After so much CPU time it is given up, and starts over in the process for slow ones."""
+    """CPU time after which a check is aborted and restarted in the process for slow ones."""
     together_seconds: float = 1.5
-    """Of CPU time for all grammars that are checked at once."""
+    """CPU time for all grammars of one `check_all_async` call."""
     bytes: int = 512 << 20
-    """Of address space, interpreter and library included."""
+    """Address space, including interpreter and library."""
 
 
 class GrammarChecker:
-    """For one model. Use either its blocking methods, from any thread, or its asynchronous ones, within one event loop.
+    """Checks for one model. Use either the blocking methods, from any thread, or the async ones, within one event loop.
 
     Processes are started when they are first needed.
     """
@@ -69,39 +69,39 @@ class GrammarChecker:
         self._slow = _Workers(setup, 1, seconds=self.limits.seconds, memory=self.limits.bytes)
         self._outcomes: Lru[bytes, Reply] = Lru(_MAX_OUTCOMES, _MAX_BYTES)
         self._lock = threading.Lock()
-        # Whoever asks for the same thing meanwhile waits for its outcome.
+        # Concurrent checks of the same grammar wait for one outcome.
         self._asked: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that there are."""
+        """Ids of the running processes."""
         return self._quick.pids + self._slow.pids
 
     def close(self) -> None:
-        """Ends the processes, as does a checker that is forgotten."""
+        """Ends the processes. Garbage collection of the checker ends them too."""
         self._quick.close()
         self._slow.close()
 
     def check(self, structured: StructuredOutput) -> Constraint:
-        """What enforces it. Raises BadRequest that names the field, and the keyword's place in a schema."""
+        """The constraint that enforces it. Raises BadRequest that names the field and a keyword's place in a schema."""
         return self._check(Check(structured=structured), structured.kind)
 
     async def check_async(self, structured: StructuredOutput) -> Constraint:
-        """What `check` gives, without holding up the event loop."""
+        """`check` without blocking the event loop."""
         return await self._check_async(Check(structured=structured), structured.kind)
 
     async def check_rule_async(self, structured: StructuredOutput) -> str | None:
-        """What enforces it as the body of one rule of a larger grammar; None for what takes a grammar of its own.
+        """The body of a rule that enforces it within a larger grammar; None if it needs a grammar of its own.
         Raises BadRequest as `check` does.
         """
         return rule_of(structured, await self.check_async(structured))
 
     async def check_all_async(self, structures: Sequence[StructuredOutput]) -> list[Constraint | BadRequest]:
-        """What `check_async` gives or raises for each. Those that are left when all have used up their time together
-        are refused unseen; what is known of others already costs no time.
+        """What `check_async` returns or raises for each. Once their common time budget is spent, the remaining ones are
+        refused unchecked, except those whose outcomes are cached.
         """
         budget, outcomes = _Budget(self.limits), list[Constraint | BadRequest]()
-        # One after the other: between two of them, others have their turn.
+        # One at a time, so that other requests' checks run in between.
         for structured in structures:
             try:
                 outcomes.append(await self._check_async(Check(structured=structured), structured.kind, budget))
@@ -110,20 +110,20 @@ class GrammarChecker:
         return outcomes
 
     async def check_schemas_async(self, schemas: Sequence[StructuredOutput]) -> list[dict[str, Any] | BadRequest]:
-        """What `check_all_async` gives for JSON schemas, as schemas: normalised, with the library's options and, if it
-        is not strict, without what cannot be enforced.
+        """`check_all_async` for JSON schemas, returning schemas: normalised, with the library's options and, if not
+        strict, without keywords that cannot be enforced.
         """
         outcomes = await self.check_all_async(schemas)
         return [outcome if isinstance(outcome, BadRequest) else schema_of(outcome) for outcome in outcomes]
 
     def check_constraint(self, constraint: Constraint, param: str) -> None:
-        """Raises BadRequest if the grammar, made from something of the user's that `param` names, cannot be compiled
-        within the limits.
+        """Raises BadRequest if the grammar cannot be compiled within the limits. `param` names the user's input that it
+        was built from.
         """
         self._check(Check(constraint=constraint), param)
 
     async def check_constraint_async(self, constraint: Constraint, param: str) -> None:
-        """What `check_constraint` does, without holding up the event loop."""
+        """`check_constraint` without blocking the event loop."""
         await self._check_async(Check(constraint=constraint), param)
 
     def _check(self, asked: Check, param: str) -> Constraint:
@@ -179,7 +179,7 @@ class GrammarChecker:
         return outcome
 
     def _refusal(self, error: WorkerError, param: str) -> Refused:
-        """Raises Unavailable if it is not the grammar's fault."""
+        """The refusal of a grammar that exceeded the limits. Raises Unavailable if it is not the grammar's fault."""
         if not isinstance(error, WorkerEnded) or error.status in _FROM_OUTSIDE:
             raise Unavailable(
                 f"The structured output could not be checked: {error or 'the model was stopped'}. Try again."
@@ -194,24 +194,24 @@ class GrammarChecker:
 
 
 class _Budget:
-    """CPU time for several checks together."""
+    """A CPU time budget shared by several checks."""
 
     def __init__(self, limits: CheckLimits) -> None:
         self._seconds = limits.together_seconds
         self.left = limits.together_seconds
 
     def check(self, param: str) -> None:
-        """Raises BadRequest if there is nothing left of it."""
+        """Raises BadRequest if the budget is spent."""
         if self.left <= 0:
             raise BadRequest(
-                f"{param} was not looked at: with what else the request is held to, it takes more than "
-                f"{self._seconds:g} s to compile. Ask for less, or for something simpler.",
+                f"{param} was not checked: the request's schemas take more than {self._seconds:g} s to compile "
+                "together. Send fewer, or simpler ones.",
                 param=param,
             )
 
 
 class _Workers:
-    """Processes with the same limits, for whom messages wait in one line."""
+    """Processes with the same limits and one queue of messages."""
 
     def __init__(self, setup: bytes, count: int, *, seconds: float, memory: int) -> None:
         module = "ostro.grammar.check_process"
@@ -237,7 +237,7 @@ class _Workers:
             try:
                 reply = await worker.ask_async(message, _LONGEST_REPLY)
             except asyncio.CancelledError:
-                # It is still at work on that: others come first.
+                # It is still busy with the cancelled check, so use the others first.
                 self._free.insert(0, worker)
                 raise
             except WorkerEnded:
@@ -253,7 +253,7 @@ class _Workers:
 
 
 def _encoded(asked: Check, param: str) -> tuple[bytes, bytes]:
-    """The message, and what its outcome is kept under: a refusal names the field."""
+    """The message, and the key of its outcome, which includes `param` because refusals name it."""
     message = msgspec.msgpack.encode(asked)
     return message, hashlib.sha256(message + param.encode()).digest()
 

@@ -1,4 +1,4 @@
-"""Compiles constraints for one model and keeps what it compiled. Checks no schema: see `checker`."""
+"""Compiles constraints for one model and caches the results. Checks no schema: see `checker`."""
 
 import re
 import threading
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 _MAX_GRAMMARS = 64
 _MAX_CHARACTERS = 1 << 22
-"""Of all grammars that are kept: what they take compiled grows with it."""
+"""Total length of all cached grammars, since their compiled size grows with it."""
 
 
 class NotCompiled(BadRequest):
-    """Why the library refuses a grammar."""
+    """The library refused a grammar."""
 
     def __init__(self, error: str) -> None:
-        """`error` is what the library says, with the parser's state."""
+        """`error` is the library's message, including the parser's state."""
         self.error = error
         self.reason = _reason(error)
         super().__init__(f"The structured output cannot be compiled: {self.reason}.", param="structured")
 
 
 class GrammarCompiler:
-    """`engine.constraint.Grammars`. The vocabulary is read when the first constraint comes."""
+    """Implements `engine.constraint.Grammars`. The vocabulary is read for the first constraint."""
 
     def __init__(self, load_tokenizer: Callable[[], TokenizerLike], width: int) -> None:
-        """`width` is that of the logits."""
+        """`width` is the width of the logits."""
         self._load_tokenizer, self._width = load_tokenizer, width
         self._vocabulary: Vocabulary | None = None
         self._loading = threading.Lock()
         self._compiled: Lru[Constraint, _Compiled] = Lru(_MAX_GRAMMARS, _MAX_CHARACTERS)
 
     def prepare(self, constraint: Constraint) -> "GrammarPrototype":
-        # Constraints that differ in other fields share what is compiled.
+        # Constraints that differ only in other fields share the compiled grammar.
         key = Constraint(grammar=constraint.grammar, is_users=constraint.is_users)
         found = self._compiled.get(key)
         if found is None:
-            # Two threads may both compile one grammar; either result serves.
+            # Two threads may compile the same grammar; either result will do.
             found = _Compiled(compile_grammar(self.vocabulary.tokenizer, key))
             self._compiled.put(key, found, len(key.grammar))
         return GrammarPrototype(found, self.vocabulary, constraint)
@@ -59,7 +59,7 @@ class GrammarCompiler:
 
 
 class GrammarPrototype:
-    """`engine.constraint.Prototype`: each choice gets a copy of the compiled grammar."""
+    """Implements `engine.constraint.Prototype`: each choice gets a copy of the compiled grammar."""
 
     def __init__(self, compiled: "_Compiled", vocabulary: Vocabulary, constraint: Constraint) -> None:
         self._compiled, self._vocabulary, self._constraint = compiled, vocabulary, constraint
@@ -69,11 +69,11 @@ class GrammarPrototype:
 
 
 class _Compiled:
-    """A grammar that has taken no token."""
+    """A compiled grammar in its initial state."""
 
     def __init__(self, inner: "LLMatcher") -> None:
         self._inner = inner
-        # The library refuses two calls at once on one matcher.
+        # The library refuses concurrent calls on one matcher.
         self._copying = threading.Lock()
 
     def copy(self) -> "LLMatcher":
@@ -82,7 +82,7 @@ class _Compiled:
 
 
 def compile_grammar(tokenizer: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
-    """Compiled, with its first mask computed. Raises BadRequest if that fails; the message is one line."""
+    """Compiles the grammar and computes its first mask. Raises NotCompiled, with a one-line message, if that fails."""
     require_llguidance()
     from llguidance import LLMatcher, LLParserLimits
 
@@ -96,7 +96,7 @@ def compile_grammar(tokenizer: "LLTokenizer", constraint: Constraint) -> "LLMatc
     )
     matcher = LLMatcher(tokenizer, constraint.grammar, log_level=0, limits=limits)
     if not matcher.is_error():
-        # Some grammars fail only here; and copies share what the first mask took to find.
+        # Some grammars only fail here, and copies reuse the work of the first mask.
         matcher.compute_bitmask()
     if matcher.is_error():
         raise NotCompiled(matcher.get_error())

@@ -1,6 +1,6 @@
-"""What llguidance compiles and then enforces wrongly, found in a schema before it gets there. Compiles nothing.
+"""Finds keywords in a schema that llguidance would compile but enforce wrongly. Compiles nothing.
 
-Its numbers are 64-bit floats, and it counts an object's properties by how often one is written.
+llguidance's numbers are 64-bit floats, and it counts a property as often as it is written.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from ostro.errors import Unsupported
 from ostro.grammar.schema import Schema, pointer, walk
 
 _MAX_EXACT = 1 << 53
-"""The largest integer below which a float has every other."""
+"""Floats represent every integer up to this one."""
 _MAX_INT64 = (1 << 63) - 1
 _MIN_BOUND = 1e-50
-"""Bounds closer to 0 become expressions that are nested too deeply."""
+"""Bounds closer to 0 compile to expressions that are nested too deeply."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -23,7 +23,7 @@ class _Inexact:
     keyword: str
     reason: str
     instead: Schema = field(default_factory=dict)
-    """What can be enforced of it."""
+    """The part of it that can be enforced."""
 
 
 def require_exact(schema: Schema, param: str) -> None:
@@ -34,8 +34,8 @@ def require_exact(schema: Schema, param: str) -> None:
 
 
 def takes_names_twice(schema: Schema) -> bool:
-    """Whether an object has properties of its own and others: their names are told apart by how they are written, so
-    that an escape in one of the others could spell a name that has its own schema.
+    """Whether an object allows properties besides those with a schema of their own. llguidance compares names as they
+    are written, so an escape in an additional name could spell a name that has its own schema.
     """
     return any(
         bool(each.get("properties") or each.get("patternProperties")) and each.get("additionalProperties") is not False
@@ -44,7 +44,7 @@ def takes_names_twice(schema: Schema) -> bool:
 
 
 def leave_out_inexact(schema: Schema) -> None:
-    """Takes such keywords out of the schema."""
+    """Removes keywords that would be enforced wrongly, keeping the part that can be enforced."""
     for _, each in walk(schema):
         for found in list(_inexact(each)):
             del each[found.keyword]
@@ -71,20 +71,20 @@ def _inexact(schema: Schema) -> Iterator[_Inexact]:
     least = _number(schema, "minProperties")
     most = len(_names(schema.get("required"))) + 1
     if least is not None and least > most:
-        # Names that are not listed may be the same ones: {"a": 1, "a": 2} has one property.
+        # Names that are not listed may repeat: {"a": 1, "a": 2} has one property.
         yield _Inexact("minProperties", f"at most {most} is, one more than the required ones", {"minProperties": most})
 
 
 def _why_inexact(schema: Schema, keyword: str, bound: float) -> str:
     if not abs(bound) <= _MAX_EXACT:
-        # The one beyond that is enforced exactly.
+        # The only larger bound that is enforced exactly.
         is_int64 = keyword == "maximum" and schema.get("type") == "integer" and bound == _MAX_INT64
         return "" if is_int64 else f"{bound} is beyond 2**53"
     return f"{bound} is too close to 0" if bound and abs(bound) < _MIN_BOUND else ""
 
 
 def _loose_bounds(schema: Schema) -> Iterator[_Inexact]:
-    """An integer that is excluded is allowed if no other integer lies between the bounds."""
+    """Exclusive integer bounds that llguidance treats as inclusive because no other integer lies between them."""
     if schema.get("type") == "integer":
         return
     for keyword, others, sign in (
@@ -109,7 +109,7 @@ def _number(schema: Schema, keyword: str) -> float | None:
 
 
 def _beyond(value: Any) -> float | None:
-    """A number in it that floats do not tell from its neighbours."""
+    """A number in the value that floats cannot distinguish from its neighbours."""
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return next((found for each in inner if (found := _beyond(each)) is not None), None)

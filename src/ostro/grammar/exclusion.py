@@ -1,4 +1,4 @@
-"""`oneOf` whose branches exclude each other says what `anyOf` says, which llguidance can enforce. Compiles nothing."""
+"""Turns `oneOf` into `anyOf`, which llguidance can enforce, where the branches exclude each other. Compiles nothing."""
 
 from itertools import combinations
 from typing import Any
@@ -7,7 +7,7 @@ from ostro.grammar.exactness import json_type
 from ostro.grammar.schema import Schema, walk
 
 _MAX_BRANCHES = 128
-"""Every two of them are compared."""
+"""Limited because every pair is compared."""
 _MAX_REFERENCES = 8
 _MAX_LEVELS = 3
 
@@ -22,7 +22,7 @@ def replace_exclusive_one_of(schema: Schema) -> None:
 
 
 def _resolved(branch: Any, root: Schema) -> Schema:
-    """What a reference stands for. Empty if that is not known, as for anything: nothing follows from it."""
+    """The schema that a reference points to. Empty if it is not known, since an empty schema excludes nothing."""
     for _ in range(_MAX_REFERENCES):
         reference = branch.get("$ref") if isinstance(branch, dict) else None
         if not isinstance(reference, str):
@@ -37,13 +37,13 @@ def _resolved(branch: Any, root: Schema) -> Schema:
 
 
 def _exclude(one: Schema, other: Schema, root: Schema, level: int = 0) -> bool:
-    """Whether no value fits both, as far as values, types and the values of required properties tell."""
+    """Whether values, types or required properties prove that no value satisfies both."""
     types, other_types = _types(one), _types(other)
     if types is not None and other_types is not None and not types & other_types:
         return True
     values, other_values = _values(one), _values(other)
     if values is not None and other_values is not None:
-        # In Python true is 1.
+        # True == 1 in Python.
         keys, other_keys = ({(type(each) is bool, each) for each in some} for some in (values, other_values))
         return not keys & other_keys
     if types != {"object"} or other_types != {"object"} or level == _MAX_LEVELS:
@@ -56,7 +56,7 @@ def _exclude(one: Schema, other: Schema, root: Schema, level: int = 0) -> bool:
 
 
 def _values(schema: Schema) -> list[Any] | None:
-    """Those that it lists; None if it lists none, or others than scalars."""
+    """The values that the schema lists; None if it lists none, or any that is not a scalar."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     are_known = isinstance(values, list) and not any(isinstance(each, dict | list) for each in values)
     return values if are_known else None

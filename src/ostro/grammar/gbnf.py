@@ -1,8 +1,8 @@
-"""Grammars in GBNF, llama.cpp's notation, rewritten in Lark's. Knows the two notations; compiles nothing.
+"""Rewrites grammars from GBNF, llama.cpp's notation, in Lark's. Knows the two notations; compiles nothing.
 
-A GBNF grammar is about characters, and llguidance's about lexemes, which take as much text as they can: /[a-z]+/ "y"
-never matches "xy". So a stretch of a rule in which nothing recurs becomes one lexeme, whose regex sees all of it; a
-grammar without recursion becomes a single one, and means exactly the same.
+A GBNF grammar matches characters, and llguidance's matches lexemes, which are greedy: /[a-z]+/ "y" never matches "xy".
+So each stretch of a rule without recursion becomes one lexeme, whose regex sees all of it. A grammar without recursion
+becomes a single lexeme, and keeps its exact meaning.
 """
 
 import re
@@ -107,7 +107,7 @@ class _Parser:
 
     def _sequence(self) -> Node:
         nodes: list[Node] = []
-        # A rule may go on over several lines: it ends where the next one begins.
+        # A rule may span several lines: it ends where the next one begins.
         while self._peek() not in ("", "|", ")") and not _RULE_NAME.match(self._text, self._at):
             nodes.append(self._repeated(self._item()))
         return nodes[0] if len(nodes) == 1 else Sequence(tuple(nodes))
@@ -179,7 +179,7 @@ class _Parser:
             parts.append(_code(low) if low == high else f"{_code(low)}-{_code(high)}")
         self._step(1)
         if not parts:
-            # None of no characters is any; one of none matches nothing, which no grammar can mean.
+            # [^] matches any character; [] could never match, so it must be a mistake.
             if not negated:
                 raise self._error("a set of characters is empty")
             return Characters(r"(?s:.)")
@@ -224,7 +224,7 @@ def _code(letter: str) -> str:
 
 @dataclass(slots=True)
 class _Writer:
-    """Rules that do not recur are terminals, which Lark joins into regexes; the others are rules of its own."""
+    """Non-recursive rules become terminals, which Lark merges into regexes; recursive ones become Lark rules."""
 
     rules: dict[str, Node]
     names: dict[str, str] = field(default_factory=dict)
@@ -247,7 +247,7 @@ class _Writer:
         return any(map(self._recurs, _parts(node)))
 
     def _rule(self, node: Node) -> str:
-        """Within a rule that recurs: neighbours that do not are one terminal together."""
+        """Part of a recursive rule. Adjacent non-recursive nodes are merged into one terminal."""
         if not self._recurs(node):
             return self._lexeme((node,))
         if isinstance(node, Reference):
@@ -309,7 +309,7 @@ def _references(node: Node) -> Iterator[str]:
 
 
 def _recurring(rules: dict[str, Node]) -> set[str]:
-    """Rules that contain themselves, and those that contain such."""
+    """Rules that refer to themselves, directly or not, and rules that refer to such rules."""
     needs = {name: set(_references(node)) for name, node in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, needed in needs.items():

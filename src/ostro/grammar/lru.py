@@ -1,4 +1,4 @@
-"""A cache of bounded weight: what was used least recently goes first."""
+"""An LRU cache that is limited by entries and by total weight."""
 
 import threading
 from collections import OrderedDict
@@ -29,7 +29,7 @@ class Lru(Generic[K, V]):
             return self._entries[key][0]
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """What weighs more than all may together is not kept."""
+        """Does not store a value that alone exceeds the total weight allowed."""
         if weight > self._max_weight:
             return
         with self._lock:

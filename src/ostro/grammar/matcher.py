@@ -1,4 +1,4 @@
-"""Where one choice stands in its grammar: `engine.constraint.Matcher` over llguidance's. Knows tokens; no schemas."""
+"""Tracks one choice through its grammar: `engine.constraint.Matcher` on llguidance. Knows tokens; no schemas."""
 
 import logging
 from array import array
@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Tokens of line breaks that a model may write between its reasoning and what the grammar describes.
+# Line break tokens that a model may write between its reasoning and the text that the grammar describes.
 _MAX_BREAKS = 2
 
 
 def _contained(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Whatever the library fails with is an error of one choice, and not of every request in the step."""
+    """Turns any failure of the library into an error of one choice, so that other requests in the step go on."""
 
     @wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -30,7 +30,7 @@ def _contained(method: Callable[_P, _T]) -> Callable[_P, _T]:
             return method(*args, **kwargs)
         except (OstroError, KeyboardInterrupt, SystemExit):
             raise
-        # The library is written in Rust: what it panics with is not an Exception.
+        # A Rust panic in the library is not an Exception.
         except BaseException as error:
             _log.exception("A grammar failed.")
             raise _structure_failed(str(error)) from error
@@ -39,9 +39,8 @@ def _contained(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 class GrammarMatcher:
-    """Takes its own copy of a compiled grammar, and asks it after every call whether it failed.
-
-    One that failed allows the end of the output and nothing else, and would end it as if it were complete.
+    """Owns a copy of a compiled grammar, and checks after every call whether it failed: a failed grammar allows only
+    the end of the output, which would make it look complete.
     """
 
     def __init__(self, inner: "LLMatcher", vocabulary: Vocabulary, constraint: Constraint) -> None:
@@ -49,10 +48,10 @@ class GrammarMatcher:
         self._words = array("I", bytes(4 * vocabulary.num_words))
         self._view, self._address = memoryview(self._words), self._words.buffer_info()[0]
         self._marker = constraint.free_until.encode()
-        # The end of the output, in which the marker may have begun; None once it was found.
+        # The end of the output so far, which may hold the start of the marker; None once the marker was found.
         self._tail: bytes | None = b"" if self._marker else None
         self._num_free = 0
-        # What is left of the marker once it is due.
+        # Tokens of the marker that are still to come once it is due.
         self._due: list[int] = []
         self._num_breaks = 0
         self._keep_budget()
@@ -62,7 +61,7 @@ class GrammarMatcher:
         if self._due:
             return self._only(self._due[0])
         if self.is_free:
-            # The reasoning's end would pass for that of an answer, and the answer for an empty one.
+            # An end within the reasoning would pass for a complete, empty answer.
             return None if self._constraint.lazy else self._vocabulary.endless_mask
         self._inner.unsafe_compute_mask_ptr(self._address, self._view.nbytes)
         self._check()
@@ -79,10 +78,10 @@ class GrammarMatcher:
         elif self._num_breaks and self._is_break(token_id):
             self._num_breaks -= 1
         elif token_id in self._vocabulary.eos_ids:
-            # It ends the sequence. The library counts it in some states and not in others.
+            # It ends the sequence. The library consumes it in some states and not in others.
             return
         elif self._is_open:
-            # One that does not fit is a special token in the middle of text.
+            # A token that does not match is a special token within free text.
             self._inner.try_consume_tokens([token_id])
             self._check()
         else:
@@ -114,7 +113,7 @@ class GrammarMatcher:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the output is free text of a lazy grammar, where special tokens may stand that it does not name."""
+        """Whether the output is in a lazy grammar's free text, where special tokens that it does not name may occur."""
         return self._constraint.lazy and self._inner.is_accepting()
 
     def _allow(self, words: list[tuple[int, int]]) -> None:
@@ -122,11 +121,11 @@ class GrammarMatcher:
             self._words[index] |= word
 
     def _is_break(self, token_id: int) -> bool:
-        """Whether it is a line break after the marker that the grammar has no place for."""
+        """Whether it is a line break that the grammar itself does not allow here."""
         return token_id in self._vocabulary.line_breaks and not self._inner.validate_tokens([token_id])
 
     def _keep_budget(self) -> None:
-        """The marker is due once as many tokens as may have come without it."""
+        """Makes the marker due once `free_tokens` tokens have come without it."""
         if self._tail is not None and self._num_free == self._constraint.free_tokens:
             self._due = self._vocabulary.marker_ids(self._constraint.free_until)
 
@@ -136,7 +135,7 @@ class GrammarMatcher:
         return memoryview(words)
 
     def _search(self, token_id: int) -> None:
-        """The grammar begins right after the marker, be it in the middle of a token."""
+        """Looks for the marker. The grammar begins right after it, even in the middle of a token."""
         tokens = self._vocabulary.tokens
         text = (self._tail or b"") + (tokens[token_id] if token_id < len(tokens) else b"")
         _, found, rest = text.partition(self._marker)
@@ -170,6 +169,6 @@ def _structure_failed(reason: str) -> SequenceFailed:
 
 
 def first_line(message: str) -> str:
-    """The reason without the parser's state, as a part of a sentence."""
+    """The message without the parser's state, fit to be embedded in a sentence."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     return (lines[0] if lines else "no reason is known").rstrip(".")

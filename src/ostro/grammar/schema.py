@@ -1,4 +1,4 @@
-"""JSON schemas as data: where their keywords are, which limits they break, and what they become for llguidance.
+"""JSON schemas as data: finds keywords, enforces limits, and normalises schemas for llguidance.
 
 Knows the keywords; compiles nothing.
 """
@@ -33,7 +33,7 @@ _ONE = frozenset(
 _LIST = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
 _MAP = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 
-# Keywords that llguidance refuses whatever their value, and the values with which they say nothing.
+# Keywords that llguidance refuses whatever their value, and the values with which they have no effect.
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "dependencies": ({},),
@@ -47,12 +47,12 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 
 def pointer(path: Path) -> str:
-    """A JSON pointer, as `$ref` has them."""
+    """The JSON pointer to it, as in `$ref`."""
     return "#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
 def children(schema: Schema) -> Iterator[tuple[Path, Any]]:
-    """The schemas right within this one, true and false among them, and where they are."""
+    """The direct subschemas, including true and false, with their paths."""
     for keyword, value in schema.items():
         if keyword in _ONE and isinstance(value, dict | bool):
             yield (keyword,), value
@@ -63,7 +63,7 @@ def children(schema: Schema) -> Iterator[tuple[Path, Any]]:
 
 
 def walk(schema: Schema) -> Iterator[tuple[Path, Schema]]:
-    """All schemas in it, itself first, and where they are."""
+    """The schema and all its subschemas, depth first, with their paths."""
     waiting: list[tuple[Path, Any]] = [((), schema)]
     while waiting:
         path, each = waiting.pop()
@@ -97,7 +97,7 @@ def check_repetitions(text: str, param: str, where: str = "") -> None:
 
 
 def lint(schema: Schema, param: str) -> None:
-    """Raises BadRequest for what would take too long to compile or to enforce, whatever the compiler's own limits."""
+    """Raises BadRequest for keywords that take too long to compile or enforce despite the compiler's own limits."""
     for path, each in walk(schema):
         for keyword, found, most in _sizes(each):
             if found > most:
@@ -111,7 +111,7 @@ def lint(schema: Schema, param: str) -> None:
 
 
 def _regexes(value: object) -> list[str]:
-    """Of a keyword: one, or the names in an object."""
+    """The regexes in a keyword's value: a single one, or the names in an object."""
     return [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
 
 
@@ -125,7 +125,7 @@ _UNITS = {
 
 
 def _sizes(schema: Schema) -> Iterator[tuple[str, float, int]]:
-    """Keywords of this schema that are limited, what they have and what they may have."""
+    """The limited keywords of this schema, each with its size and the maximum."""
     multiple = schema.get("multipleOf")
     if isinstance(multiple, int | float) and not isinstance(multiple, bool):
         yield "multipleOf", _numerator(multiple), MAX_MULTIPLE_OF
@@ -153,7 +153,7 @@ def _numerator(value: float) -> float:
 
 
 def normalized(schema: Any) -> Any:
-    """The same schema without the library's options, and without keywords that say nothing but would be refused."""
+    """The schema without the library's options, and without keywords that have no effect but would be refused."""
     if not isinstance(schema, dict):
         return schema
     made = {
@@ -175,7 +175,7 @@ def _normalized_value(keyword: str, value: Any) -> Any:
     return normalized(value) if keyword in _ONE else value
 
 
-# What llguidance says of a keyword that it cannot enforce, and which keyword that is.
+# llguidance's messages about keywords that it cannot enforce, and the keyword where the message does not name it.
 _REFUSALS = (
     (re.compile(r'Unimplemented keys: \["([^"]+)"'), None),
     (re.compile(r"(oneOf) constraints are not supported"), None),
@@ -191,9 +191,9 @@ _REFUSALS = (
 
 
 def locate(error: str, schema: Schema) -> Path | None:
-    """Where the keyword is that an error of the compiler is about; None if it does not tell.
+    """The path of the keyword that a compiler error is about; None if the message does not tell.
 
-    The compiler names a keyword or a value, not its place: the first that could be meant is taken.
+    The compiler names a keyword or a value but no path, so this is the first match.
     """
     for expression, keyword in _REFUSALS:
         if match := expression.search(error):

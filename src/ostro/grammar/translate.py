@@ -1,5 +1,5 @@
-"""From what a user asks for to a grammar that llguidance compiles. Compiles nothing itself, and needs no model but its
-special tokens.
+"""Translates a structured output into a grammar for llguidance. Compiles nothing, and knows nothing of the model but
+its special tokens.
 """
 
 import json
@@ -26,21 +26,21 @@ from ostro.structured import StructuredOutput
 
 _START = "start: "
 
-# What strings may hold after a backslash, but for the characters by number, of which only the rarest need one. A schema
-# that names such a character itself keeps them.
+# Escapes allowed in strings, without \u: only rare control characters need it. A schema that contains such a character
+# itself allows all escapes.
 _PLAIN_ESCAPES = 'nrbtf\\"'
 _ESCAPED = re.compile(r"\\u00[01]|\\u007f|\\x[01]|\\x7f|\x7f", re.IGNORECASE)
 
-# Options of a rule that would take more than masks.
+# Rule options that masks alone cannot implement.
 _RULE_OPTION = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|temperature|stop|stop_capture|suffix_capture)\s*=")
 
 
 def translate(structured: StructuredOutput, special_ids: SpecialIds) -> Constraint:
-    """Raises BadRequest for what breaks a limit or is malformed; much of that only the compiler finds."""
+    """Raises BadRequest if it exceeds a limit or is malformed, though many mistakes are only found by the compiler."""
     grammar = _TRANSLATORS[structured.kind](structured, special_ids)
     return Constraint(
         grammar=grammar,
-        # Special tokens may stand in the text around tags.
+        # Special tokens may occur in the text around tags.
         lazy=structured.structural_tag is not None,
         jump_forward=structured.jump_forward,
         is_users=structured.kind in ("regex", "grammar"),
@@ -48,7 +48,7 @@ def translate(structured: StructuredOutput, special_ids: SpecialIds) -> Constrai
 
 
 def prepared_schema(text: str, structured: StructuredOutput, param: str) -> Schema:
-    """The schema with the options that enforce it as the request says. Raises BadRequest if it breaks a limit."""
+    """The normalised schema with llguidance's options for the request. Raises BadRequest if it exceeds a limit."""
     schema = json.loads(text)
     check_depth(schema, param)
     if schema is False:
@@ -71,13 +71,13 @@ def schema_grammar(schema: Schema) -> str:
 
 
 def schema_of(constraint: Constraint) -> Schema:
-    """What `schema_grammar` was given: the schema as it is enforced, with the library's options."""
+    """The inverse of `schema_grammar`: the schema as it is enforced, with the library's options."""
     schema: Schema = json.loads(constraint.grammar)["grammars"][0]["json_schema"]
     return schema
 
 
 def rule_of(structured: StructuredOutput, constraint: Constraint) -> str | None:
-    """The same as the body of one rule in Lark's notation; None for what takes a grammar of its own."""
+    """The constraint as the body of a rule in Lark's notation; None if it needs a grammar of its own."""
     if structured.json_schema is not None or structured.json_object:
         return f"%json {json.dumps(schema_of(constraint), ensure_ascii=False)}"
     if structured.regex is not None or structured.choice:
@@ -135,7 +135,7 @@ def _grammar(structured: StructuredOutput, _: SpecialIds) -> str:
 
 
 def _structural_tag(structured: StructuredOutput, special_ids: SpecialIds) -> str:
-    """Free text, which ends at a trigger: what follows is the rest of a begin tag, JSON, and the end tag."""
+    """Free text in which each trigger must be followed by the rest of a begin tag, JSON, and the end tag."""
     tags = json.loads(structured.structural_tag or "{}")
     check_depth(tags, "structural_tag")
     if tags.get("type") == "structural_tag" or "format" in tags:
@@ -164,7 +164,7 @@ def _are_texts(value: object) -> bool:
 def _tag(
     tag: Any, index: int, triggers: list[str], structured: StructuredOutput, special_ids: SpecialIds
 ) -> tuple[str, str]:
-    """The tag's trigger, and the rule of what follows that."""
+    """The tag's trigger, and the rule for what follows it."""
     place = f"structural_tag.structures[{index}]"
     if not isinstance(tag, dict) or not all(isinstance(tag.get(name), str) for name in ("begin", "end")):
         raise BadRequest(f"{place} needs the texts begin and end.", param="structural_tag")
@@ -184,7 +184,7 @@ def _tags_grammar(bodies: Mapping[str, list[str]], special_ids: SpecialIds) -> s
         if trigger in special_ids:
             head = f"TEXT {marked_text(trigger, special_ids)}"
         else:
-            # Lazy: the text ends with the first trigger, and does not go on past it.
+            # Lazy: the text ends at the first trigger.
             head = f"head{number}"
             lines.append(f"head{number}[lazy]: TEXT {text_literal(trigger)}")
         lines.append(f"tag{number}: {head} body{number}")

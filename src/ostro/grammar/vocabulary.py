@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance wants it. Knows tokenizers; knows no grammars."""
+"""A model's vocabulary in the form that llguidance needs. Knows tokenizers; knows no grammars."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 WORD_BITS = 32
 
-# Of forced text that is tokenised at once: the rest has its turn later, and must not cost each step a megabyte's time.
+# Forced text is tokenised this far at a time: a step must not pay for a megabyte of it.
 _MAX_CHARACTERS = 160
 _MARGIN = 4
-"""Tokens at the end of it."""
+"""Tokens dropped at the cut, since they may differ from those of the whole text."""
 _MAX_TEXTS = 1 << 14
 
 
 class TokenizerLike(Protocol):
-    """What is needed of `text.tokenizer.Tokenizer`."""
+    """The part of `text.tokenizer.Tokenizer` that is needed here."""
 
     vocab_size: int
     eos_ids: frozenset[int]
@@ -35,7 +35,7 @@ class TokenizerLike(Protocol):
 
 
 def require_llguidance() -> None:
-    """Raises Unsupported where the library is not installed: it has no wheels for some platforms."""
+    """Raises Unsupported if the library is not installed: it has no wheels for some platforms."""
     if not _is_installed():
         raise Unsupported(
             "Structured outputs and tool calls need the package llguidance, which is not installed here. Run: "
@@ -52,10 +52,10 @@ def _is_installed() -> bool:
 
 
 class Vocabulary:
-    """Built in a fraction of a second to a second, and some 100 MB for 150,000 tokens. Safe to share."""
+    """Takes up to a second to build, and about 100 MB for 150,000 tokens. Safe to share between threads."""
 
     def __init__(self, tokenizer: TokenizerLike, width: int) -> None:
-        """`width` is that of the logits, which may be more or less than the vocabulary's."""
+        """`width` is the width of the logits, which may be more or less than the size of the vocabulary."""
         require_llguidance()
         from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -63,7 +63,7 @@ class Vocabulary:
         self.tokens = [tokenizer.token_bytes(token) for token in range(width)]
         special_ids = sorted(token for token in tokenizer.special_ids if token < width)
         if not self.eos_ids:
-            # The library wants one. It is beyond the logits, so that nobody samples it.
+            # The library requires one. It lies beyond the logits, so it is never sampled.
             self.tokens.append(b"")
         self.num_words = -(-len(self.tokens) // WORD_BITS)
         ends = sorted(self.eos_ids) or [width]
@@ -75,7 +75,7 @@ class Vocabulary:
         self.line_breaks = frozenset(token for token, text in enumerate(self.tokens) if text in (b"\n", b"\n\n"))
         self.line_break_words = _words(sorted(self.line_breaks))
         self.endless_mask = self._endless_mask(width) if self.eos_ids else None
-        """Of all tokens but those that end a sequence; None if there are none of those."""
+        """Allows all tokens except those that end a sequence; None if there are none of those."""
 
     def _endless_mask(self, width: int) -> memoryview:
         words = array("I", b"\xff" * (4 * self.num_words))
@@ -84,17 +84,17 @@ class Vocabulary:
         return memoryview(words).toreadonly()
 
     def marker_ids(self, text: str) -> list[int]:
-        """How a model writes a marker: as one token, if there is one for it, be it special or not."""
+        """The tokens of a marker: a single one, special or not, if the vocabulary has it."""
         if text.encode() in self.tokens:
             return [self.tokens.index(text.encode())]
         return list(self.tokenizer.tokenize_str(text))
 
 
 class _Source:
-    """What LLTokenizer reads a vocabulary from.
+    """The vocabulary that LLTokenizer reads, and its tokenizer for forced text.
 
-    It tokenises forced text, in which the names of special tokens are text like any other: the library's own readers of
-    tokenizer files make special tokens of them, which the grammar that forced the text then refuses.
+    The names of special tokens in forced text are plain text. The library's own readers of tokenizer files turn them
+    into special tokens, which the grammar that forced the text then refuses.
     """
 
     bos_token_id = None
@@ -105,7 +105,7 @@ class _Source:
         self._tokenizer = tokenizer
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_ids, eos_id
         self.built: LLTokenizer | None = None
-        # Every mask of forced text asks for it, and the same property names come again and again.
+        # Every mask of forced text tokenises it, and the same property names recur.
         self._ids = lru_cache(_MAX_TEXTS)(self._uncached)
 
     def __call__(self, text: str) -> list[int]:
@@ -113,11 +113,10 @@ class _Source:
             raise TypeError("takes text only")
         if len(text) <= _MAX_CHARACTERS:
             return list(self._ids(text))
-        # The end of what was cut is not as the whole text would have it.
         return list(self._ids(text[:_MAX_CHARACTERS])[:-_MARGIN])
 
     def _uncached(self, text: str) -> list[int]:
-        # The second way is for vocabularies that put a space before a text's first word.
+        # The line break is for vocabularies that put a space before a text's first word.
         for prefix in ("", "\n"):
             ids = self._encode(prefix + text)
             while prefix and ids and self._text(ids) != text.encode():
