@@ -1,4 +1,4 @@
-"""Admission: whether a request could ever run. The scheduler checks, and the API process before it. Knows a few facts
+"""Admission: whether a request could ever run. Checked by the API process, then by the scheduler. Knows a few facts
 about the model; changes nothing.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ostro.engine.request import Request, Task
 from ostro.errors import BadRequest, ContextLengthExceeded, Unsupported
 
-# The largest number that a message carries.
+# The largest integer that a message can carry.
 _MOST = 2**63 - 1
 
 
@@ -34,9 +34,7 @@ class AdmissionRules:
             known = ", ".join(self.adapters) or "none"
             raise BadRequest(f"There is no adapter {request.adapter!r} here; loaded: {known}.", param="adapter")
         if request.one_pass and self.keeps_kv:
-            raise Unsupported(
-                "This model sees only what comes before a token: its log-likelihood takes one pass. Ask for that."
-            )
+            raise Unsupported("This model is causal: its exact log-likelihood takes one pass. Ask for that instead.")
         if request.task is Task.SOLVE:
             self._check_puzzle(request.puzzle)
         if request.constraint is not None and not self.constrains:
@@ -50,7 +48,7 @@ class AdmissionRules:
         if params.structured is not None and request.constraint is None:
             raise Unsupported("Structured outputs are not available here: leave them out.", param="structured")
         self.longest(request, prompt=prompt)
-        # Ids that the model does not have would index beyond its tables.
+        # Ids outside the vocabulary would index beyond the model's tables.
         self._check_ids(prompt, request.prompt_ids)
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
@@ -79,7 +77,7 @@ class AdmissionRules:
         return length + output
 
     def _check_constrained(self, request: Request) -> None:
-        """Raises BadRequest for settings that contradict a structure, which itself says where the output may end."""
+        """Raises BadRequest for settings that conflict with a structure, which decides where the output may end."""
         if request.task is not Task.GENERATE or request.one_pass:
             raise BadRequest("Only generated text can have a structure: leave it out.", param="structured")
         for name in ("ignore_eos", "min_tokens"):
@@ -93,7 +91,7 @@ class AdmissionRules:
     def _check_puzzle(self, puzzle: int) -> None:
         if not self.num_puzzles:
             raise Unsupported(
-                "This model answers no positions at once: /hrm/solve is for HRM checkpoints of upstream's dialect. "
+                "This model cannot predict all positions at once: /hrm/solve is for HRMs of upstream's dialect. "
                 "Ask /generate or /v1/completions for a continuation.",
                 param="model",
             )

@@ -18,12 +18,11 @@ class Chunk(NamedTuple):
     reaches its end, and the other choices of its request when they are about to fork from it."""
 
     scored: range = range(0)
-    """Positions whose logits give the log-probability of the token that follows them: one of the prompt, or one that
-    was not sampled because no other was possible."""
+    """Positions whose logits give the log-probability of the next token: a prompt token or a forced one."""
 
     @property
     def num_top(self) -> int:
-        """How many of the most likely tokens are listed at each of those positions, at most."""
+        """How many of the likeliest tokens to list at each scored position, at most."""
         params, first_output = self.seq.request.params, self.seq.num_prompt - 1
         wanted = params.prompt_logprobs if self.scored.start < first_output else None
         return max(wanted or 0, (params.logprobs or 0) if self.scored.stop > first_output else 0)
@@ -34,12 +33,12 @@ class Chunk(NamedTuple):
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """Positions whose logits are wanted."""
+        """Positions whose logits are needed."""
         return (*self.scored, self.end - 1) if self.samples else tuple(self.scored)
 
     @property
     def recomputed(self) -> int:
-        """Tokens that a model without a cache computes: each position asked of sees all up to it."""
+        """Tokens that a model without a KV cache computes: each position in `asked` takes a pass over all up to it."""
         if self.seq.request.one_pass or self.seq.request.task is Task.SOLVE:
             return self.end
         return sum(position + 1 for position in self.asked)

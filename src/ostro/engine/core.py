@@ -6,7 +6,7 @@ A device that is fed one step ahead never waits for the host:
     host     │ begin 2 …… results of 1 │ begin 3 …… results of 2 │
 
 What a constrained sequence may sample in step 2 depends on what it sampled in step 1. So a step may begin with its
-sampling left for later: `results of 1` bring the masks, and are followed by `sample 2`, while the device computes.
+sampling deferred: `results of 1` yield the masks, then `sample 2` is launched while the device still computes.
 """
 
 from collections import deque
@@ -29,14 +29,14 @@ class EngineCore:
         pages_per_seq: int | None = None,
         adapters: Collection[str] = (),
     ) -> None:
-        """`adapters` are those that the runner has loaded, by name. `pages_per_seq` bounds a sequence's length."""
+        """`adapters` names those that the runner has loaded. `pages_per_seq` bounds a sequence's length."""
         self.runner = runner
         spec = runner.spec
         limits = limits or Limits(max_batch_tokens=spec.max_batch_tokens, max_batch_seqs=spec.max_batch_seqs)
         self.scheduler = Scheduler(
             spec, limits, prefix_caching=prefix_caching, pages_per_seq=pages_per_seq, adapters=adapters
         )
-        # Steps that were begun, and whose results are not taken in.
+        # Steps in flight: launched, but their results are not applied yet.
         self._under_way: deque[tuple[Batch, Step]] = deque()
 
     @property
@@ -55,9 +55,10 @@ class EngineCore:
         self.scheduler.abort(request_id, choice)
 
     def step(self, scheduled: Callable[[], None] = lambda: None) -> list[Progress]:
-        """Begins a step of all that can run, and takes in the results that are due; what each sequence gained by them.
+        """Launches the next step, applies the results that are due, and returns each sequence's progress from them.
 
-        An empty list if nothing is to do, or nothing is due yet. `scheduled` is called before anything is computed.
+        Returns an empty list if there is nothing to do, or nothing is due yet. `scheduled` is called before anything is
+        computed.
         """
         try:
             batch = self.scheduler.schedule()
@@ -72,7 +73,7 @@ class EngineCore:
             if self._under_way and (sample := self._under_way[0][1].sample):
                 sample()
         except BaseException:
-            # The device's memory is in an unknown state, and page copies may be lost: nobody goes on.
+            # The device's memory is in an unknown state, and page copies may be lost: no sequence can go on.
             self._under_way.clear()
             self.scheduler.abort_all()
             raise

@@ -1,4 +1,4 @@
-"""What an engine counts: one struct, from the scheduler to the metrics."""
+"""An engine's counters: one struct, from the scheduler to the metrics."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -11,16 +11,16 @@ class Counters:
     generated_tokens: int = 0
     """Sampled or forced."""
     forced_tokens: int = 0
-    """Tokens that were not sampled, since a structure left no others."""
+    """Tokens appended without sampling, because a structure allowed no others."""
     preemptions: int = 0
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""
     cache_hits: int = 0
     outer_steps: int = 0
-    """Of a model that refines its states in steps: those it took, and those that halting early has saved."""
+    """For models that refine their states in outer steps: how many were taken, and how many early halting saved."""
     saved_steps: int = 0
     restarts: int = 0
-    """How often the engine's process was replaced by another; counted by the side that starts them."""
+    """How often the engine process was restarted; counted by the API process."""
 
     @property
     def sampled_tokens(self) -> int:

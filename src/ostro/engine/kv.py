@@ -17,7 +17,7 @@ from ostro.engine.pages import PageAllocator
 from ostro.engine.radix import Node, PageKey, RadixCache, Salt
 from ostro.engine.sequence import Sequence
 
-# Most pages of room asked for beyond those needed now: a max_tokens of 100,000 should not claim the pool.
+# Most pages to reserve room for beyond those needed now: a max_tokens of 100,000 should not claim the pool.
 _MOST_ROOM = 64
 
 PageName = tuple[Salt, int, PageKey]
@@ -37,7 +37,7 @@ class KVUsage:
     total: int
     free: int
     cached: int
-    """Pages in the tree that nobody uses: a prefix hit for someone, or room for anyone."""
+    """Pages in the tree that no sequence uses: kept for prefix hits, evicted when room is needed."""
     in_use: int
 
 
@@ -50,7 +50,7 @@ class KVCache:
         self._nodes: dict[int, Node] = {}
         self._copies: list[tuple[int, int]] = []
         self.num_evicted = 0
-        """Cached pages that were dropped to make room, since the start."""
+        """Cached pages dropped to make room, since the start."""
 
     @property
     def num_pages(self) -> int:
@@ -58,7 +58,7 @@ class KVCache:
 
     @property
     def available(self) -> int:
-        """Pages that can be had without taking any from a sequence."""
+        """Pages that can be allocated without taking any from a sequence."""
         return self._allocator.num_free + self._tree.num_evictable
 
     @property
@@ -74,8 +74,8 @@ class KVCache:
     ) -> Admission:
         """Gives the sequence the longest cached prefix within `hit_limit` tokens, and pages for its other tokens.
 
-        Changes nothing unless it is granted: not if fewer than `spare` pages would be left, nor if the prefix is about
-        to grow by a page that is among those `filling`.
+        Refused, without any change, if fewer than `spare` pages would be left, or if the prefix is about to grow by a
+        page that another sequence is `filling`.
         """
         assert not seq.pages, f"{seq} is admitted already"
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
@@ -94,11 +94,11 @@ class KVCache:
         return Admission.GRANTED
 
     def next_page(self, seq: Sequence, end: int) -> PageName | None:
-        """The next page that the sequence shares once it has computed `end` tokens; None if they fill none."""
+        """The next page that the sequence will share once it has computed `end` tokens; None if they fill no page."""
         return self._next_page(seq, self._nodes[seq.id], end)
 
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
-        """Makes sure of pages for the first `num_tokens` tokens. False, and no change, if there are too few."""
+        """Ensures that there are pages for the first `num_tokens` tokens. False, and no change, if too few are left."""
         needed = self.pages_for(num_tokens) - len(seq.pages)
         if needed <= 0:
             return True
@@ -119,7 +119,7 @@ class KVCache:
         self._nodes[seq.id] = node
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Lets the child go on from the parent's computed tokens: full pages shared, a partly filled one copied.
+        """Lets the child continue from the parent's computed tokens: shares full pages, copies a partly filled one.
 
         False, and no change, if there is no page for the copy.
         """
@@ -137,12 +137,12 @@ class KVCache:
         return True
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """The page copies that forks asked for since the last call; they must happen before the next computation."""
+        """Page copies requested by forks since the last call; they must run before the next step computes anything."""
         copies, self._copies = tuple(self._copies), []
         return copies
 
     def release(self, seq: Sequence) -> None:
-        """Takes everything back. What is in the tree stays there, for the next request that starts alike."""
+        """Takes back all pages. Those in the tree stay cached, for later requests with the same prefix."""
         node = self._nodes.pop(seq.id)
         own = seq.pages[node.depth :]
         if self._copies:
@@ -153,7 +153,7 @@ class KVCache:
         seq.num_computed = 0
 
     def clear_cache(self) -> None:
-        """Forgets every cached prefix that nobody uses."""
+        """Forgets every cached prefix that no sequence uses."""
         self._allocator.release(self._tree.evict(self._tree.num_evictable))
 
     def check_integrity(self, live: list[Sequence]) -> None:
@@ -193,14 +193,14 @@ class KVCache:
         own = seq.pages[node.depth]
         child = self._tree.insert(node, tuple(seq.token_ids[start : start + self.page_size]), own)
         if child.page != own:
-            # Someone else computed the same tokens meanwhile: use theirs.
+            # Another sequence has computed the same tokens meanwhile: use its page.
             seq.pages[node.depth] = child.page
             self._allocator.release([own])
         self._tree.relock(node, child)
         return child
 
     def _grow(self, seq: Sequence, count: int, *, after: int | None) -> None:
-        """Gives the sequence `count` more pages, at the cost of the cache; the caller made sure that there are."""
+        """Gives the sequence `count` more pages, evicting cached ones if need be. The caller checks `available`."""
         room = min(self.pages_for(seq.max_len) - len(seq.pages), count + _MOST_ROOM)
         short = count - self._allocator.num_free
         if short > 0:
@@ -213,5 +213,5 @@ class KVCache:
         # Without prefix caching a request still shares pages among its own choices, so it gets a salt of its own.
         if not self.prefix_caching:
             return f"\0request {request.id}"
-        # With an adapter the same tokens have other keys and values. A pair, which no salt that a caller makes up is.
+        # With an adapter the same tokens have different keys and values. A pair cannot collide with a caller's salt.
         return request.cache_salt if request.adapter is None else (request.adapter, request.cache_salt)

@@ -1,4 +1,4 @@
-"""A position's log-probability. Knows no tensors."""
+"""The log-probability of a token at a position. Knows no tensors."""
 
 from dataclasses import dataclass, replace
 
@@ -10,10 +10,10 @@ class TokenLogprob:
     token_id: int
     logprob: float
     rank: int
-    """1 where no token is more likely."""
+    """1 if no token is more likely."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
 
     def listing(self, count: int) -> "TokenLogprob":
-        """The same with no more than `count` of the most likely tokens."""
+        """The same, with at most `count` of the most likely tokens."""
         return self if len(self.top) <= count else replace(self, top=self.top[:count])

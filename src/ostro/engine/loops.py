@@ -7,7 +7,7 @@ A loop is a pattern of at most 64 tokens with which an output ends at least 4 ti
 
 A loop of period p is a run of at least max(3 p, 96 - p) tokens, which is never less than 72. So it is enough to look
 for periods at every 32nd token, which finds all that have run for 32 tokens, and to follow those token by token: a loop
-is noticed at the very token that completes it, and other outputs cost next to nothing.
+is detected at the token that completes it, and other outputs cost next to nothing.
 """
 
 from collections.abc import Iterator
@@ -21,18 +21,18 @@ _LONG_ENOUGH = [max((MIN_REPEATS - 1) * period, MIN_TOKENS - period) for period 
 
 
 class LoopWatch:
-    """Of one output, which grows by one token at a time."""
+    """Loop detection for one output, which grows by one token at a time."""
 
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        # Period -> length of its run, for runs of at least a stride.
+        # Period -> length of its run, for runs of at least _STRIDE tokens.
         self._runs: dict[int, int] = {}
 
     def take(self, token_ids: list[int], start: int, end: int, patience: int = 1) -> bool:
-        """Whether the output, token_ids[start:end], ends in a loop. To be called at each of its tokens, in order.
+        """Whether the output, token_ids[start:end], ends in a loop. Must be called after each of its tokens, in order.
 
-        With more `patience` a loop has to be so many times as long.
+        A loop must be `patience` times as long as usual.
         """
         looping = bool(self._runs) and self._follow(token_ids, end - 1, patience)
         if not (end - start) % _STRIDE:
@@ -49,14 +49,14 @@ class LoopWatch:
         for period in _periods(token_ids, start, end):
             if token_ids[end - _STRIDE - period : end - period] != recent:
                 continue
-            # A multiple of a period whose run spans it breaks when that one does, and is long enough later.
+            # Skip a multiple of a shorter period whose run spans it: it breaks with that one, and is long enough later.
             if not any(period % shorter == 0 and period <= run + shorter for shorter, run in runs.items()):
                 runs[period] = self._runs.get(period) or _run(token_ids, start, end, period)
         self._runs = runs
 
 
 def _periods(token_ids: list[int], start: int, end: int) -> Iterator[int]:
-    """How far before the last token it stood already, the nearest first, as far back as a stride fits before that."""
+    """Distances from the last token back to its earlier occurrences, nearest first, as long as a stride fits before."""
     farthest = max(end - 1 - MAX_PERIOD, start + _STRIDE - 1)
     before = token_ids[farthest : end - 1]
     before.reverse()

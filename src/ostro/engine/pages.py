@@ -1,7 +1,7 @@
 """Which pages are free. Knows no sequences and no tree.
 
-Any free page serves. But a device may read a run of neighbouring pages in one go, so the allocator prefers to continue
-a sequence's run, and starts new runs where there is room for them to grow:
+Any free page will do. But a device may read a run of contiguous pages at once, so the allocator prefers to continue a
+sequence's run, and starts new runs where there is room for them to grow:
 
     page   0 1 2 3 4 5 6 7 8 9 …
            A A A . . . B B . .       A may become 6 pages long: B starts after the room that A needs
@@ -14,7 +14,7 @@ class PageAllocator:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_free = num_pages
-        # One byte a page, so that a run of free pages is found by a substring search.
+        # One byte per page, so that a substring search finds a run of free pages.
         self._free = bytearray(_FREE * num_pages)
         self._cursor = 0
 
@@ -40,7 +40,7 @@ class PageAllocator:
         return bool(self._free[page])
 
     def _find_run(self, count: int, room: int) -> int:
-        """Start of a free run: with all the room if there is one, else with `count` pages, else the first free page."""
+        """Start of a free run: of `room` pages if there is one, else of `count` pages, else of one page."""
         for length in (room, count, 1):
             start = self._free.find(_FREE * length, self._cursor)
             if start < 0:

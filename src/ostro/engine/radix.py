@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 PageKey = tuple[int, ...]
 Salt = str | tuple[str, str]
-"""Prefixes are shared below one salt, never between two."""
+"""Prefixes are shared within a salt, never across salts."""
 
 
 class Node:
@@ -24,13 +24,13 @@ class Node:
         self.page = page
         self.salt = salt
         self.depth: int = parent.depth + 1 if parent else 0
-        """Pages on the path from the root, this one included; the root itself holds none."""
+        """Pages on the path from the root, including this one; the root itself holds none."""
         self.children: dict[PageKey, Node] = {}
         self.locks = 0
         self.last_used = 0
 
     def path(self) -> "Iterator[Node]":
-        """The node and its ancestors, the root left out."""
+        """The node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -42,10 +42,10 @@ class RadixCache:
         self.page_size = page_size
         self.num_pages = 0
         self.num_evictable = 0
-        """Pages of unlocked nodes. Each can be evicted in time, for none has a locked node below it."""
+        """Pages of unlocked nodes. All of them can be evicted, leaves first: none has a locked node below it."""
         self._roots: dict[Salt, Node] = {}
         self._clock = 0
-        # (last used, tie, node) of unlocked leaves; an entry is stale once its node was used again.
+        # (last used, tie-breaker, node) of unlocked leaves; an entry is stale once its node has been used again.
         self._oldest: list[tuple[int, int, Node]] = []
         self._pushes = 0
 
@@ -67,7 +67,7 @@ class RadixCache:
         """The child of `parent` that holds `key`: the one already there, else a new one that owns `page`."""
         assert len(key) == self.page_size
         if parent.depth == 0:
-            # A match that found nothing gave a root of its own; the first to store under it makes it the root.
+            # A match that finds nothing returns a detached root; the first insertion below one attaches it.
             parent = self._roots.setdefault(parent.salt, parent)
         child = parent.children.get(key)
         if child is not None:
@@ -96,13 +96,13 @@ class RadixCache:
         self._offer(node)
 
     def relock(self, node: Node, child: Node) -> None:
-        """Moves one lock from a node down to its child: the path above them stays as it is."""
+        """Moves one lock from a node down to its child; the locks above the child stay as they are."""
         if not child.locks:
             self.num_evictable -= 1
         child.locks += 1
 
     def evict(self, count: int) -> list[int]:
-        """Drops the `count` oldest pages that nobody uses, leaves first; returns them."""
+        """Drops the `count` least recently used pages that are not locked, leaves first; returns them."""
         pages: list[int] = []
         while len(pages) < count:
             last_used, _, node = heapq.heappop(self._oldest)
@@ -132,7 +132,7 @@ class RadixCache:
             del self._roots[parent.salt]
 
     def _offer(self, node: Node) -> None:
-        """Puts the node among the candidates for eviction if it is an unlocked leaf."""
+        """Makes the node a candidate for eviction if it is an unlocked leaf."""
         if node.locks or node.children or node.parent is None:
             return
         if len(self._oldest) > 2 * self.num_pages + 64:

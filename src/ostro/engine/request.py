@@ -11,12 +11,12 @@ class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
     SOLVE = "solve"
-    """A token for every position of the prompt at once; for an HRM of upstream's dialect."""
+    """Predicts a token for every position of the prompt at once; only for an HRM of upstream's dialect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request as the engine admits it. `seed` is resolved by then: every request has one."""
+    """One request as the engine admits it. `seed` is already resolved."""
 
     id: int
     prompt_ids: tuple[int, ...]
@@ -27,25 +27,25 @@ class Request:
     prompt_logprobs_from: int | None = None
     """First prompt position whose log-probability is wanted; earlier ones may come from the prefix cache."""
     one_pass: bool = False
-    """All of those in one pass, in which a position sees what comes after it; for models that do not keep keys and
-    values, and that take a pass for each position otherwise."""
+    """Score all of those in one pass, in which a position also sees later tokens. For models without a KV cache, which
+    otherwise take one pass per position."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: str | None = None
-    """Whose low-rank terms are added to the model's weights; None is the model as it is."""
+    """The LoRA adapter to apply; None is the base model."""
     priority: int = 0
     """Lower runs first."""
     turn: int = 0
     """Order within a priority, for callers that share the engine fairly; ties by arrival."""
     tenant: str = ""
-    """Whose request it is: tenants have equal claims to the batch and its pages."""
+    """Whose request it is: tenants get equal shares of the batch and its pages."""
     task: Task = Task.GENERATE
     constraint: Constraint | None = None
     """What the output of each choice must match."""
     shown_ids: frozenset[int] = frozenset()
-    """Special tokens whose text is kept for whoever reads the output. The engine has no use for them."""
+    """Special tokens that are not stripped when the output is detokenised. The engine ignores them."""
     puzzle: int = 0
-    """Whose embedding an HRM sees before the tokens; 0 stands for none in particular."""
+    """The puzzle whose embedding an HRM sees before the tokens; 0 if none in particular."""
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -18,13 +18,12 @@ page in the prefix cache. So requests with a common prefix that arrive together 
 a time: there is budget left for a new sequence only when every running sequence catches up in the step.
 
 A model without a KV cache recomputes the whole sequence for each token. Its steps cost what they recompute, and the
-last sequence admitted may exceed the budget: so a long one waits for those that came before it, and for no others.
-Scoring a prompt on such a model takes a pass for each position: such prompts share half of the budget while there is
-other work.
+last sequence admitted may exceed the budget, so a long one waits only for those that came before it. Scoring a prompt
+on such a model takes one pass per position: such prompts share half of the budget while there is other work.
 
-If several tenants have work, rank decides among the requests of one tenant, and `engine.tenants` between tenants: one
-with less than its share of the batch is admitted first, if necessary at the cost of one that has more. A tenant with
-nothing in the batch yet is admitted in a separate step.
+If several tenants have work, rank decides among one tenant's requests, and `engine.tenants` between tenants: one with
+less than its share of the batch is admitted first, preempting one that has more if necessary. A tenant with nothing in
+the batch yet is admitted in a separate step.
 """
 
 import math
@@ -60,7 +59,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Progress:
-    """What one step brought one sequence."""
+    """One sequence's results from one step."""
 
     request_id: int
     choice: int
@@ -74,7 +73,7 @@ class Progress:
     solution: Solution | None = None
 
     def merge(self, later: "Progress") -> None:
-        """Takes in what a later step brought the same sequence."""
+        """Adds the results of a later step of the same sequence."""
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs
@@ -112,19 +111,19 @@ class Scheduler:
         # Both sorted by rank.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        # Request's id -> its choices that have not ended.
+        # Request id -> its unfinished choices.
         self._live: dict[int, list[Sequence]] = {}
         # Leader's id -> the other choices of its request, until the leader's prompt is computed.
         self._followers: dict[int, list[Sequence]] = {}
-        # Tenant -> its requests that have not ended.
+        # Tenant -> number of its unfinished requests.
         self._tenants: Counter[str] = Counter()
-        # Whether the latest step was one for newcomers alone.
+        # Whether the latest step was reserved for new tenants.
         self._for_newcomers = False
         self._next_id = 0
-        # Requests that the latest step was the first of, and those that gave up pages for it.
+        # Requests that started in the latest step, and those preempted for it.
         self.begun: list[int] = []
         self.preempted: list[int] = []
-        # Steps that were begun and whose results are not known.
+        # Steps in flight: launched, but their results are not applied yet.
         self._under_way = 0
 
     @property
@@ -132,9 +131,9 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request, prototype: Prototype | None = None) -> None:
-        """Queues a request. One that could never run is refused here, and nothing changes.
+        """Queues a request. Raises BadRequest, and changes nothing, for one that could never run.
 
-        `prototype` is the request's constraint, compiled; it has one if and only if it has a constraint.
+        `prototype` is the request's compiled constraint; None if and only if it has no constraint.
         """
         self.check(request)
         assert (request.constraint is None) == (prototype is None), f"request {request.id} is not compiled"
@@ -152,7 +151,7 @@ class Scheduler:
         self._admission.check(request)
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
-        """Ends a request, or one choice of it, and frees its pages. Unknown ids are ignored: it may just have ended."""
+        """Ends a request, or one choice of it, and frees its pages. Ignores unknown ids: it may just have ended."""
         for seq in list(self._live.get(request_id, ())):
             if choice in (None, seq.choice):
                 self._end(seq, FinishReason.ABORT)
@@ -182,7 +181,7 @@ class Scheduler:
         return Batch(tuple(chunks), self.kv.take_copies())
 
     def advance(self, batch: Batch) -> None:
-        """The step was begun: from here on its tokens count as computed, and those it samples as expected."""
+        """Call once the step is launched: counts its tokens as computed, and reserves places for those it samples."""
         self._under_way += 1
         for chunk in batch.chunks:
             seq = chunk.seq
@@ -200,7 +199,7 @@ class Scheduler:
                 seq.expect()
 
     def apply(self, batch: Batch, output: StepOutput) -> list[Progress]:
-        """Takes a step's results in: what each sequence of the batch gained, in the batch's order."""
+        """Applies a step's results. Returns each sequence's progress, in the batch's order."""
         self._under_way -= 1
         self.counters.steps += 1
         self.counters.computed_tokens += sum(self._cost(chunk) for chunk in batch.chunks)
@@ -214,13 +213,13 @@ class Scheduler:
 
     def _apply_chunk(self, chunk: Chunk, output: StepOutput) -> list[Progress]:
         seq = chunk.seq
-        # Nothing is sampled at the end of a prompt that was only to be read.
+        # A sequence at its maximum length ends without sampling, such as a prompt that is only scored.
         read = not chunk.samples and chunk.end == seq.num_known == seq.max_len
-        # Numbers that are none end all choices of the request, wherever in its prompt they came up.
+        # Non-finite numbers anywhere in the prompt end all choices of the request.
         failed = bool(chunk.scored or output.pooled) and _is_broken(chunk, output)
         prompt_logprobs = self._take_scores(chunk, output) if chunk.scored and not failed else []
         gaining = chunk.samples or (seq, *(self._followers.pop(seq.id, ()) if read or failed else ()))
-        # Who was aborted while the step ran gets nothing more.
+        # Sequences aborted while the step ran get nothing more.
         live = [seq for seq in gaining if seq.finish_reason is None]
         if not live:
             seq.unheard_logprobs += prompt_logprobs
@@ -250,7 +249,7 @@ class Scheduler:
         return progress
 
     def _take_scores(self, chunk: Chunk, output: StepOutput) -> list[TokenLogprob]:
-        """The log-probabilities of prompt tokens. Those of forced tokens are kept until the tokens are delivered."""
+        """Returns prompt tokens' log-probabilities. Keeps those of forced tokens until the tokens are delivered."""
         seq, found = chunk.seq, output.scored[chunk.seq.id]
         num_of_prompt = seq.num_prompt - 1 - chunk.scored.start
         if num_of_prompt >= len(found):
@@ -260,7 +259,7 @@ class Scheduler:
         return [each.listing(params.prompt_logprobs or 0) for each in found[:border]]
 
     def _deliver_forced(self, leader: Sequence, live: list[Sequence], progress: list[Progress]) -> None:
-        """Forced tokens come with the token that follows them, or with the end. Choices about to fork have the same."""
+        """Delivers forced tokens with the token that follows them, or at the end. Choices about to fork share them."""
         for seq, gain in zip(live, progress, strict=True):
             self._tell_forced(seq, gain)
             gain.logprobs += leader.forced_logprobs
@@ -274,7 +273,7 @@ class Scheduler:
         seq.num_forced = 0
 
     def _pool(self, chunk: Chunk, vector: list[float]) -> None:
-        """Adds the chunk's share to its sequence's vector. A preempted sequence starts over."""
+        """Adds the chunk's contribution to its sequence's embedding. A preempted sequence starts over."""
         seq = chunk.seq
         whole = seq.pooled if chunk.start else None
         seq.pooled = vector if whole is None else [a + b for a, b in zip(whole, vector, strict=True)]
@@ -306,7 +305,7 @@ class Scheduler:
             self._end(seq, FinishReason.REPETITION)
 
     def _start_follower(self, leader: Sequence, follower: Sequence) -> None:
-        """Forks the leader's pages, or lets the follower wait its turn and find the prompt in the prefix cache."""
+        """Forks the leader's pages, or queues the follower, which later finds the prompt in the prefix cache."""
         if len(self.running) < self.limits.max_batch_seqs and self.kv.fork(leader, follower):
             insort(self.running, follower, key=_rank)
         else:
@@ -317,8 +316,8 @@ class Scheduler:
         return len(self._tenants) > 1
 
     def _greet(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
-        """Lets in tenants that have nothing in the batch, to a step of their own: their first tokens wait for nobody
-        else's work. Never twice in a row, so that others get on however many come.
+        """Admits tenants with nothing in the batch, in a step of their own, so that their first tokens wait for nobody
+        else's work. Never twice in a row: the others must make progress however many arrive.
         """
         if self._for_newcomers or not self._keeps_kv or not self.running:
             return
@@ -331,8 +330,8 @@ class Scheduler:
     def _carry_on(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds running sequences to the step, then waiting ones that fit."""
         preempted = self.counters.preemptions
-        # Sequences with one token to go, or a few forced ones, come first: they are cheap, and someone reads along.
-        # Only these may need more pages, and whoever gives theirs up ranks behind them: it is not in the step yet.
+        # Decoding sequences come first: they are cheap, and their readers wait for each token. Only these may need more
+        # pages, and the victims of preemption rank behind them, so no victim is in the step yet.
         decoding: list[Sequence] = []
         reading: list[Sequence] = []
         for seq in self.running:
@@ -345,7 +344,7 @@ class Scheduler:
     def _go_on(
         self, seqs: Iterable[Sequence], chunks: list[Chunk], budgets: dict[bool, int], parts: dict[str, int]
     ) -> None:
-        """Adds running sequences to the step, each tenant's within its part of the budget, if there are `parts`."""
+        """Adds running sequences to the step, each tenant's within its part of the budget if `parts` is not empty."""
         for seq in seqs:
             kind = self._kind(seq)
             budget = min(budgets[kind], parts[seq.request.tenant]) if parts else budgets[kind]
@@ -356,7 +355,7 @@ class Scheduler:
                     parts[seq.request.tenant] -= cost
 
     def _parts(self, reading: Iterable[Sequence], budgets: dict[bool, int]) -> dict[str, int]:
-        """How much of the budget each tenant's prompts get: a long one must not keep others' from being read."""
+        """Each tenant's part of the budget for prefill, so that one's long prompt does not hold up the others'."""
         if not self._is_shared or not self._keeps_kv:
             return {}
         wanted: Counter[str] = Counter()
@@ -368,8 +367,8 @@ class Scheduler:
         return divide(max(1, budgets[False]), wanted)
 
     def _make_way(self) -> None:
-        """For the tenant that has least: if it has less than its share and there is no seat or no room for its next
-        sequence, those that have more than theirs give up the sequences that rank last.
+        """Makes room for the next sequence of the tenant with the fewest seats. If it has less than its share, and no
+        seat or too few pages are free, tenants with more than theirs lose their lowest-ranked sequences.
         """
         holdings = Holdings(self.running)
         [seq] = next_in_line(self.waiting, holdings.seats, 1)
@@ -379,7 +378,7 @@ class Scheduler:
         fits_share = holdings.seats[tenant] < most_seats and holdings.pages[tenant] + needed <= most_pages
         if seq.num_pending or (holdings.seats[tenant] and not fits_share):
             return
-        # The first in rank is never preempted, nor is anybody's last sequence: every tenant gets on.
+        # Neither the highest-ranked sequence nor a tenant's only one is preempted: every tenant makes progress.
         for victim in self.running[:0:-1]:
             if len(self.running) < self.limits.max_batch_seqs and self._has_room(needed):
                 return
@@ -393,18 +392,18 @@ class Scheduler:
         return num_pages + len(self.running) <= self.kv.available
 
     def _budgets(self) -> dict[bool, int]:
-        """Tokens for each kind of work that there is."""
+        """The token budget of each kind of work at hand."""
         if self._keeps_kv:
             return {False: self.limits.max_batch_tokens}
         kinds = {self._kind(seq) for seq in (*self.running, *self.waiting)}
         return {kind: max(1, self.limits.max_batch_tokens // len(kinds)) for kind in kinds}
 
     def _kind(self, seq: Sequence) -> bool:
-        """What shares a budget: without a cache, prompts that are scored have one of their own."""
+        """Which budget the sequence uses. Without a KV cache, scored prompts have one of their own: True."""
         return not self._keeps_kv and seq.is_scored
 
     def _add_chunk(self, chunks: list[Chunk], seq: Sequence, budget: int) -> int:
-        """Lets a sequence catch up as far as the budget goes; what of it that takes."""
+        """Lets a sequence catch up as far as the budget allows. Returns how much of it that uses."""
         start, wanted = seq.num_computed, seq.num_to_compute
         if not self._keeps_kv:
             end = _reach(seq, budget)
@@ -415,11 +414,11 @@ class Scheduler:
         chunks.append(chunk)
         if not self._keeps_kv:
             return chunk.recomputed
-        # One that does not reach its end leaves nothing of the budget.
+        # A chunk that stops short of the end has used up the budget.
         return wanted if chunk.length == wanted else budget
 
     def _affordable(self, start: int, budget: int) -> int:
-        """How many tokens from there on a step can compute for so much."""
+        """How many tokens from `start` on the budget covers, at least one."""
         return max(1, int(budget / (1 + self._context_price * start)))
 
     def _cost(self, chunk: Chunk) -> int:
@@ -431,7 +430,7 @@ class Scheduler:
         return (seq, *self._followers.get(seq.id, ()))
 
     def _extend(self, seq: Sequence) -> bool:
-        """Makes sure of pages for all tokens of a running sequence, at the cost of those that rank behind it."""
+        """Ensures pages for all tokens of a running sequence, preempting lower ranks. False if it had to go itself."""
         while not self.kv.extend(seq, seq.num_tokens):
             victim = self.running[-1]
             self._preempt(victim)
@@ -449,7 +448,7 @@ class Scheduler:
     def _admit(self, waiting: list[Sequence], chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds waiting sequences to the step, in order, while there is budget and room."""
         filling = {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
-        # One that waits for a page to be cached keeps its seat: those behind it must not fill the batch meanwhile.
+        # A sequence that waits for a page to be cached keeps its seat, so that those behind it do not fill the batch.
         seats = self.limits.max_batch_seqs - len(self.running)
         line = waiting[:seats]
         if self._is_shared:
@@ -472,7 +471,7 @@ class Scheduler:
         hit_limit = min(seq.num_tokens - 1, seq.next_scored)
         if seq.request.task is Task.EMBED:
             hit_limit = 0
-        # A page to spare for each running sequence, so that the newcomer does not preempt one at once.
+        # Spare a page for each running sequence, so that the new one does not cause a preemption right away.
         admission = self.kv.admit(seq, hit_limit=hit_limit, spare=len(self.running), filling=filling)
         if admission is not Admission.GRANTED:
             return admission
@@ -503,7 +502,7 @@ class Scheduler:
             self._leave_group(seq, siblings)
 
     def _leave_group(self, seq: Sequence, siblings: list[Sequence]) -> None:
-        """Takes an aborted sequence out of the choices that are still to fork; another leads if it was the leader."""
+        """Removes an aborted sequence from the choices that have yet to fork; if it led them, another takes over."""
         heirs = self._followers.pop(seq.id, [])
         if heirs:
             heir, *rest = heirs
@@ -515,7 +514,7 @@ class Scheduler:
                 self._followers[leader.id].remove(seq)
 
     def _sequences(self, request: Request, prototype: Prototype | None) -> list[Sequence]:
-        """One for each choice, and each with a matcher of its own."""
+        """One sequence per choice, each with a matcher of its own."""
         max_len, seqs = self._admission.longest(request), []
         for choice in range(request.params.n):
             self._next_id += 1
@@ -537,14 +536,14 @@ class Scheduler:
 
 
 def _is_broken(chunk: Chunk, output: StepOutput) -> bool:
-    """Whether what the step was asked for besides tokens is no number. Sampling looks at its own logits."""
+    """Whether a log-probability of the chunk is NaN, or its embedding is not finite. Sampling checks its own logits."""
     if chunk.scored and any(map(math.isnan, (each.logprob for each in output.scored[chunk.seq.id]))):
         return True
     return not math.isfinite(sum(output.pooled.get(chunk.seq.id, ())))
 
 
 def _reach(seq: Sequence, budget: int) -> int:
-    """How far a sequence gets whose model keeps nothing: its prompt at once, but for positions that are scored."""
+    """How far a sequence gets without a KV cache: to its end, unless scored positions use up the budget first."""
     if seq.request.one_pass:
         return seq.num_tokens
     for position in seq.scores:

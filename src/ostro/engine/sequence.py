@@ -9,9 +9,9 @@ from ostro.engine.request import Request
 from ostro.errors import SequenceFailed
 
 PENDING = -1
-"""Stands in token_ids for a token that is not known yet."""
+"""Placeholder in token_ids for a token that is not known yet."""
 
-# A structure may ask for repetition, as a table of zeros does: only a far longer loop counts there.
+# A structure may call for repetition, such as a table of zeros: only a far longer loop counts there.
 _PATIENCE_IN_STRUCTURES = 8
 
 
@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     REPETITION = "repetition"
-    """It ran in a loop, and nobody had set a limit."""
+    """The output was stuck in a loop, and no max_tokens was set."""
     ABORT = "abort"
     ERROR = "error"
 
@@ -68,8 +68,8 @@ class Sequence:
         matcher: Matcher | None = None,
         masks_late: bool = False,
     ) -> None:
-        """`matcher` is the choice's own, if its output is constrained; with `masks_late` a step may begin before the
-        mask for it is known. Raises SequenceFailed if it cannot begin.
+        """`matcher` belongs to this choice alone, and is None if the output is unconstrained. With `masks_late` a step
+        may begin before the mask for it is known. Raises SequenceFailed if the grammar cannot be started.
         """
         self.id = id
         self.request = request
@@ -83,15 +83,15 @@ class Sequence:
         first = request.prompt_logprobs_from
         # The last prompt token's logits belong to the first generated one.
         self.scores = range(0) if first is None else range(max(first, 1) - 1, self.num_prompt - 1)
-        """Positions whose logits are still wanted for the log-probability of the known token that follows them; without
-        those that a step under way brings."""
+        """Positions whose logits are still needed to score the known token that follows them; excludes those that a
+        step in flight computes."""
         self.unheard_logprobs: list[TokenLogprob] = []
-        """Of prompt tokens, that arrived after it was aborted; for a choice that has forked from it since."""
+        """Prompt log-probabilities that arrived after it was aborted; delivered with a choice forked from it."""
         self.pooled: list[float] | None = None
         self.max_len = max_len
-        """Length at which the sequence ends: prompt and max_tokens, within the context, or where its structure does."""
+        """Length at which the sequence ends: prompt and max_tokens, within the context, or the end of its structure."""
         self.closing = FinishReason.LENGTH
-        """Why it ends there."""
+        """The finish reason at that length."""
         self.pages: list[int] = []
         self.finish_reason: FinishReason | None = None
         params = request.params
@@ -101,19 +101,19 @@ class Sequence:
             or any(len(word) > 1 for word in request.bad_word_ids)
             or bool(penalised and (params.n > 1 or params.top_n_sigma))
         )
-        """Whether a step that samples the next token cannot begin before those before it are known: they decide what a
-        structure allows, they may ban one, a choice that forks brings the counts of its tokens along, and top-n-sigma
-        wants scores after penalties."""
+        """Whether the step that samples the next token must wait until all earlier tokens are known: they decide what a
+        structure allows or a multi-token bad word bans, a forked choice inherits token counts for its penalties, and
+        top-n-sigma is computed after penalties."""
         endless = params.max_tokens is None and not params.ignore_eos
         self._loops = LoopWatch() if endless else None
         self.stop_ids = request.stop_ids
         self.matcher = matcher
         self.mask: memoryview | None = None
-        """Tokens that may follow those that are known, in the matcher's words; None if any may."""
+        """Bit mask of the tokens allowed after the known ones (`Matcher.mask`); None if any token is allowed."""
         self.num_forced = 0
-        """Tokens at the end that were not sampled, since no others were possible, and that are not delivered yet."""
+        """Undelivered tokens at the end that were not sampled, because the grammar allowed no others."""
         self.forced_logprobs: list[TokenLogprob] = []
-        """Of those, as far as they are known; only if they are wanted."""
+        """Log-probabilities of the forced tokens computed so far, if the request asks for them."""
         if matcher is not None:
             self._settle(matcher)
 
@@ -138,20 +138,20 @@ class Sequence:
 
     @property
     def runnable(self) -> bool:
-        """Whether a step can take it on: not if nothing is left to compute but a last token, of which nothing follows,
-        nor if what is sampled next depends on a token that is not known yet.
+        """Whether a step can include it: not if all that is left is a last token that nothing follows, nor if the next
+        sample depends on a token that is still pending.
         """
         if self.num_pending:
             return self.num_tokens < self.max_len and not self.looks_back
         return self.num_computed < self.num_tokens
 
     def expect(self) -> None:
-        """A token is being sampled: its place is taken until it is known."""
+        """Reserves the place of a token that is being sampled."""
         self.token_ids.append(PENDING)
         self.num_pending += 1
 
     def learn(self, token_id: int) -> bool:
-        """Fills in the first token that was expected. Whether the output runs in a loop by it that should end."""
+        """Fills in the first pending token. Returns whether the output is now stuck in a loop and should end."""
         self.token_ids[self.num_known] = token_id
         self.num_pending -= 1
         if self._loops is None:
@@ -163,7 +163,7 @@ class Sequence:
         return looping and self.num_known - self.num_prompt >= self.request.params.min_tokens
 
     def follow(self, token_id: int) -> str | None:
-        """Lets the matcher take the token that was just learned. Returns why it cannot go on, if it cannot."""
+        """Advances the matcher by the token that was just learned. Returns the reason if it cannot go on."""
         assert self.matcher is not None
         try:
             self.matcher.take(token_id)
@@ -173,7 +173,7 @@ class Sequence:
         return None
 
     def _settle(self, matcher: Matcher) -> None:
-        """Appends the tokens that must come next, if the request asks for that, and finds out which may come then."""
+        """Appends forced tokens, if the request uses jump_forward, and computes the mask for the token after them."""
         constraint = self.request.constraint
         if constraint is not None and constraint.jump_forward:
             self._jump(matcher)
@@ -199,11 +199,11 @@ class Sequence:
             self.scores = range(self.scores.start if self.scores else first - 1, self.num_tokens - 1)
 
     def _close(self) -> None:
-        """Nothing follows the tokens that are known."""
+        """Ends the sequence after its known tokens."""
         self.max_len, self.closing = self.num_known, FinishReason.STOP
 
     def _with_stops(self, mask: memoryview, matcher: Matcher) -> memoryview:
-        """Where the structure may end, any of the tokens that end the sequence may end it; before it begins, none."""
+        """The mask with the request's stop tokens allowed where the structure may end, and banned before it begins."""
         words = bytearray(mask)
         most = 8 * len(words)
         if matcher.is_free:
@@ -225,12 +225,12 @@ class Sequence:
 
     @property
     def next_scored(self) -> int:
-        """First position that is still to be scored; num_tokens if none is."""
+        """First position still to be scored; num_tokens if there is none."""
         return self.scores.start if self.scores else self.num_tokens
 
     @property
     def is_scored(self) -> bool:
-        """Whether positions are still to be scored, one by one."""
+        """Whether positions are still to be scored one at a time."""
         return bool(self.scores) and not self.request.one_pass
 
     @property
@@ -240,8 +240,8 @@ class Sequence:
 
 
 def _waits_for_mask_alone(request: Request) -> bool:
-    """Whether the mask is all that is missing for the next token of a constrained output while the last is not known:
-    forced tokens would come first, and other changes of its scores are made before the mask, or after it.
+    """Whether a constrained output's next token waits for nothing but its mask while the last token is pending: forced
+    tokens would come first, and other logit edits are ordered before or after the mask.
     """
     params, constraint = request.params, request.constraint
     edited = params.logit_bias or params.min_tokens or params.top_n_sigma or request.bad_word_ids
@@ -249,5 +249,5 @@ def _waits_for_mask_alone(request: Request) -> bool:
 
 
 def _leaves_choice(mask: memoryview) -> bool:
-    """Whether more than one token may come."""
+    """Whether the mask allows more than one token."""
     return int.from_bytes(mask, "little").bit_count() > 1

@@ -1,6 +1,6 @@
-"""How tenants share a batch. Knows sequences and counts; knows no pages, and not when a step begins.
+"""How tenants share a batch. Knows sequences and counts; knows neither page ids nor steps.
 
-Every tenant with work has an equal claim to the batch's slots, its pages and a step's tokens, however many requests it
+Every tenant with work has an equal claim to the batch's seats, its pages and a step's tokens, however many requests it
 has queued. What one does not use is free for the others, so a single tenant gets everything.
 """
 
@@ -13,7 +13,7 @@ from ostro.engine.sequence import Sequence
 
 
 class Holdings:
-    """What each tenant has in the batch: seats, and pages. A page that two sequences share counts for both."""
+    """How many seats and pages each tenant holds in the batch. A page that two sequences share counts for both."""
 
     def __init__(self, running: Iterable[Sequence]) -> None:
         self.seats: Counter[str] = Counter()
@@ -28,8 +28,8 @@ class Holdings:
 
 
 def next_in_line(waiting: Line[Sequence], seats: Mapping[str, int], count: int) -> list[Sequence]:
-    """The next `count` sequences to be let in. Within a priority the tenant with the fewest seats comes first; among a
-    tenant's own, rank decides, as it does between tenants that have as many.
+    """The next `count` sequences to admit. Within a priority the tenant with the fewest seats comes first; rank decides
+    among a tenant's own sequences, and between tenants with equally many seats.
     """
     lines: dict[str, list[Sequence]] = {}
     for seq in waiting:
@@ -48,7 +48,7 @@ def next_in_line(waiting: Line[Sequence], seats: Mapping[str, int], count: int) 
 
 
 def divide(budget: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """The budget among tenants: what each wants, and an equal part of what there is to those that want more."""
+    """Max-min fair split of the budget: small demands are met in full, and the rest is divided equally."""
     given: dict[str, int] = {}
     left = budget
     for place, (tenant, amount) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
