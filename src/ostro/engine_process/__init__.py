@@ -1,1 +1,1 @@
-"""The engine in a process of its own: `process` runs it, `handle` is the API process's end, `messages` go between."""
+"""The engine in a separate process: `process` runs it, `handle` is the API process's side, `messages` go between."""

@@ -1,7 +1,7 @@
-"""Compiles the constraints of requests while they wait, in threads beside the loop that steps the engine.
+"""Compiles the constraints of waiting requests, in threads beside the engine's loop.
 
-The first one takes a second or so: the model's vocabulary is read for it, also there. A grammar that does not compile
-fails its own request.
+The first one takes a second or so, because it also reads the model's vocabulary. A grammar that does not compile fails
+its own request.
 """
 
 import logging
@@ -23,12 +23,12 @@ class Compiled(NamedTuple):
     request: Request
     prototype: Prototype | None
     error: OstroError | None = None
-    """Why there is no prototype."""
+    """Why compiling failed."""
 
 
 class ConstraintCompiler:
     def __init__(self, grammars: Grammars, deliver: Callable[[Compiled], None]) -> None:
-        """`deliver` is called from another thread. No thread starts before the first request."""
+        """`deliver` is called from a compiler thread. None starts before the first request."""
         self._grammars, self._deliver = grammars, deliver
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grammar")
 
@@ -41,7 +41,7 @@ class ConstraintCompiler:
             self._deliver(Compiled(request, self._grammars.prepare(request.constraint)))
         except OstroError as error:
             self._deliver(Compiled(request, None, error))
-        # The library is written in Rust: what it panics with is not an Exception.
+        # The library is written in Rust: its panics are not Exceptions.
         except BaseException:  # noqa: BLE001
             _log.exception("A grammar could not be compiled.")
             failure = BadRequest("The structured output cannot be compiled. Simplify it.", param="structured")

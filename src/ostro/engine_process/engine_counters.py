@@ -1,4 +1,4 @@
-"""Totals of what engines have counted, over all their processes. They never fall. Knows numbers; knows no processes."""
+"""Totals of engines' counters over all their processes. They never decrease. Knows numbers; knows no processes."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from ostro.engine.counters import Counters
 
 
 class EngineCounters:
-    """Of one engine. Each of its processes counts from zero; this does not, and stays when the engine is gone."""
+    """One engine's totals. Each of its processes counts from zero; the totals do not, and outlive the engine."""
 
     def __init__(self) -> None:
         self.restarts = 0
@@ -18,7 +18,7 @@ class EngineCounters:
         return replace(self._before + self._last, restarts=self.restarts)
 
     def take(self, counters: Counters) -> None:
-        """The latest counters of the process that runs now."""
+        """Takes the latest counters of the current process."""
         self._last = counters
 
     def end_process(self) -> None:
@@ -26,14 +26,14 @@ class EngineCounters:
 
 
 class ModelCounters:
-    """By model, since the server started. A model has one engine at a time, and another after each load."""
+    """Totals per model since the server started. A model has one engine at a time, and a new one after each load."""
 
     def __init__(self) -> None:
         self._before: dict[str, Counters] = {}
         self._current: dict[str, EngineCounters] = {}
 
     def note(self, model: str, engine: EngineCounters) -> None:
-        """The counters of the model's engine, whenever that may be a new one."""
+        """Registers the counters of the model's current engine. Call it whenever that may be a new one."""
         if self._current.get(model) is not engine:
             self._before[model] = self.totals(model)
             self._current[model] = engine

@@ -1,16 +1,16 @@
-"""Faults on purpose, for tests: an engine that crashes, hangs or is slow. Off unless OSTRO_FAULTS is set.
+"""Fault injection for tests: an engine that crashes, hangs or is slow. Off unless OSTRO_FAULTS is set.
 
 OSTRO_FAULTS is a list such as "fake,crash_after=20":
 
 fake             runs no model: tokens come from the fake runner
 answers=FILE     with fake: scripted answers, a JSON list of pairs: a key and its answers, as token ids (`fake.Script`)
-load_seconds=S   loading takes so much longer, and does nothing meanwhile
-load_work=S      loading takes so much longer, and is at work now and then
+load_seconds=S   loading takes S seconds longer, in which it does nothing
+load_work=S      loading takes S seconds longer, in which it uses some CPU time
 crash_loading    dies while it loads
 crash_after=N    dies after N steps
 crash_length=N   dies in a step of a request whose prompt has N tokens
 stall_after=N    hangs after N steps
-step_seconds=S   each step takes so much longer
+step_seconds=S   each step takes S seconds longer
 """
 
 import json

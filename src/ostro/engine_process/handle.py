@@ -1,10 +1,10 @@
-"""The API process's side of an engine: starts its process, submits requests, hands out their progress, and starts it
-again after a crash or a hang. Knows token ids and states; knows no text, no HTTP, no tensors.
+"""The API process's side of an engine: starts its process, submits requests, hands out their progress, and restarts
+the process after a crash or a hang. Knows token ids and states; knows no text, no HTTP, no tensors.
 
     loading ──────> ready ──────> stopped
      │    ▲           │
      │    └───────────┴── died or stuck: every stream ends with Unavailable; a new process after a pause
-     └──> failed          the model cannot be loaded: starting again would not help
+     └──> failed          the model cannot be loaded: a restart would not help
 """
 
 import asyncio
@@ -52,9 +52,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _MOST_DEATHS_LOADING = 3
 _WATCH_SECONDS = 0.5
 _EXIT_SECONDS = 1.0
-# A process that hangs in the kernel, as on a dead file system, outlives SIGKILL.
+# A process that hangs in the kernel, such as on a dead file system, survives SIGKILL.
 _UNKILLABLE_SECONDS = 10.0
-# Less work than that in all is none.
+# Less CPU time than this, since it was last counted, is no progress.
 _LEAST_WORK_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
@@ -71,25 +71,25 @@ _ENDED = (State.FAILED, State.STOPPED)
 
 
 class Stream:
-    """One request's progress. What its reader has not taken yet is merged, so a slow reader costs bounded memory."""
+    """One request's progress. Unread progress is merged, so a slow reader costs bounded memory."""
 
     def __init__(self, handle: "EngineHandle", request: Request) -> None:
         self._handle = handle
         self._pending: dict[int, Progress] = {}
-        # Made when the reader begins to wait. An asyncio.Event would do, at a higher cost a token.
+        # Created when the reader starts to wait: cheaper per token than an asyncio.Event.
         self._waiter: asyncio.Future[None] | None = None
         self._unfinished = set(range(request.params.n))
         self._error: OstroError | None = None
         self.request = request
         self.began: float | None = None
-        """When the engine's first step of it began, by `time.monotonic`."""
+        """When the request's first step began, by `time.monotonic`."""
         self.preemptions = 0
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Progress]:
-        """All that has arrived since the last look, at most one entry a choice, until every choice has finished."""
+        """All that has arrived since the last call, at most one entry per choice, until every choice has finished."""
         while not self._pending:
             if self._error is not None:
                 raise self._error
@@ -101,14 +101,14 @@ class Stream:
         return list(pending.values())
 
     def finish_choice(self, choice: int) -> None:
-        """Ends one choice early, as a stop string does: the engine stops generating it."""
+        """Ends one choice early, for instance at a stop string: the engine stops generating it."""
         if choice in self._unfinished:
             self._pending.pop(choice, None)
             self._handle.abort(self.request.id, choice)
             self._end_choice(choice)
 
     def close(self) -> None:
-        """Ends the request, wherever it is. Harmless when it has finished."""
+        """Ends the request, waiting or running. Does nothing if it has finished."""
         if self._unfinished:
             self._handle.abort(self.request.id)
             self._unfinished.clear()
@@ -139,7 +139,7 @@ class Stream:
     def _end_choice(self, choice: int) -> None:
         self._unfinished.discard(choice)
         if not self._unfinished:
-            # What is left is the reader's affair, who may take long: the engine has nothing more to do for it.
+            # The reader may take long over what is left, but the engine is done with the request.
             self._handle.forget(self)
             self._handle.suspects.clear(self.request)
             self._wake()
@@ -158,8 +158,8 @@ class EngineHandle:
         load_stall_seconds: float = 600.0,
         stop_seconds: float = 5.0,
     ) -> None:
-        """`path` is where the model's files are, if that is known, and `name` what their source calls it. The two
-        limits are on time without progress: while it works on requests, and while it loads.
+        """`path` is where the model's files are, if known, and `name` is the model's name at their source.
+        `stall_seconds` and `load_stall_seconds` limit the time without progress while serving and while loading.
         """
         self.config = config
         self._boot = Boot(config, path, name)
@@ -172,9 +172,9 @@ class EngineHandle:
         self.failure: OstroError | None = None
         self.heartbeat = Heartbeat()
         self.counters = EngineCounters()
-        # Requests that the engine is at work on.
+        # Requests that the engine is working on, and suspects that are held back.
         self._streams: dict[int, Stream] = {}
-        # The suspect that the engine has, and the messages of those that wait for it to end.
+        # The one suspect that the engine may run, and the messages of those that wait for it to finish.
         self._suspect: int | None = None
         self._held_back: dict[int, bytes] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -201,27 +201,27 @@ class EngineHandle:
         return len(self._streams)
 
     def start(self) -> None:
-        """Begins to load; returns at once. `settled` waits for the outcome."""
+        """Starts loading; returns at once. `settled` waits for the outcome."""
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
 
     async def located(self) -> Located:
-        """Waits until the model's files are on this machine; raises what kept them."""
+        """Waits until the model's files are on this machine; raises the error if they cannot be had."""
         await self._located.wait()
         if self._location is None:
             raise self.unavailable()
         return self._location
 
     async def settled(self) -> None:
-        """Waits until the engine is ready; raises what kept it from getting there."""
+        """Waits until the engine is ready; raises the error if it failed or was stopped."""
         while self.state is not State.READY:
             await self._settled.wait()
             if self.state in _ENDED:
                 raise self.unavailable()
 
     def unavailable(self) -> OstroError:
-        """Why no request can be taken now, for an engine that is not ready."""
+        """Why an engine that is not ready takes no requests now."""
         if self.failure is not None:
-            # One error is raised many times: it must not collect the traceback of each.
+            # The same error is raised many times: it must not accumulate tracebacks.
             return self.failure.with_traceback(None)
         if self.state is State.STOPPED:
             return Unavailable("The engine was stopped.")
@@ -230,7 +230,7 @@ class EngineHandle:
         return Unavailable("The model is loading. Try again in a moment.", retry_after=2)
 
     def submit(self, request: Request) -> Stream:
-        """Raises Unavailable unless the engine is ready. The stream must be closed, finished or not."""
+        """Raises Unavailable unless the engine is ready. The caller must close the stream, finished or not."""
         if self.state is not State.READY:
             raise self.unavailable()
         is_suspect = self.suspects.check(request)
@@ -259,17 +259,17 @@ class EngineHandle:
                 self._send_suspect()
 
     def _send_suspect(self) -> None:
-        """Hands over the next request that an engine may have died of, unless another one is under way."""
+        """Submits the next request that may have crashed an engine, unless another such request is running."""
         if self._suspect is None and self._held_back:
             self._suspect = next(iter(self._held_back))
             self._write(self._held_back.pop(self._suspect))
 
     async def stop(self) -> None:
-        """Ends the process, in order if it answers in time. Streams still open end with Unavailable."""
+        """Shuts the process down, gracefully if it answers in time. Streams still open end with Unavailable."""
         await self._end(State.STOPPED)
 
     async def fail(self, error: OstroError) -> None:
-        """Ends the process for good: the API process found that it cannot serve this model."""
+        """Ends the process for good, because the API process cannot serve this model."""
         if self.state not in _ENDED:
             self.failure = _load_error(type(error).__name__, error.message)
             await self._end(State.FAILED)
@@ -302,12 +302,12 @@ class EngineHandle:
             await self._keep_running()
         finally:
             if self.state not in _ENDED:
-                # A bug of ours, and its traceback is the task's; but nobody may wait for an engine that never comes.
+                # A bug of ours, whose traceback the task has; but nobody may wait for an engine that never comes.
                 self.failure = ModelError("The engine can no longer be started. Start the server again.")
                 self._enter(State.FAILED)
 
     async def _keep_running(self) -> None:
-        """Runs one process after another until one must not be followed by another."""
+        """Runs one process after another until the engine is stopped or has failed for good."""
         pause, deaths_loading = _FIRST_PAUSE, 0
         while self.state not in _ENDED:
             began = time.monotonic()
@@ -315,7 +315,7 @@ class EngineHandle:
             if self.state in _ENDED:
                 return
             deaths_loading = 0 if was_ready else deaths_loading + 1
-            # A model that was served before can be loaded; what keeps it from that now may pass.
+            # A model that was served before can be loaded: whatever prevents it now may pass.
             if self.info is None and deaths_loading == _MOST_DEATHS_LOADING:
                 self.failure = ModelError(
                     f"The engine died {deaths_loading} times while it loaded the model (exit status "
@@ -336,9 +336,9 @@ class EngineHandle:
         return None if self._process is None else self._process.returncode
 
     async def _run_process(self) -> bool:
-        """From a process's start to its end. Whether it was ever ready."""
+        """Runs one process from start to end. Returns whether it was ever ready."""
         try:
-            # One whose model's files are still to be found may have to fetch them.
+            # Without a known path, the process may have to download the model's files.
             environment = engine_environment() if self._boot.path is not None else download_environment()
             process, sock = spawn("ostro.engine_process.process", environment=environment)
         except OSError as error:
@@ -361,7 +361,7 @@ class EngineHandle:
         return was_ready
 
     async def _converse(self, reader: asyncio.StreamReader) -> None:
-        """Takes what the engine says until it is gone."""
+        """Handles the engine's messages until it is gone."""
         watch = asyncio.create_task(self._watch(), name="engine watch")
         try:
             while (message := await _read(reader)) is not None:
@@ -377,7 +377,7 @@ class EngineHandle:
             self._writer = None
 
     def _lose_process(self) -> None:
-        """No more messages will come from it: anything waiting for one must be told now."""
+        """Fails all streams and resets the state: no more messages will come from this process."""
         if self.state not in _ENDED:
             self._enter(State.LOADING)
             self._blame_streams()
@@ -387,13 +387,13 @@ class EngineHandle:
         self._fail_streams(f"The engine {how}. A new one starts: try again.")
 
     def _blame_streams(self) -> None:
-        """For the end of the process: those that it was running, or if it was told of none yet, all."""
+        """Makes suspects of the requests that the dead process was running; if none had started, of all sent to it."""
         sent = [stream for id, stream in self._streams.items() if id not in self._held_back]
         begun = [stream for stream in sent if stream.began is not None]
         self.suspects.blame(stream.request for stream in begun or sent)
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Waits for the end of a process whose socket is closed; ends it if it does not end by itself."""
+        """Waits for a process whose socket is closed to exit; kills it if it does not."""
         deadline = time.monotonic() + _EXIT_SECONDS
         while process.poll() is None:
             if time.monotonic() > deadline:
@@ -404,7 +404,7 @@ class EngineHandle:
                 )
                 return
             await asyncio.sleep(0.01)
-        # What the engine started and did not end.
+        # Children of the engine that it has left behind.
         kill_group(process)
 
     def _take(self, message: FromEngine) -> None:
@@ -449,15 +449,15 @@ class EngineHandle:
                 stream.preemptions += 1
 
     async def _watch(self) -> None:
-        """Kills a process that has work and gets nothing done. An idle engine is not stuck.
+        """Kills a process that has work but makes no progress. An idle engine is not stuck.
 
-        Time counts in ticks of this loop, not by the clock: while this process was held up, it read no news either.
+        Counts ticks of this loop instead of clock time: while this process was held up, it read no messages either.
         """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             if self.state is State.LOADING:
                 if self._boot.path is None and self._location is None:
-                    # It may be fetching the files, by processes of its own: how long that takes is not ours to judge.
+                    # It may be downloading the files, in processes of its own: that may take any time.
                     continue
                 self._idle_seconds += _WATCH_SECONDS
                 if self._idle_seconds > self.load_stall_seconds:
@@ -471,7 +471,7 @@ class EngineHandle:
                 self._kill()
 
     def _give_up_loading(self) -> None:
-        """Without waiting for the process to end: it may never do so."""
+        """Fails at once, without waiting for the process to exit: it may never do so."""
         self.failure = ModelError(
             f"The engine made no progress for {self.load_stall_seconds:g} s while it loaded the model. Check the disk "
             "or file system that it is on, then load it again; --load-stall-timeout sets how long that may take."
@@ -479,7 +479,7 @@ class EngineHandle:
         self._enter(State.FAILED)
         self._kill()
         if self._writer is not None:
-            # What is left to read ends here.
+            # Ends the reader's loop.
             self._writer.transport.abort()
 
     def _fail_streams(self, message: str) -> None:
@@ -491,7 +491,7 @@ class EngineHandle:
         self._write(frame(message))
 
     def _write(self, data: bytes) -> None:
-        # To a process that has just died nothing is sent: its streams fail when the end of its socket is read.
+        # If the process has just died, its streams fail when the end of its socket is read.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(data)
 
@@ -501,7 +501,7 @@ class EngineHandle:
 
 
 def _submission(request: Request) -> bytes:
-    """The request as it goes over the socket. Its texts stay here: the engine gets their token ids."""
+    """The request's frame for the socket, without its texts: the engine gets their token ids."""
     params = request.params
     if params.stop or params.bad_words or params.structured is not None:
         request = replace(request, params=params.without_texts())
@@ -513,7 +513,7 @@ def _submission(request: Request) -> bytes:
 
 def _load_error(name: str, message: str) -> OstroError:
     kind = getattr(errors, name, None)
-    # What is wrong with the server's own settings no request can mend.
+    # A BadRequest here is about the server's settings: the client cannot fix it.
     if isinstance(kind, type) and issubclass(kind, OstroError) and not issubclass(kind, BadRequest):
         return kind(message)
     return ModelError(message)

@@ -1,7 +1,7 @@
-"""What crosses the boundary between the API process and the engine process: token ids and numbers, nothing else.
+"""Messages between the API process and the engine process: token ids and numbers, no text and no tensors.
 
 Every message is a msgspec struct in a tagged union, so that neither side ever builds an object that it did not expect.
-On the socket a message is its length, four bytes, then its MessagePack.
+On the socket a message is its length in four bytes, then its MessagePack encoding.
 """
 
 import struct
@@ -14,7 +14,7 @@ from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.processes.log_relay import Logged
 
-# Longer than any real message: a damaged length must not make the reader wait for gigabytes.
+# Larger than any real message: a corrupt length must not make the reader wait for gigabytes.
 MAX_MESSAGE_BYTES = 1 << 30
 LENGTH = struct.Struct("<I")
 
@@ -28,9 +28,9 @@ class Boot(Message, frozen=True):
 
     config: EngineConfig
     path: str | None = None
-    """Where the model's files are, if they were found already."""
+    """Where the model's files are, if already known."""
     name: str | None = None
-    """What to call it then."""
+    """The model's name in that case."""
 
 
 class Submit(Message, frozen=True):
@@ -43,40 +43,40 @@ class Abort(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """Orderly shutdown: the engine ends what it is doing and exits."""
+    """Graceful shutdown: the engine finishes its current step and exits."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the API process must know of a loaded model."""
+    """What the API process must know about a loaded model."""
 
     name: str
     max_len: int
     """Longest sequence that can run, prompt and output together."""
     vocab_size: int
     generates: bool
-    """Whether it writes text; if not, it only embeds."""
+    """Whether it generates text; if not, it only embeds."""
     page_size: int
     num_pages: int
     load_seconds: float
     warm_up_seconds: float
     resident_bytes: int
-    """Memory of the host that its process takes, without pages that have yet to be filled."""
+    """Host memory that the engine process takes, without pages that have yet to be filled."""
     pages_bytes: int = 0
-    """What those will take there."""
+    """Host memory that those pages will take."""
     device_bytes: int = 0
-    """Memory of the GPU, pages included."""
+    """GPU memory, pages included."""
     keeps_kv: bool = True
-    """Whether what was computed for a token stays; if not, a continuation may be scored in one pass."""
+    """Whether the model has a KV cache; if not, a continuation may be scored in one pass."""
     num_puzzles: int = 0
-    """Puzzles that a request to solve may name; 0 where the model takes none."""
+    """Puzzles that a solve request may name; 0 if the model takes no such requests."""
     adapters: tuple[str, ...] = ()
-    """What a request may name beside the model itself."""
+    """LoRA adapters that a request may name."""
     constrains: bool = False
     """Whether a request may have a constraint."""
     device: str = "cpu"
     """The kind of device that computes: "cpu" or "cuda"."""
     backend: str = ""
-    """What computes, and what weights, keys and values are kept in, in words."""
+    """The implementation, and the formats of weights, keys and values, for display."""
     precision: str = ""
 
 
@@ -88,10 +88,10 @@ class Located(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """The model is being loaded. Sent twice a second, by a thread of its own."""
+    """The model is being loaded. Sent twice a second by a separate thread."""
 
     work_seconds: float
-    """Processor time that loading has taken so far. As long as it grows, there is progress, however slow the disk."""
+    """CPU time that loading has taken so far. As long as it grows, there is progress, however slow the disk."""
 
 
 class Ready(Message, frozen=True):
@@ -101,7 +101,7 @@ class Ready(Message, frozen=True):
 
 
 class LoadFailed(Message, frozen=True):
-    """The model cannot be served, and why; the engine exits."""
+    """The model cannot be loaded; the engine exits."""
 
     error: str
     """The name of the error's class."""
@@ -109,11 +109,11 @@ class LoadFailed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The engine is alive. Sent twice a second, by a thread of its own, also while a step runs."""
+    """The engine is alive. Sent twice a second by a separate thread, also while a step runs."""
 
     counters: Counters = msgspec.field(default_factory=Counters)
     strides: int = 0
-    """Parts of steps, where those are long."""
+    """Parts of long steps done so far: `ModelRunner.strides`."""
     running: int = 0
     waiting: int = 0
     pages_total: int = 0
@@ -122,20 +122,20 @@ class Heartbeat(Message, frozen=True):
 
 
 class Stepped(Message, frozen=True, omit_defaults=True):
-    """What one step brought, for all its sequences at once."""
+    """One step's results, for all its sequences at once."""
 
     progress: list[Progress]
     begun: list[int] = []
-    """Requests of which the step is the first, and when it began, by the clock that all processes here share. Told
-    before its progress, in a message of their own.
+    """Requests that start in this step, and when it began, by the monotonic clock that processes share. Sent before the
+    step's progress, in a separate message.
     """
     begun_at: float | None = None
     preempted: list[int] = []
-    """Requests that gave up their pages for it, once for each choice that did."""
+    """Requests preempted for this step, once per choice."""
 
 
 class Refused(Message, frozen=True):
-    """A request that the engine could not take, and why."""
+    """The engine does not accept a request."""
 
     request_id: int
     message: str
@@ -151,7 +151,7 @@ _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(From
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """The message as it goes over the socket."""
+    """The encoded message with its length in front."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
 

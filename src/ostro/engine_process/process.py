@@ -91,7 +91,7 @@ class Channel:
 
 
 class Inbox:
-    """What the API process asks for, in order. Its thread also notices when the API process is gone."""
+    """Queue of messages for the engine. Its reader thread ends the process once the API process is gone."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -99,11 +99,11 @@ class Inbox:
         threading.Thread(target=self._receive, name="reader", daemon=True).start()
 
     def get(self) -> ToEngine | Compiled:
-        """Waits if there is none."""
+        """The next message; blocks until there is one."""
         return self._messages.get()
 
     def put(self, compiled: Compiled) -> None:
-        """From this process itself; safe from any thread."""
+        """Adds a message from this process itself; safe from any thread."""
         self._messages.put(compiled)
 
     def empty(self) -> bool:
@@ -116,7 +116,7 @@ class Inbox:
 
 
 class EngineLoop:
-    """Takes requests from the inbox, steps the engine while there is work, sends what each step brought."""
+    """Takes requests from the inbox, steps the engine while there is work, and sends each step's results."""
 
     def __init__(self, core: EngineCore, inbox: Inbox, channel: Channel, faults: Faults, grammars: Grammars) -> None:
         self.core = core
@@ -124,7 +124,7 @@ class EngineLoop:
         self.channel = channel
         self.faults = faults
         self._compiler = ConstraintCompiler(grammars, inbox.put)
-        # By id, requests whose constraints are being compiled: their choices that were aborted meanwhile.
+        # Id of a request whose constraint is being compiled -> its choices that were aborted meanwhile.
         self._compiling: dict[int, list[int]] = {}
 
     def run(self) -> None:
@@ -132,7 +132,7 @@ class EngineLoop:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while self._take_messages():
             self._step()
-        # What was counted since the last one.
+        # The final counters.
         self.channel.send(heartbeat(self.core))
 
     def _step(self) -> None:
@@ -142,14 +142,14 @@ class EngineLoop:
             self.channel.send(Stepped(progress))
 
     def _tell_course(self, began: float) -> None:
-        """At once: a step may take long, and who reads along may not wait for its end."""
+        """Reports which requests started or were preempted. Before the step is computed, since it may take long."""
         begun, preempted = self.core.scheduler.begun, self.core.scheduler.preempted
         if begun or preempted:
             self.channel.send(Stepped([], begun, began, preempted))
         self.faults.before_running(self.core.scheduler.running)
 
     def _take_messages(self) -> bool:
-        """Handles what has arrived, and waits for something if there is nothing to do. False: stop."""
+        """Handles the messages that have arrived; blocks for one while there is no work. False means stop."""
         while not self.inbox.empty() or not self.core.has_work:
             if not self.core.has_work:
                 self._check_pages()
@@ -182,7 +182,7 @@ class EngineLoop:
         request = compiled.request
         aborted = self._compiling.pop(request.id, None)
         if aborted is None:
-            # All of it was aborted.
+            # The whole request was aborted.
             return
         if compiled.error is not None:
             self._refuse(request, compiled.error)
@@ -209,7 +209,7 @@ class EngineLoop:
         self.channel.send(Refused(request.id, error.message, error.param))
 
     def _check_pages(self) -> None:
-        """An engine that has lost pages would come to a halt later, far from the cause: better a fresh one now."""
+        """Crashes an idle engine that has leaked pages: it would stall later, far from the cause."""
         usage = self.core.scheduler.kv.usage
         assert usage.in_use == 0, f"the engine is idle, but {usage.in_use} of its {usage.total} pages are in use"
 
@@ -221,7 +221,7 @@ class EngineLoop:
 
 @contextmanager
 def told_of_loading(channel: Channel) -> Iterator[None]:
-    """Reports while the block runs how much work it has done: the API process gives up on one that does none."""
+    """Reports CPU time while the block runs: the API process gives up on an engine that makes no progress."""
     over = threading.Event()
 
     def report() -> None:
@@ -252,7 +252,7 @@ def heartbeat(core: EngineCore) -> Heartbeat:
 
 
 def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[EngineCore, ModelInfo]:
-    """A warm engine: its model is loaded and has generated tokens."""
+    """Loads the model, and warms it up by generating a few tokens."""
     started = time.monotonic()
     faults.before_load()
     core = EngineCore(
@@ -263,7 +263,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
     )
     loaded = time.monotonic()
     warm_up(core)
-    # What is loaded stays: the collector need not look at it again and again while tokens come.
+    # What is loaded stays: keep the garbage collector from scanning it again and again during decoding.
     gc.collect()
     gc.freeze()
     spec = core.runner.spec
@@ -290,7 +290,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
 
 
 def _resident_bytes() -> int:
-    """Of this process now; where the system does not tell, the most that it was."""
+    """Resident memory of this process; without /proc, its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -313,17 +313,17 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
             strict=False,
             scripts=faults.scripts(),
         )
-    # Numpy and the native library, or torch: the fake runner does without.
+    # Imports numpy and the native library, or torch: the fake runner does without.
     from ostro.runner.load import load_runner
 
     return load_runner(checkpoint, config)
 
 
 def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> Grammars:
-    """Of the model, whose tokenizer is loaded when the first constraint is compiled. `width` is that of the logits."""
+    """The model's grammar compiler; loads the tokenizer for the first constraint. `width` is that of the logits."""
 
     def tokenizer() -> TokenizerLike:
-        # It takes longer to import than all else here, and most engines never need it.
+        # Slower to import than everything else here, and most engines never need it.
         from ostro.model_tokenizer import load_tokenizer
 
         return load_tokenizer(config, checkpoint)
@@ -332,10 +332,10 @@ def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> 
 
 
 def warm_up(core: EngineCore) -> None:
-    """Computes a few tokens, for one sequence and for two, so that the first request finds everything prepared.
+    """Generates a few tokens, for one sequence and for two, so that the first request finds everything warm.
 
-    Raises ModelError for a model that gives no finite numbers: nearly every weight has had its part in these. One token
-    whose row alone is broken is no reason, since perhaps nobody uses it: that of another one decides.
+    Raises ModelError for a model whose results are not finite: nearly every weight takes part in these. A single bad
+    embedding row does not count, since perhaps nobody uses that token: a second trial uses another.
     """
     if core.scheduler.max_len > 1 and _trial(core, 0) and (error := _trial(core, core.runner.spec.vocab_size // 2)):
         raise ModelError(error)
@@ -344,7 +344,7 @@ def warm_up(core: EngineCore) -> None:
 
 
 def _trial(core: EngineCore, token: int) -> str | None:
-    """Runs a prompt of this token; what went wrong, if anything did."""
+    """Runs a prompt of this token. Returns the error, if there was one."""
     most = core.scheduler.max_len
     prompt = (token,) * min(4, most - 1)
     if core.runner.spec.generates:
@@ -359,7 +359,7 @@ def _trial(core: EngineCore, token: int) -> str | None:
 
 
 def die_with_parent() -> None:
-    """Where the kernel can, ends this process when its parent ends, however that comes about."""
+    """On Linux, has the kernel kill this process when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -376,7 +376,7 @@ def main() -> int:
         with told_of_loading(channel):
             checkpoint = open_checkpoint(boot.path or boot.config.model, model_config=boot.config.model_config)
             name = boot.name or checkpoint.name
-            # Until this process ends nobody may delete its files.
+            # Keeps the model's files from being deleted while this process runs.
             held = ModelStore().hold(checkpoint.path)
             channel.send(Located(name, str(checkpoint.path)))
             core, info = load(checkpoint, boot.config, faults)
@@ -392,6 +392,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
-    # Daemon threads and a device's libraries are torn down in no sure order: there is nothing left to save.
+    # Skip interpreter shutdown, which tears down daemon threads and device libraries in no defined order.
     sys.stderr.flush()
     os._exit(status)

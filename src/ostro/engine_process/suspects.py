@@ -1,7 +1,7 @@
 """Requests that were running when an engine died. Knows digests of their contents; knows no processes.
 
-A request that crashes the engine would do so again, and clients retry what failed: with every retry all other requests
-are lost too. So a request that was present at two crashes is refused for a while. After the first crash it is unknown
+A request that crashes the engine would do so again, and clients retry what failed: every retry takes all other requests
+down with it. So a request that was running in two crashes is refused for a while. After the first crash it is unknown
 which of several was at fault, so the engine then runs suspects one at a time, and a second crash identifies the
 culprit. A suspect that finishes is cleared.
 """
@@ -52,7 +52,7 @@ class Suspects:
         return True
 
     def blame(self, requests: Iterable[Request]) -> None:
-        """They were running when the engine died."""
+        """Records that these were running when the engine died."""
         now = self._clock()
         for request in requests:
             digest = _digest(request)
@@ -63,12 +63,12 @@ class Suspects:
             del self._records[next(iter(self._records))]
 
     def clear(self, request: Request) -> None:
-        """It came to its end."""
+        """Records that the request finished without harm."""
         if self._records:
             self._records.pop(_digest(request), None)
 
 
 def _digest(request: Request) -> bytes:
-    """Of all that decides what the engine computes, but for the seed that the server has drawn."""
+    """Digest of what decides the engine's computation, without the resolved seed: a retry may draw another one."""
     plain = replace(request, id=0, seed=0, eos_ids=frozenset(), cache_salt="", priority=0, turn=0, tenant="")
     return hashlib.blake2b(_encode(plain), digest_size=16).digest()
