@@ -244,7 +244,7 @@ def test_choice_of_an_unknown_tool_is_refused(choice: ToolChoice) -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(BadRequest, match="two of the name 'f'") as raised:
+    with pytest.raises(BadRequest, match="two entries named 'f'") as raised:
         plan(tools=[F, F])
     assert raised.value.param == "tools"
 

@@ -1,1 +1,1 @@
-"""What a model's raw answer is made of: reasoning, text and tool calls. Knows text only: no HTTP, no engine."""
+"""Splits a model's raw answer into reasoning, text and tool calls. Knows text only: no HTTP, no engine."""

@@ -1,8 +1,8 @@
-"""Grammars of answers with tool calls, in llguidance's Lark notation. The whole output is described.
+"""Grammars for answers with tool calls, in llguidance's Lark notation. A grammar describes the whole output.
 
-lazy     free text, and calls after the format's marker: where the output could end, nothing is enforced
-forced   calls only, after the reasoning if there is some
-either   calls, or text of a structure
+lazy     free text, and calls after the format's marker: nothing is enforced where the output could end
+forced   calls only, after reasoning if there is any
+either   calls, or text that matches a structured output
 """
 
 import json
@@ -21,7 +21,7 @@ from ostro.guidance_text import text_literal as quoted
 
 _FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"
 _SEAM = r"/\n{0,2}/"
-"""White space between reasoning and answer, as models write it."""
+"""White space that models write between reasoning and answer."""
 _TO = " to="
 _ANY_NAME = r"/[A-Za-z_][\w-]*/"
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties"})
@@ -31,14 +31,14 @@ _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "
 class GrammarRequest:
     format: CallFormat
     tools: tuple[Tool, ...]
-    """Those that may be called. None are needed if a structure is described: harmony's answers have a frame."""
+    """Tools that may be called. May be empty if `structure` is set, for harmony, whose answers need a frame anyway."""
     mode: Literal["lazy", "forced", "either"]
     structure: str | None = None
-    """What the text must look like if there are no calls, as the body of a rule: with `either`."""
+    """With `either`: what the text must match if there are no calls, as the body of a rule."""
     several: bool = True
-    """Whether more than one call may come."""
+    """Whether more than one call is allowed."""
     reasoning: ReasoningMarkers | None = None
-    """What surrounds the reasoning that may come first; None if there is none, or if the prompt has begun it."""
+    """Markers of reasoning that may come first; None if there is none, or if the prompt has already begun it."""
     after_reasoning: bool = False
     """Whether the grammar begins at the end of reasoning that the prompt has begun."""
     special_ids: Mapping[str, int]
@@ -66,12 +66,12 @@ class _Grammar:
     # Calls within free text
 
     def _lazy(self) -> str:
-        """What comes first must not be taken for text if it is reasoning, and not for reasoning if it is text."""
+        """Keeps reasoning at the beginning from matching as text, and text from matching as reasoning."""
         first, rest = self._free(after_reasoning=False), self._free(after_reasoning=True)
         markers = self._asked.reasoning
         if markers is None:
             return first
-        # Unfinished reasoning is an output too, as far as the grammar goes: so nothing is enforced within it.
+        # The grammar also accepts unfinished reasoning, so that nothing is enforced within it.
         return alternatives([self._unfinished_thought(markers), f"{self._thought(markers)} {rest}", first])
 
     def _free(self, *, after_reasoning: bool) -> str:
@@ -97,7 +97,7 @@ class _Grammar:
         return alternatives([text, calls, *marked])
 
     def _bare(self, text: str) -> tuple[str, str]:
-        """Text that is no call, and calls without a marker: from where the text can be nothing else."""
+        """Rules for text that does not begin like a call, and for calls without a marker."""
         begins = self._lark.terminal(alternatives(map(quoted, self._bare_begins())))
         calls = self._calls
         if self._format.may_be_bare and self._asked.several:
@@ -139,10 +139,10 @@ class _Grammar:
             return f"({self._thought(markers)} {_SEAM})? {self._lark.rule(rest)}"
         return f"{_SEAM} {self._lark.rule(rest)}" if self._asked.after_reasoning else rest
 
-    # Reasoning. The lexer is greedy: what is to be told apart from other text must be one terminal from its beginning.
+    # Reasoning. The lexer is greedy: text that must be distinguished from other text has to be a single terminal.
 
     def _thought(self, markers: ReasoningMarkers) -> str:
-        """With both markers."""
+        """Reasoning with both markers."""
         if markers.start in self._asked.special_ids:
             return self._lark.rule(f"{self._start(markers)} {self._lark.up_to('TEXT', markers.end)}")
         return self._lark.up_to(self._thinking(markers), markers.end)
@@ -155,7 +155,7 @@ class _Grammar:
         return self._lark.terminal(f"{self._thinking(markers)} & ~(TEXT {quoted(markers.end)} TEXT)")
 
     def _start(self, markers: ReasoningMarkers) -> str:
-        """A special token, before which a model that is free may write white space."""
+        """The start marker as a special token, after any text if the grammar is lazy: models write white space."""
         return self._lark.rule(f"{'TEXT ' if self._asked.mode == 'lazy' else ''}{self._lark.literal(markers.start)}")
 
     def _thinking(self, markers: ReasoningMarkers) -> str:
@@ -165,7 +165,7 @@ class _Grammar:
 
     @cached_property
     def _block(self) -> str:
-        """What comes after the format's beginning."""
+        """The rest of a block after the format's `begin`."""
         parts = [self._lark.literal(self._format.lead), self._calls, self._lark.literal(self._format.end)]
         return self._lark.rule(" ".join(filter(None, parts)))
 
@@ -185,7 +185,7 @@ class _Grammar:
                 raise AssertionError("harmony has a grammar of its own")
 
     def _list(self, call: str, separator: str) -> str:
-        """Several calls, if the block may hold more than one."""
+        """One call, or several if the block may hold more than one."""
         if not self._asked.several or self._format.repeats:
             return call
         return f"{call} ({self._lark.literal(separator)} {call})*"
@@ -215,7 +215,7 @@ class _Grammar:
     # Arguments one by one
 
     def _python_calls(self) -> str:
-        # The bracket and the first name are one literal: see the remark on the lexer.
+        # The bracket and the first name are one literal because the lexer is greedy, see above.
         first = self._each(lambda tool: self._python_call(tool, "["))
         more = f'(", " {self._each(self._python_call)})*' if self._asked.several else ""
         return " ".join(filter(None, [first, more, quoted("]")]))
@@ -239,7 +239,7 @@ class _Grammar:
         return self._lark.rule(json_rule(_within(schema, tool), lenient=not tool.strict))
 
     def _separated(self, fields: Sequence["_Field"]) -> str:
-        """The fields in their order, with commas between those that are there."""
+        """The fields in order, with commas between those that are present."""
         first = later = ""
         for each in reversed(fields):
             start = self._lark.rule(f"{each.rule} {later}")
@@ -258,12 +258,12 @@ class _Grammar:
         return " ".join([quoted(_FUNCTION.format(tool.name)), *rules, quoted("</function>")])
 
     def _tagged_value(self, schema: object, tool: Tool) -> str:
-        """Up to the end of its tag."""
+        """A parameter's value and its end tag."""
         end = _PARAMETER_END
         if isinstance(schema, Mapping) and (choices := _texts_in(schema)):
             return f"({alternatives(map(quoted, choices))}) {quoted(end)}"
         if may_be_text(schema, argument_schema(tool) or {}):
-            # Plain text has no escapes, so that it cannot hold the tags.
+            # Plain text has no escapes, so it cannot contain the tags.
             tags = alternatives([quoted("\n<parameter="), quoted("</function>")])
             value = self._lark.terminal(f"TEXT & ~(TEXT {tags} TEXT)")
             return f'{self._lark.up_to(value, end.strip())} "\\n"'
@@ -282,7 +282,7 @@ class _Grammar:
             if self._asked.mode == "either":
                 last.append(f'{channel} "final" {message} {self._structure}')
             return f"{thought}* {self._lark.rule(alternatives(last))}"
-        # All beginnings of an answer without a call are outputs too, so that nothing is enforced there.
+        # The grammar accepts every prefix of an answer without a call, so that nothing is enforced there.
         header = self._lark.terminal(f"TEXT & ~(TEXT {quoted(_TO)} TEXT)")
         plain = self._lark.terminal(f"TEXT & ~({quoted(_TO)} TEXT)")
         whole, begun = f"{channel} {header} {message} {text}", f"{channel} {header}"
@@ -294,7 +294,7 @@ class _Grammar:
         return alternatives([plain, begun, several, call, self._harmony_call("", "")])
 
     def _harmony_call(self, before: str, word: str) -> str:
-        """The word and the recipient are one literal: see the remark on the lexer."""
+        """The word and the recipient are one literal because the lexer is greedy, see above."""
         channel, constrain, message = map(self._lark.literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
         channel = "" if before else f'{channel} "commentary"'
 
@@ -311,9 +311,9 @@ class _Field(NamedTuple):
 
 
 def argument_schema(tool: Tool) -> Mapping[str, object] | None:
-    """What a call's arguments must match; None if they are an empty object and nothing else.
+    """The schema of a call's arguments; None if only an empty object is allowed.
 
-    A schema that lists properties, and does not say whether others may come, is taken to mean that none do.
+    A schema that lists properties and does not set additionalProperties is taken to allow no others.
     """
     if tool.enforced is not None:
         return tool.enforced
@@ -335,7 +335,7 @@ def _object(properties: Mapping[str, object], *, required: Sequence[str]) -> dic
 
 
 def _fields(tool: Tool) -> Iterator[tuple[str, object, bool]]:
-    """Name, schema and whether it is required, of each argument that is described."""
+    """Each described argument: its name, its schema and whether it is required."""
     schema = argument_schema(tool) or {}
     properties, required = schema.get("properties"), schema.get("required")
     for name, part in properties.items() if isinstance(properties, Mapping) else ():
@@ -349,14 +349,14 @@ def _takes_any(tool: Tool) -> bool:
 
 
 def _within(schema: object, tool: Tool) -> object:
-    """A part of the tool's schema, with what it may refer to."""
+    """A subschema of the tool's schema, with the definitions that it may refer to."""
     root = argument_schema(tool) or {}
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     return {**schema, **shared} if isinstance(schema, Mapping) else schema
 
 
 def _texts_in(schema: Mapping[str, object]) -> list[str]:
-    """The texts that it allows, if it lists them."""
+    """The strings that the schema allows, if it lists strings only."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     listed = values if isinstance(values, list) else []
     texts = [value for value in listed if isinstance(value, str)]
@@ -364,8 +364,8 @@ def _texts_in(schema: Mapping[str, object]) -> list[str]:
 
 
 def json_rule(schema: object, *, lenient: bool) -> str:
-    """JSON of a schema, with separators as models write them."""
-    # Only an object has a place for options; true, false and others say the same within one.
+    """A rule for JSON that matches the schema, with separators as models write them."""
+    # Options can only be set in an object, so other schemas, such as false, are wrapped in one.
     described = schema if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
     options = {**SEPARATORS, "lenient": lenient}
     return f"%json {json.dumps({**described, OPTIONS: options}, ensure_ascii=False)}"

@@ -1,7 +1,7 @@
-"""Parsers of tool calls, one for each kind in `formats`: generators over a scanner, which tell a sink what they find.
+"""Parsers of tool calls, one for each kind in `formats`: generators over a scanner that report calls to a sink.
 
-Each returns whether all it read was complete. Where the text stops making sense, the rest is left for the caller:
-grammars keep models from getting there, but a limit on tokens does not.
+Each returns whether everything it read was complete. On malformed text it stops and leaves the rest to the caller:
+grammars prevent malformed calls, but an output may still be cut off by its token limit.
 """
 
 import json
@@ -23,27 +23,27 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 class Sink(Protocol):
     @property
     def was_cut(self) -> bool:
-        """Whether the text ended because it had reached a limit. Known once it has ended."""
+        """Whether the text was cut off by a limit or a stop string. Valid once the text has ended."""
         ...
 
     def may_call(self, name: str) -> bool:
-        """Whether a call of this name is one, rather than text that looks like it."""
+        """Whether a call of this name counts as a call, rather than as text that looks like one."""
         ...
 
     def may_begin_with(self, key: str) -> bool:
-        """Whether an object with this key first may be a call."""
+        """Whether an object whose first key is this may be a call."""
         ...
 
     def is_custom(self, name: str) -> bool: ...
 
     def schema(self, name: str) -> Mapping[str, object]:
-        """Of the tool's arguments; empty if it is not known."""
+        """The schema of the tool's arguments; empty if the tool is unknown."""
         ...
 
     def begin(self, name: str) -> None: ...
 
     def arguments(self, text: str) -> None:
-        """The next piece of the arguments of the call that began last."""
+        """Takes the next piece of the latest call's arguments."""
         ...
 
 
@@ -53,7 +53,7 @@ class CallParser:
         self._sink = sink
 
     def calls(self, kind: Calls) -> Parse[bool]:
-        """All calls of one block, between its beginning and its end. If there are none, the sink hears of none."""
+        """Parses all calls of one block, between its beginning and its end. There may be none."""
         match kind:
             case JsonCalls():
                 return (yield from self._json_calls(kind))
@@ -67,7 +67,7 @@ class CallParser:
                 raise AssertionError("harmony is read by a parser of its own")
 
     def _several(self, call: Callable[[], Parse[bool]], separators: Sequence[str]) -> Parse[bool]:
-        """One call, and more as long as they come."""
+        """Parses calls for as long as they are complete. Returns whether there was any."""
         any_complete = False
         while (yield from call()):
             any_complete = True
@@ -107,7 +107,7 @@ class CallParser:
                 begun = True
                 complete = yield from self.arguments(name)
             elif key in _ARGUMENT_KEYS and not early:
-                # Nobody can be told of a call before its name is known.
+                # A call cannot be reported before its name is known.
                 complete = yield from json_scan.value(self._scanner, early.append)
             else:
                 complete = yield from json_scan.value(self._scanner, _ignore)
@@ -123,7 +123,7 @@ class CallParser:
         return True
 
     def _key(self) -> Parse[str | None]:
-        """Of an object's next entry, up to its value."""
+        """The key of an object's next entry; stops before the value."""
         yield from self._scanner.space()
         key = yield from json_scan.decoded(self._scanner)
         yield from self._scanner.space()
@@ -133,7 +133,7 @@ class CallParser:
         return key
 
     def _begin_with(self, name: str, arguments: str) -> None:
-        """A call whose arguments are known as a whole."""
+        """Reports a call whose arguments are already complete."""
         self._sink.begin(name)
         inner = Scanner()
         inner.feed(arguments)
@@ -142,7 +142,7 @@ class CallParser:
             pass
 
     def arguments(self, name: str) -> Parse[bool]:
-        """Begins the call with the first character of its arguments, and passes them on. Whether they are complete."""
+        """Begins the call once its arguments begin, and forwards these. Returns whether they are complete."""
         if not (yield from self._scanner.peek()):
             return False
         self._sink.begin(name)
@@ -155,7 +155,7 @@ class CallParser:
         if first == "{":
             return (yield from json_scan.value(self._scanner, self._sink.arguments))
         if first == '"':
-            # JSON within JSON, as some models have it; or a custom tool's input by itself.
+            # JSON within a JSON string, as some models write it, or a custom tool's bare input.
             return (yield from json_scan.decode(self._scanner, self._sink.arguments))
         parts: list[str] = []
         complete = yield from json_scan.value(self._scanner, parts.append)
@@ -165,7 +165,7 @@ class CallParser:
         return complete
 
     def _custom_input(self) -> Parse[bool]:
-        """What a custom tool takes, out of the object in which the model has to write it."""
+        """Extracts a custom tool's input from the object in which the model has to write it."""
         yield from self._scanner.literal("{")
         while True:
             key = yield from self._key()
@@ -180,7 +180,7 @@ class CallParser:
                 return (yield from self._scanner.literal("}"))
 
     def _markup(self, *texts: str) -> Parse[str | None]:
-        """Takes the one of these texts that comes next. One that was cut by a limit is dropped."""
+        """Consumes the one of these texts that comes next. One that was cut off by a limit is dropped."""
         found = yield from self._scanner.one_of(texts)
         if found is None and self._sink.was_cut:
             self._scanner.drop_begun(texts)
@@ -213,7 +213,7 @@ class CallParser:
         return "".join(parts)
 
     def _field_name(self, fields: "_Fields", end: str) -> Parse[str | None]:
-        """With what ends it, which is not returned. Names that the tool describes may hold anything."""
+        """Consumes a field's name and `end`, and returns the name. Names in the tool's schema may contain anything."""
         described = yield from self._markup(*(f"{name}{end}" for name in fields.names))
         if described is not None:
             return described.removesuffix(end)
@@ -241,7 +241,7 @@ class CallParser:
             parts: list[str] = []
             tag = yield from self._scanner.until(_VALUE_ENDS, parts.append)
             if tag is None and self._sink.was_cut:
-                # Half a value has no JSON.
+                # A truncated value cannot be converted to JSON.
                 return False
             fields.add_text(key, "".join(parts).removeprefix("\n").removesuffix("\n"))
             if tag is not None and tag.strip() == "</parameter>":
@@ -288,7 +288,7 @@ _VALUE_ENDS = ("</parameter>", "\n</parameter>", "\n<parameter=", "\n</function>
 
 
 class _Fields:
-    """The arguments of a call whose format has no JSON object for them. A field is passed on once it is complete."""
+    """Arguments of a call whose format does not write them as a JSON object. Each field is forwarded once complete."""
 
     def __init__(self, sink: Sink, name: str) -> None:
         self._sink = sink
@@ -300,7 +300,7 @@ class _Fields:
 
     @property
     def names(self) -> Iterable[str]:
-        """Of those that are described."""
+        """Names of the fields in the tool's schema."""
         return self._schemas.keys()
 
     def add_text(self, key: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Calls as a model would write them: for histories, and to show a model how."""
+"""Writes calls as a model would: for histories, and as an example for the model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from ostro.answers.formats import CallFormat, HarmonyCalls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
 
 Written = tuple[str, Mapping[str, object]]
-"""A name, and arguments."""
+"""A call's name and arguments."""
 
 
 def calls_text(format: CallFormat, calls: Sequence[Written]) -> str:

@@ -1,27 +1,27 @@
-"""The parts of an answer, as a reader finds them in the text. Every dialect's writer is fed with these."""
+"""The parts of an answer that a reader finds in the text, and that every dialect's writer takes."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The next piece of what the model thought. Never empty."""
+    """The next piece of the model's reasoning. Never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The next piece of what the model said. Never empty."""
+    """The next piece of the model's text. Never empty."""
 
     text: str
     begin: int = field(default=0, compare=False)
-    """Where it is in the raw answer."""
+    """Offset in the raw answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A tool call begins. Comes once for each call, before its arguments; `index` counts the answer's calls from 0."""
+    """A tool call begins. Sent once per call, before its arguments; `index` counts the answer's calls from 0."""
 
     index: int
     id: str
@@ -42,7 +42,7 @@ Event = Reasoning | Text | CallBegin | CallArguments
 
 @dataclass(slots=True)
 class Call:
-    """A call as far as it has come."""
+    """A call, as far as it has been read."""
 
     id: str
     name: str

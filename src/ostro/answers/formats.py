@@ -10,7 +10,7 @@ PROBE = "ostro_probe"
 
 
 def _texts(*texts: str) -> tuple[str, ...]:
-    """As expressions."""
+    """Regexes that match these texts."""
     return tuple(map(re.escape, texts))
 
 
@@ -23,7 +23,7 @@ class JsonCalls:
     in_list: bool = False
     """Whether the calls are in a list, which may then hold several."""
     separator: str = ""
-    """What comes between calls that are not in a list."""
+    """Text between calls that are not in a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class NamedCalls:
     begin: str = ""
     name_end: str
     id_marker: str = ""
-    """What may come between the name and its end, with an id after it."""
+    """A marker that may follow the name, before `name_end`, with an id after it."""
     end: str = ""
     separator: str = ""
 
@@ -58,27 +58,27 @@ Calls = JsonCalls | NamedCalls | TaggedCalls | PythonCalls | HarmonyCalls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """A block of calls: `begin`, calls, `end`; and how often it may come."""
+    """A block of calls: `begin`, calls, `end`; and how often it may occur."""
 
     calls: Calls
     begin: str = ""
-    """Empty: the whole answer is the block, if it begins like one."""
+    """If empty, the whole answer is the block, if it begins like one."""
     other_begins: tuple[str, ...] = ()
-    """What is read as a beginning too."""
+    """Texts that are also read as a beginning."""
     lead: str = ""
-    """White space between the beginning and the calls, as it is written; any is read."""
+    """White space that is written between the beginning and the calls; any is read."""
     end: str = ""
     other_ends: tuple[str, ...] = ()
     repeats: bool = False
     """Whether there is one block for each call, rather than one for all."""
     between: str = ""
-    """White space between blocks, as it is written; any is read."""
+    """White space that is written between blocks; any is read."""
     may_be_bare: bool = False
-    """Whether models forget the beginning and the end: an answer that begins like a call of a known tool is one."""
+    """Whether models omit the beginning and the end: an answer that begins like a call of a known tool then is one."""
     evidence: tuple[str, ...] = ()
-    """Expressions that must all match in a template's rendering of a call of PROBE for this to be its format."""
+    """Regexes that must all match a template's rendering of a call of PROBE for this to be its format."""
     special: tuple[str, ...] = field(default=())
-    """Texts that are special tokens in most vocabularies of the format: readers must see them."""
+    """Texts that are special tokens in most models that use the format. Readers must see them."""
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -101,13 +101,13 @@ _HERMES = CallFormat(
     repeats=True,
     between="\n",
     may_be_bare=True,
-    # Others have the same tag before a call of another form.
+    # Other formats put the same tag before a call in another form.
     evidence=(r"<tool_call>\s*\[?\s*\{\s*['\"]",),
     special=("<tool_call>", "</tool_call>"),
 )
 
 FORMATS: dict[str, CallFormat] = {
-    # The more particular before the more general: the first whose evidence is there is taken.
+    # Specific before general: the first format whose evidence matches is taken.
     "harmony": CallFormat(
         calls=HarmonyCalls(), evidence=_texts("<|channel|>commentary", "to=functions."), special=_HARMONY
     ),
@@ -185,6 +185,6 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "generic": _HERMES,
 }
-"""By the names that `--tool-format` takes. `generic` is for templates that know no tools: they are described in the
-system message, and calls and results are written as text.
+"""By the names that `--tool-format` takes. `generic` is for templates that do not support tools: these are described in
+the system message, and calls and results are written as text.
 """

@@ -1,4 +1,4 @@
-"""Reads harmony, the format of gpt-oss: messages in channels, of which some are calls.
+"""Reads harmony, the format of gpt-oss: messages in channels, some of which are calls.
 
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
@@ -35,7 +35,7 @@ class HarmonyParser:
         if opening is not None:
             self._scanner.release()
         else:
-            # What a model says that forgot the format.
+            # Text from a model that does not follow the format.
             self._scanner.go_back()
             if self._sink.was_cut:
                 self._scanner.drop_begun(_OPENINGS)
@@ -60,7 +60,7 @@ class HarmonyParser:
         yield from self._scanner.until(_ENDS, self._say_next)
 
     def _say_next(self, text: str) -> None:
-        """Each message that the user is to see is a paragraph of its own."""
+        """Makes each message for the user a paragraph of its own."""
         if self._is_new and self._has_said:
             self._say("\n\n")
         self._is_new, self._has_said = False, True

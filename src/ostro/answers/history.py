@@ -1,5 +1,5 @@
-"""Conversations with tools, in the form that a template takes. What it has no place for is written as text, so that
-calls and results are never lost.
+"""Converts conversations with tools to the form that a template takes. Calls and results that it does not support are
+written as text, so that they are never lost.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _EXAMPLE = ("name", {"argument": "value"})
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
-    """As templates expect them. A custom tool is a function of one text."""
+    """The tools as templates expect them. A custom tool becomes a function that takes one string."""
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
@@ -45,7 +45,7 @@ def _function(tool: Tool) -> dict[str, object]:
 
 
 def template_messages(messages: Sequence[Message], tools: Sequence[Tool], profile: TemplateProfile) -> list[Message]:
-    """The conversation as the template takes it. `tools` are those that it does not show by itself."""
+    """The conversation in the form that the template takes. `tools` are those that the template does not show."""
     turns: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -72,7 +72,7 @@ def _turns(message: Message, profile: TemplateProfile, names: Mapping[str, str])
 
 
 def _calling(message: Message, calls: Sequence[Mapping[str, object]], profile: TemplateProfile) -> Iterator[Message]:
-    """In as many messages as the template needs. The first brings what was thought."""
+    """The calls in as many messages as the template needs. The first one keeps the reasoning."""
     said = message.get("content")
     if said and profile.text_beside_calls == "before":
         yield {key: value for key, value in message.items() if key != "tool_calls"}
@@ -102,7 +102,7 @@ def _name(call: Mapping[str, object]) -> str:
 
 
 def _arguments(call: Mapping[str, object]) -> Mapping[str, object]:
-    """As an object. What was cut off, or is no object for another reason, is put into one."""
+    """The arguments as an object. Anything else, such as truncated JSON, is wrapped in one."""
     parts = _parts(call)
     if call.get("type") == "custom":
         return {CUSTOM_INPUT: parts.get("input") or ""}
@@ -143,7 +143,7 @@ def _result(message: Message, profile: TemplateProfile, names: Mapping[str, str]
     if call_id is not None:
         result["tool_call_id"] = _id(call_id, profile)
     if not message.get("name") and str(call_id) in names:
-        # Some templates show it.
+        # Some templates show the name.
         result["name"] = names[str(call_id)]
     return result
 
@@ -152,7 +152,7 @@ def _id(given: object, profile: TemplateProfile) -> str:
     text = str(given or "")
     if not profile.short_ids or (len(text) == _SHORT_ID_LENGTH and text.isalnum() and text.isascii()):
         return text
-    # The same one for a call and its result, in every turn.
+    # A hash, so that a call and its result have the same id in every turn.
     digest = hashlib.sha256(text.encode(errors="replace")).digest()
     return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:_SHORT_ID_LENGTH])
 
@@ -167,14 +167,14 @@ def _with_instructions(turns: Sequence[Message], tools: Sequence[Tool], profile:
 
 
 def _without_system(turns: Sequence[Message], profile: TemplateProfile) -> Iterator[Message]:
-    """With users' messages in place of system messages where the template takes none."""
+    """Turns system messages into user messages where the template does not allow them."""
     for number, turn in enumerate(turns):
         allowed = profile.late_system if number else profile.system
         yield turn if turn.get("role") != "system" or allowed else {**turn, "role": "user"}
 
 
 def _merged(turns: Iterator[Message], profile: TemplateProfile) -> Iterator[Message]:
-    """With neighbouring users' messages in one, where the template wants speakers to alternate."""
+    """Merges consecutive user messages if the template requires alternating roles."""
     last: Message | None = None
     for turn in turns:
         if last is None:
@@ -189,7 +189,7 @@ def _merged(turns: Iterator[Message], profile: TemplateProfile) -> Iterator[Mess
 
 
 def _text(content: object) -> str:
-    """A message's content, which may come in parts, as one text."""
+    """A message's content, which may be a list of parts, as one text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else []

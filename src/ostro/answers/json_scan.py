@@ -1,4 +1,4 @@
-"""JSON in a stream: values passed on as they are written, and strings decoded. Knows nothing of what they mean."""
+"""Streaming JSON: forwards values verbatim, and decodes strings. Does not interpret the values."""
 
 import json
 import re
@@ -6,14 +6,14 @@ import re
 from ostro.answers.scanner import Emit, Parse, Scanner
 
 _PLAIN = re.compile(r'[^"\\]*')
-# What JSON may have outside of strings, except what opens and closes something.
+# Characters that JSON may have outside strings, except brackets and braces.
 _BETWEEN = re.compile(r"[\s:,\w.+-]*")
 _SCALAR = re.compile(r"[\w.+-]*")
 _ESCAPE_DIGITS = 4
 
 
 def string(scanner: Scanner, emit: Emit) -> Parse[bool]:
-    """Passes a string on as it is written, with its quotes. False if it does not begin or end here."""
+    """Forwards a string verbatim, with its quotes. False if there is no string here, or if it is incomplete."""
     if not (yield from scanner.literal('"')):
         return False
     emit('"')
@@ -31,7 +31,7 @@ def string(scanner: Scanner, emit: Emit) -> Parse[bool]:
 
 
 def decoded(scanner: Scanner) -> Parse[str | None]:
-    """What a string says; None if it does not begin or end here, or is not valid."""
+    """A string's decoded value; None if there is no string here, or if it is incomplete or invalid."""
     parts: list[str] = []
     if not (yield from string(scanner, parts.append)):
         return None
@@ -39,7 +39,7 @@ def decoded(scanner: Scanner) -> Parse[str | None]:
 
 
 def decode(scanner: Scanner, emit: Emit) -> Parse[bool]:
-    """Passes on what a string says, as it comes. False if it does not begin or end here, or is not valid."""
+    """Forwards a string's decoded value in pieces. False if there is none here, or if it is incomplete or invalid."""
     if not (yield from scanner.literal('"')):
         return False
     while True:
@@ -57,7 +57,7 @@ def decode(scanner: Scanner, emit: Emit) -> Parse[bool]:
 
 
 def value(scanner: Scanner, emit: Emit) -> Parse[bool]:
-    """Passes a value on as it is written. False if it ends too early, or if something comes that is not JSON."""
+    """Forwards a value verbatim. False if it is incomplete or not JSON."""
     first = yield from scanner.peek()
     if first == '"':
         return (yield from string(scanner, emit))
@@ -88,18 +88,18 @@ def value(scanner: Scanner, emit: Emit) -> Parse[bool]:
 
 
 def _escape(scanner: Scanner) -> Parse[str | None]:
-    """What an escape stands for, or two of them if the first is half a surrogate pair; None if it is not valid."""
+    """The decoded value of an escape, or of two if they form a surrogate pair; None if it is invalid."""
     raw = yield from _raw_escape(scanner)
     said = _decoded(f'"{raw}"')
     if said is not None and _is_half(said) and (yield from scanner.peek()) == "\\":
         raw += yield from _raw_escape(scanner)
         said = _decoded(f'"{raw}"')
-    # Half a pair is not a character: nothing that takes UTF-8 takes it.
+    # A lone surrogate cannot be encoded as UTF-8.
     return None if said is None else "".join("\N{REPLACEMENT CHARACTER}" if _is_half(each) else each for each in said)
 
 
 def _raw_escape(scanner: Scanner) -> Parse[str]:
-    """As it is written; shorter if the text ends within."""
+    """The escape verbatim; shorter if the text ends within it."""
     raw = ""
     count = 2
     while len(raw) < count and (yield from scanner.peek()):

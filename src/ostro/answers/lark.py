@@ -1,4 +1,4 @@
-"""Grammars in llguidance's Lark notation, rule by rule. Knows the notation, and nothing of what is described."""
+"""Builds grammars in llguidance's Lark notation, rule by rule. Knows the notation; not what a grammar describes."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from ostro.guidance_text import text_literal as quoted
 
 
 def alternatives(bodies: Iterable[str]) -> str:
-    """One of these, of which an empty one stands for nothing at all."""
+    """One of these. If one is empty, the whole is optional."""
     given = list(dict.fromkeys(bodies))
     some = [body for body in given if body]
     joined = some[0] if len(some) == 1 else f"({' | '.join(some)})" if some else ""
@@ -15,7 +15,7 @@ def alternatives(bodies: Iterable[str]) -> str:
 
 
 class Lark:
-    """Rules and terminals under names of their own. `TEXT` is any text; special tokens are never part of it."""
+    """Rules and terminals with generated names. `TEXT` is any text without special tokens."""
 
     def __init__(self, special_ids: SpecialIds) -> None:
         self._special_ids = special_ids
@@ -32,7 +32,7 @@ class Lark:
         return self._named("T", f": {body}")
 
     def literal(self, text: str) -> str:
-        """The text, whose special tokens are those themselves, not their letters. Empty for an empty text."""
+        """The text, with names of special tokens replaced by those tokens. Empty for an empty text."""
         return marked_text(text, self._special_ids)
 
     def up_to(self, text: str, marker: str) -> str:
@@ -49,7 +49,7 @@ class Lark:
         return f"<[{self._special_ids[text]}]>"
 
     def _named(self, prefix: str, rest: str) -> str:
-        """A name for a definition: the same for the same one."""
+        """The name of a definition. Equal definitions share one."""
         if (prefix, rest) not in self._names:
             self._names[prefix, rest] = f"{prefix}{len(self._names)}"
         return self._names[prefix, rest]

@@ -1,10 +1,10 @@
-"""From what a request asks for to what is rendered, what constrains the output, and what reads it.
+"""Plans an answer from its request: what to render, how to constrain the output, and how to read it.
 
     plan = plan_answer(messages, profile, tools=…, choice=…)
     rendered = tokenizer.render_chat(plan.messages, tools=plan.tools, template_kwargs=plan.template_kwargs, …)
-    reading = plan.reading(rendered.text)      what the engine and the text stream need to know
-    reading = reading.enforcing(…)             what was made of `plan.checks` and of the structure, for `grammar()`
-    reader = reading.reader()                  one for each choice
+    reading = plan.reading(rendered.text)      for the engine and the text stream
+    reading = reading.enforcing(…)             with the checked schemas and structure, for `grammar()`
+    reader = reading.reader()                  one per choice
     plan.finish_reason("stop", reader)
 
 Knows a template's profile and the formats of calls; renders nothing.
@@ -33,27 +33,27 @@ class Reading:
     """
 
     asked: GrammarRequest | None = None
-    """What a grammar is made from that takes the place of a structured output, which is part of it."""
+    """The grammar to build, if any. It replaces the structured output's own, and includes that."""
     free_until: str = ""
-    """The reasoning's end; for a structured output too, if that is all there is."""
+    """The end marker of the reasoning. Also applies to a structured output without a grammar from here."""
     lazy: bool = False
     is_users: bool = False
     """Whether a user's own regex is part of the grammar."""
     free_tokens: int | None = None
-    """The budget of the reasoning: after so many tokens without `free_until`, that text is forced."""
+    """The reasoning budget: after this many tokens without `free_until`, that text is forced."""
     prompt_suffix: str = ""
-    """What goes to the end of the prompt: it begins the reasoning, after which the constraint starts."""
+    """Text to append to the prompt. It begins the reasoning, after which the constraint starts."""
     kept_ids: frozenset[int] = frozenset()
     """Special tokens that the reader must see: `TextStream` keeps their texts."""
     markers: ReasoningMarkers | None = None
     in_reasoning: bool = False
     """Whether the prompt ends inside the reasoning."""
     format: CallFormat | None = None
-    """How calls are written. None: there are none to be found."""
+    """How calls are written. None if no calls are expected."""
     tools: Mapping[str, Tool] = field(default_factory=dict)
     max_calls: int | None = None
     only_calls: bool = False
-    """Whether the output is held to calls."""
+    """Whether the output is constrained to calls."""
     short_ids: bool = False
 
     @property
@@ -62,15 +62,15 @@ class Reading:
         return self.markers is None and self.format is None
 
     def grammar(self) -> str | None:
-        """In llguidance's notation; None if a structured output is all there is, or if there is none."""
+        """The grammar in llguidance's notation; None if at most a structured output constrains the output."""
         if self.asked is not None:
             return answer_grammar(self.asked)
-        # For the reasoning's end to be forced, something must come after it.
+        # The end of the reasoning can only be forced if a grammar follows it.
         return Lark({}).grammar("TEXT") if self.lazy else None
 
     def enforcing(self, schemas: Mapping[str, Mapping[str, object]], structure: str | None) -> "Reading":
-        """With what checking has left of the tools' schemas, by their names, and of the structured output: the body of
-        a rule. Tools that are not strict and have no schema left take any object.
+        """Sets the checked schemas, by tool name, and the structured output as the body of a rule. Tools that are not
+        strict and have no checked schema take any object.
         """
         if self.asked is None:
             return self
@@ -82,8 +82,8 @@ class Reading:
         return replace(self, asked=replace(self.asked, tools=tools, structure=structure))
 
     def loosened(self) -> "Reading | None":
-        """For a grammar that is too much as a whole: with calls of tools that are not strict held to their names, and
-        arguments to any object. None if that is nothing new.
+        """For a grammar that is too large as a whole: lets tools that are not strict take any object as arguments. None
+        if that changes nothing.
         """
         if self.asked is None:
             return None
@@ -91,7 +91,7 @@ class Reading:
         return replace(self, asked=asked) if asked != self.asked else None
 
     def reader(self) -> AnswerReader:
-        """For one choice."""
+        """A new reader, for one choice."""
         return AnswerReader(
             markers=self.markers,
             in_reasoning=self.in_reasoning,
@@ -105,20 +105,20 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaCheck:
-    """What a tool's calls are to be held to. It is compiled by itself before the answer's grammar is, so that an error
-    names the tool, and what cannot be enforced of it is left out.
+    """A schema for a tool's calls, to be checked by itself before it becomes part of the answer's grammar. So an error
+    names the tool, and keywords that cannot be enforced are dropped.
     """
 
     tool_index: int
     name: str
     is_custom: bool
     structured: StructuredOutput
-    """A schema, with separators as calls have them."""
+    """The schema, with the separators that calls use."""
     is_strict: bool
-    """If not, a schema that cannot be compiled at all is no error: any object is enforced."""
+    """If not, a schema that cannot be compiled is no error: any object is allowed instead."""
 
     def refusal(self, error: BadRequest) -> BadRequest:
-        """The error of the check, in the words and under the name of the request."""
+        """The check's error, in terms of the request: it names the tool and the parameter."""
         return _refusal(self.tool_index, self.name, error, is_custom=self.is_custom)
 
 
@@ -130,17 +130,17 @@ def _refusal(index: int, name: str, error: BadRequest, *, is_custom: bool) -> Ba
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """What to render, and how to read what comes."""
+    """What to render, and how to constrain and read the output."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] | None = None
-    """What the template gets as tools; None if they are in a message, or if there are none."""
+    """Tools to pass to the template; None if they are described in a message, or if there are none."""
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     profile: TemplateProfile
     choice: ToolChoice
     reasoning: ReasoningSettings
     callable_tools: tuple[Tool, ...] = ()
-    """Those that may be called."""
+    """Tools that may be called."""
     parallel: bool = True
     structured: StructuredOutput | None = None
     continued: str | None = None
@@ -148,16 +148,16 @@ class AnswerPlan:
     checks: Sequence[SchemaCheck] = ()
 
     def reading(self, prompt: str) -> Reading:
-        """Given the rendered prompt, whose end tells whether the model begins inside its reasoning."""
+        """How to constrain and read the output. The end of the rendered prompt tells whether reasoning has begun."""
         markers = self.profile.reasoning
         in_reasoning = markers is not None and self._is_open(prompt, markers)
         suffix = "" if in_reasoning else self._opening(prompt)
         in_reasoning = in_reasoning or bool(suffix)
-        # A thought that may come by itself is part of the grammar. One that the prompt has closed does not come.
+        # The grammar includes reasoning that the model may begin by itself, unless the prompt has already closed it.
         may_think = markers is not None and not in_reasoning and not self._is_closed(prompt)
         asked = self._asked(markers if may_think else None, in_reasoning=in_reasoning)
         budget = self.reasoning.budget if in_reasoning else None
-        # Without a structure, a budget of its own needs the reasoning to be watched, and nothing else.
+        # A budget without a structure only needs the end of the reasoning to be found.
         lazy = asked.mode == "lazy" if asked is not None else budget is not None and self.structured is None
         format = self._format if self.callable_tools or self._is_harmony else None
         return Reading(
@@ -178,8 +178,8 @@ class AnswerPlan:
         )
 
     def finish_reason(self, reason: str, reader: AnswerReader) -> str:
-        """OpenAI's, given the engine's: `tool_calls` in place of `stop`, unless the choice named the tool, or a stop
-        string has cut off the last call.
+        """OpenAI's finish reason, given the engine's: `tool_calls` in place of `stop`, unless `tool_choice` named the
+        tool, or a stop string has cut off the last call.
         """
         called = bool(reader.calls) and not reader.has_open_call and self.choice.mode != "named"
         return "tool_calls" if called and reason == "stop" else reason
@@ -215,7 +215,7 @@ class AnswerPlan:
         return self.continued is not None or (markers is not None and prompt.rstrip().endswith(markers.end))
 
     def _opening(self, prompt: str) -> str:
-        """What begins the reasoning of a model that would begin it by itself, where something must follow its end."""
+        """Text that begins the reasoning, if the model would begin it itself and its end must be found."""
         markers = self.profile.reasoning
         needed = self._is_forced or self.structured is not None or self.reasoning.budget is not None
         if markers is None or not needed or not self._thinks or self._is_closed(prompt):
@@ -224,8 +224,8 @@ class AnswerPlan:
 
     @property
     def _thinks(self) -> bool:
-        """Whether the template's variable turns reasoning on. Some templates only tell the model, so that the prompt's
-        end does not show it.
+        """Whether the template's variable turns reasoning on. Some templates only instruct the model to reason, so the
+        end of the prompt does not show it.
         """
         variable = self.profile.thinking_variable
         if variable is None or self.reasoning.budget == 0:
@@ -233,7 +233,7 @@ class AnswerPlan:
         return bool(self.template_kwargs.get(variable, self.profile.thinks_unasked))
 
     def _asked(self, thought: ReasoningMarkers | None, *, in_reasoning: bool) -> GrammarRequest | None:
-        """None if a structured output is all there is, or if there is none."""
+        """None if at most a structured output constrains the output."""
         if not self.callable_tools and not (self._is_harmony and self.structured is not None):
             return None
         lazy = not self._is_forced and self.structured is None
@@ -265,8 +265,8 @@ def plan_answer(
     template_kwargs: Mapping[str, object] | None = None,
     continue_final_message: bool = False,
 ) -> AnswerPlan:
-    """Raises BadRequest that names `tools` or `tool_choice`. `messages` are as a chat request has them, with each
-    call's arguments as a string. `template_kwargs` win over what the reasoning settings come to.
+    """Raises BadRequest that names `tools` or `tool_choice`. `messages` are those of a chat request, with each call's
+    arguments as a string. `template_kwargs` take precedence over the reasoning settings.
     """
     choice, reasoning = choice or ToolChoice(), reasoning or ReasoningSettings()
     allowed = _callable(tools, choice)
@@ -291,7 +291,7 @@ def _callable(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     """The tools that may be called; raises BadRequest for a choice of others."""
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadRequest(f"tools has two of the name {twice!r}: give each a name of its own.", param="tools")
+        raise BadRequest(f"tools has two entries named {twice!r}: give each its own name.", param="tools")
     if choice.mode == "none":
         return ()
     if not tools and choice.mode != "auto":
@@ -306,7 +306,7 @@ def _callable(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
 def _check_combination(
     structured: StructuredOutput | None, allowed: Sequence[Tool], choice: ToolChoice, profile: TemplateProfile
 ) -> None:
-    """Raises BadRequest for a structured output that cannot be part of the answer's grammar, and would have to be."""
+    """Raises BadRequest for a structured output that would have to be part of the answer's grammar but cannot be."""
     is_alone = not allowed and not isinstance(FORMATS[profile.tool_format].calls, HarmonyCalls)
     if structured is None or is_alone or structured.kind not in ("grammar", "structural_tag"):
         return
@@ -330,7 +330,7 @@ def _reasoning_kwargs(reasoning: ReasoningSettings, profile: TemplateProfile) ->
     return kwargs
 
 
-# Templates know these three.
+# Templates only know low, medium and high.
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
@@ -340,13 +340,13 @@ def _continued(messages: Sequence[Message]) -> str:
 
 
 def _checks(tools: Sequence[Tool], allowed: Sequence[Tool]) -> Iterator[SchemaCheck]:
-    """Raises BadRequest that names a strict tool whose schema is too large. Others of that kind are left out."""
+    """Schemas to check. One that is too large raises BadRequest if the tool is strict, and is left out otherwise."""
     names = {tool.name for tool in allowed if tool.enforced is None}
     for index, tool in enumerate(tools):
         schema = argument_schema(tool) if tool.name in names else None
         if schema is None:
             continue
-        # A custom tool's regex is all that it has.
+        # A custom tool has no other constraint than its regex.
         is_strict = tool.strict or tool.is_custom
         try:
             text = json.dumps(schema, ensure_ascii=False)
@@ -361,6 +361,6 @@ def _checks(tools: Sequence[Tool], allowed: Sequence[Tool]) -> Iterator[SchemaCh
 
 
 def _loosened(tool: Tool) -> Tool:
-    """Taking any object, if it need not be exact and takes anything."""
+    """The tool taking any object, unless its schema must be exact or it takes no arguments."""
     is_exact = tool.strict or tool.is_custom or argument_schema(tool) is None
     return tool if is_exact else replace(tool, enforced=ANY_OBJECT)

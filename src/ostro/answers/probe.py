@@ -1,5 +1,5 @@
-"""What a chat template wants, found by rendering conversations that differ in one thing. A probe that fails tells that
-something is not supported, and nothing else: a template is not trusted.
+"""Finds out what a chat template supports by rendering conversations that differ in one thing. A probe that fails only
+means that something is not supported: a template is not trusted.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ostro.text.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 TOOL_FORMATS = tuple(FORMATS)
-"""What `--tool-format` takes beside `auto`."""
+"""The values of `--tool-format`, besides `auto`."""
 
 # A template without any of these words treats all messages alike, and has nothing to probe for.
 _TELLING = re.compile(r"tool|think|reason|channel|raise_exception", re.IGNORECASE)
@@ -54,9 +54,9 @@ _FORMS: tuple[_Form, ...] = ("mapping", "string")
 
 
 def profile_of(tokenizer: Tokenizer, tool_format: str = "auto") -> TemplateProfile:
-    """The profile of a model's chat template. Waits for the process that renders it: not for an event loop.
+    """The profile of a model's chat template. Blocks on the process that renders it: do not call it in an event loop.
 
-    `tool_format` is one of `TOOL_FORMATS`, or `auto` for the one that the template's rendering of a call shows.
+    `tool_format` is one of `TOOL_FORMATS`, or `auto` to detect it from the template's rendering of a call.
     """
     if tool_format not in ("auto", *TOOL_FORMATS):
         raise BadRequest(
@@ -70,7 +70,7 @@ def profile_of(tokenizer: Tokenizer, tool_format: str = "auto") -> TemplateProfi
 
 
 class _Rendering:
-    """Renders conversations; None for one that the template fails on."""
+    """Renders conversations. Returns None if the template fails."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -82,13 +82,13 @@ class _Rendering:
         try:
             return self._renderer.render(messages, **options)
         except (BadRequest, Unavailable):
-            # A template that hangs takes its process with it. It is not given its two seconds again and again.
+            # A template that hangs loses its process. Do not spend its two seconds again for every probe.
             self._num_ended += self._renderer.pid is None
             return None
 
 
 def probed(source: str, render: Render, tool_format: str = "auto") -> TemplateProfile:
-    """Without the ids of special tokens. `render` gives None for a conversation that the template fails on."""
+    """The profile without the ids of special tokens. `render` returns None if the template fails."""
     if not _TELLING.search(source) or render([_USER]) is None:
         return TemplateProfile(tool_format="generic" if tool_format == "auto" else tool_format)
     with_tools = render([_USER], tools=[_TOOL]) or ""
@@ -98,8 +98,8 @@ def probed(source: str, render: Render, tool_format: str = "auto") -> TemplatePr
     if found == "generic":
         if shows_tools and tool_format == "auto":
             _log.warning(
-                "The chat template shows tools, but not in a known way how the model calls them. They are described in "
-                "the system message instead. Set tool_format if you know the format."
+                "The chat template shows tools, but not in which known format the model calls them. They are described "
+                "in the system message instead. Set tool_format if you know the format."
             )
         calls, shows_tools = _Calls(), False
     variable, thinks_unasked = _thinking(source, render)
@@ -124,7 +124,7 @@ def probed(source: str, render: Render, tool_format: str = "auto") -> TemplatePr
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """How a template takes calls in a history; the defaults are those of one that does not."""
+    """How a template renders calls in a history. The defaults describe one that does not."""
 
     form: _Form | None = None
     null_content: bool = False
@@ -133,20 +133,20 @@ class _Calls:
     several: bool = False
     text_place: Literal["together", "before", "nowhere"] = "together"
     text: str = ""
-    """What it makes of one."""
+    """The rendering of one call."""
 
 
 class _Shown:
-    """Renders calls, and tells whether they show."""
+    """Renders calls, and checks whether they show."""
 
     def __init__(self, render: Render, *, num_nones: int) -> None:
-        """`num_nones`: how often the text has Python's word for nothing without any call."""
+        """`num_nones`: how often "None" occurs in the rendering without any call."""
         self._render = render
         self._num_nones = num_nones
 
     def text(self, messages: Sequence[Message], *values: str) -> str | None:
-        """The rendering, if the values are in it as JSON, or as the format writes them: neither quoted twice nor as
-        Python's own text, and without a word for the content that is missing.
+        """The rendering, if it shows the values as JSON, or as the format writes them: not quoted twice, not as a
+        Python repr, and without "None" in place of missing content.
         """
         text = self._render(messages, tools=[_TOOL])
         if text is None or _KEY not in text or not all(value in text for value in values):
@@ -156,7 +156,7 @@ class _Shown:
 
 
 def _calls(shown: _Shown) -> _Calls:
-    """The first way in which a call's arguments show as they are."""
+    """The first way of passing a call that shows its arguments correctly."""
     for form in _FORMS:
         for ids in (_LONG_IDS, _SHORT_IDS):
             for content in (None, ""):
@@ -182,7 +182,7 @@ def _text_place(shown: _Shown, call: Message, result: Sequence[Message]) -> Lite
     words = str(_SAID["content"])
     if shown.text([_USER, {**call, "content": words}, *result], _VALUE, words):
         return "together"
-    # As a turn in the middle of a conversation: some templates count turns.
+    # Probed in the middle of a conversation, because some templates count turns.
     return "before" if shown.text([_USER, _SAID, call, *result, _SAID, _USER], _VALUE, words) else "nowhere"
 
 
@@ -202,7 +202,7 @@ def _result(id: str) -> Message:
 
 
 def _format_of(call: str, tools: str) -> str:
-    """By the text of a call, or else by the tools' descriptions."""
+    """The format, detected from the text of a call, or else from the tools' descriptions."""
     for text in (call, tools):
         for name, format in FORMATS.items():
             if name != "generic" and all(re.search(each, text) for each in format.evidence):
@@ -211,7 +211,7 @@ def _format_of(call: str, tools: str) -> str:
 
 
 def _thinking(source: str, render: Render) -> tuple[str | None, bool]:
-    """The variable that turns reasoning on and off, and whether it is on without it."""
+    """The variable that turns reasoning on and off, and whether reasoning is on if it is not set."""
     for name in _THINKING_VARIABLES:
         if name in source:
             on, off = (render([_USER], template_kwargs={name: value}) for value in (True, False))

@@ -1,4 +1,4 @@
-"""Python literals in a stream, as JSON text. Takes JSON's own true, false and null too."""
+"""Converts streamed Python literals to JSON text. Also takes JSON's true, false and null."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ _MAX_DEPTH = 64
 
 
 def value(scanner: Scanner, depth: int = 0) -> Parse[str | None]:
-    """The next literal as JSON; None if it is not one, or ends too early."""
+    """The next literal as JSON; None if it is invalid or incomplete."""
     yield from scanner.space()
     first = yield from scanner.peek()
     if depth > _MAX_DEPTH or not first:
@@ -82,8 +82,7 @@ def _scalar(word: str) -> str | None:
 
 
 def _literal(text: str) -> str | None:
-    """As Python reads it."""
-    # A line break may stand within quotes here, as models write it.
+    # Models write line breaks within quotes, which Python does not allow.
     try:
         said = ast.literal_eval(text.replace("\n", "\\n"))
         return json.dumps(said, ensure_ascii=False, allow_nan=False)

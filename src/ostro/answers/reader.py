@@ -13,7 +13,7 @@ from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.scanner import Parse, Scanner
 from ostro.answers.tools import Tool
 
-# Where a call may come without a marker, so that it must be known soon whether it is one.
+# First keys of a call without a marker: it must be decided early whether an object is one.
 _FIRST_KEYS = frozenset({"name", "type", "id"})
 _FENCES = ("```json\n", "```\n")
 _LETTERS = string.ascii_letters + string.digits
@@ -26,7 +26,7 @@ def new_id() -> str:
 
 
 def new_short_id() -> str:
-    """As Mistral's templates want them."""
+    """An id in the form that Mistral's templates require."""
     return _random(_SHORT_ID_LENGTH)
 
 
@@ -35,7 +35,7 @@ def _random(length: int) -> str:
 
 
 class AnswerReader:
-    """Feed it with `push` and finish with `end`. However the text is cut, the joined events are the same."""
+    """Feed it with `push` and finish with `end`. The joined events do not depend on how the text was split."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class AnswerReader:
         only_calls: bool = False,
         new_id: Callable[[], str] = new_id,
     ) -> None:
-        """Without a format there are no calls. `tools` by name are needed to tell custom ones and the types of values;
-        where the format has no marker, only these can be called. After `max_calls` calls the answer is over. With
-        `only_calls` the output was held to calls, so that half a marker at a limit is no text.
+        """Without a format there are no calls. `tools`, by name, identify custom tools and the types of values; if the
+        format has no marker, only these can be called. The answer is over after `max_calls` calls. With `only_calls`
+        the output was constrained to calls, so a marker that is cut off by a limit is not text.
         """
         self.calls: list[Call] = []
         self.is_reasoning = in_reasoning
-        """Whether what comes next is reasoning, as far as can be told."""
+        """Whether the next text is reasoning, as far as is known."""
         self.was_cut = False
         self._format = format
         self._tools = tools or {}
@@ -64,7 +64,7 @@ class AnswerReader:
         self._markers = markers
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        # White space before a call is not text, so it waits for what comes after it.
+        # White space before a call is not text, so it is held back until the next text or call.
         self._space = ""
         self._after_call = False
         self._needs_name = False
@@ -75,7 +75,7 @@ class AnswerReader:
 
     @property
     def text(self) -> str:
-        """All that the model has said so far."""
+        """All text so far, without reasoning and calls."""
         return "".join(self._texts)
 
     @property
@@ -84,8 +84,8 @@ class AnswerReader:
 
     @property
     def has_open_call(self) -> bool:
-        """Whether the answer was cut within a call, or before the call that it was held to. How far a custom tool's
-        input was meant to go, nobody knows: unless text follows, it counts as open.
+        """Whether the answer was cut off within a call, or before the call that was required. A custom tool's input has
+        no recognisable end, so it counts as open unless text follows.
         """
         if not self.was_cut or not self.calls:
             return self.was_cut and self._only_calls
@@ -93,15 +93,15 @@ class AnswerReader:
         return self._after_call if call.is_custom else not _is_json(call.arguments)
 
     def push(self, text: str) -> list[Event]:
-        """What can be told of the answer by now, beyond what was told before."""
+        """Takes the next text, and returns the events that are certain by now."""
         if text:
             self._scanner.feed(text)
             next(self._parse, None)
         return self._take()
 
     def end(self, cut: bool) -> list[Event]:
-        """The rest. `cut`: the output has reached its limit or a stop string, so what is incomplete is not a mistake of
-        the model's.
+        """Returns the remaining events. `cut`: the output was cut off by a limit or a stop string, so incomplete parts
+        are not the model's mistake.
         """
         self.was_cut = cut
         self._scanner.end()
@@ -116,7 +116,7 @@ class AnswerReader:
         events, self._events = self._events, []
         return events
 
-    # The answer's grammar.
+    # Parsing.
 
     def _answer(self) -> Parse[None]:
         # Waits here for the first text.
@@ -147,18 +147,18 @@ class AnswerReader:
         return begins
 
     def _reasoning(self) -> Parse[None]:
-        """Up to its end, or to a call that comes without one."""
+        """Reads reasoning up to its end marker, or up to a call if there is no end marker."""
         assert self._markers is not None
         end, begins = self._markers.end, self._format.begins if self._format is not None else ()
-        # White space at the two seams belongs to the format.
+        # The line breaks next to the markers belong to the format.
         yield from self._scanner.literal("\n")
         while True:
             found = yield from self._scanner.until((end, *begins), self._think)
             if found is None:
                 return
             if found != end:
-                # Some models call without ending their reasoning, and some think about calls. Whether the end still
-                # comes tells which it is.
+                # Some models make calls without ending their reasoning, and some reason about calls. It is the latter
+                # if the end marker still follows.
                 self._scanner.hold(back=len(found))
                 found = yield from self._scanner.until((end,), _ignore)
                 if found is None and not self.was_cut:
@@ -183,7 +183,7 @@ class AnswerReader:
         yield from self._scanner.until((), _ignore)
 
     def _bare_calls(self, format: CallFormat) -> Parse[None]:
-        """The answer's beginning, if it is calls without a marker before them."""
+        """Reads calls without a marker at the beginning of the answer, if there are any."""
         self._needs_name = True
         self._scanner.hold()
         yield from self._scanner.space()
@@ -194,7 +194,7 @@ class AnswerReader:
         self._needs_name = False
 
     def _block(self, format: CallFormat, begin: str) -> Parse[None]:
-        """Calls, and what ends them. If there are none, the beginning is text."""
+        """Reads calls and their end marker. If there are no calls, the begin marker is text."""
         before = len(self.calls)
         yield from CallParser(self._scanner, self).calls(format.calls)
         if len(self.calls) > before:
@@ -210,13 +210,13 @@ class AnswerReader:
     def _is_over(self) -> bool:
         return self._max_calls is not None and len(self.calls) >= self._max_calls
 
-    # What the parsers tell.
+    # The sink of the parsers.
 
     def may_call(self, name: str) -> bool:
         return not self._is_over and (not self._needs_name or name in self._tools)
 
     def may_begin_with(self, key: str) -> bool:
-        # Text that is JSON of another kind should not be held back until it is complete.
+        # Otherwise an answer that is some other JSON would be held back until it is complete.
         return not self._needs_name or key in _FIRST_KEYS
 
     def is_custom(self, name: str) -> bool:
@@ -253,8 +253,8 @@ class AnswerReader:
             self._events.append(Text(text, begin))
 
     def _say_begun(self, text: str) -> None:
-        """The beginning of a marker, and nothing after it. Nobody knows what it would have become, unless it comes at a
-        limit and where a call is expected.
+        """Takes an incomplete marker at the end of the answer. It is text, unless a limit cut it off where a call was
+        expected.
         """
         if not self.was_cut or not (self.calls or self._only_calls):
             self._say(text)

@@ -1,5 +1,5 @@
-"""Text as it arrives, for parsers that are generators: they yield where they need more of it, so that it never matters
-how the text was cut. Knows no formats.
+"""Incremental text for parsers that are generators: they yield when they need more of it, so the result does not depend
+on how the text was split. Knows no formats.
 """
 
 import re
@@ -31,18 +31,18 @@ class Scanner:
             self._held_from = 0
 
     def end(self) -> None:
-        """No more text comes: parsers that ask for more are told so."""
+        """Marks the end of the text: `more` then returns False."""
         self.ended = True
 
-    # A parser that may turn out to be wrong holds the text it reads, and then either releases it or takes it back.
+    # Backtracking: a parser holds the text that it reads, and then either releases it or goes back.
 
     def hold(self, back: int = 0) -> None:
-        """From here, or from a few characters before."""
+        """Keeps the text from here on, or from `back` characters before."""
         self._held_from = self._at - back
 
     @property
     def position(self) -> int:
-        """In all of the text. While a piece is emitted, where that begins."""
+        """Offset in the whole text. While a piece is emitted, the offset of its beginning."""
         return self._num_dropped + self._at
 
     @property
@@ -61,14 +61,14 @@ class Scanner:
         return self._text[self._held_from : self._at]
 
     def go_back(self) -> None:
-        """To where `hold` was called."""
+        """Returns to where the held text begins."""
         assert self._held_from is not None
         self._at, self._held_from = self._held_from, None
 
-    # What parsers use: each yields until it can tell.
+    # For parsers: each of these yields until there is enough text to decide.
 
     def more(self) -> Parse[bool]:
-        """Waits for text beyond what is here; False if there is none to come."""
+        """Waits for more text; False if the text has ended."""
         if self.ended:
             return False
         here = len(self._text) - self._at
@@ -77,18 +77,18 @@ class Scanner:
         return len(self._text) - self._at > here
 
     def peek(self) -> Parse[str]:
-        """The next character, which is not taken; empty at the end."""
+        """The next character, without consuming it; empty at the end."""
         if self._at == len(self._text):
             yield from self.more()
         return self._text[self._at : self._at + 1]
 
     def take(self, count: int = 1) -> str:
-        """The next characters, which were seen already."""
+        """Consumes the next characters, which must have arrived."""
         self._at += count
         return self._text[self._at - count : self._at]
 
     def literal(self, text: str) -> Parse[bool]:
-        """Takes this text if it comes next."""
+        """Consumes this text if it comes next."""
         while True:
             here = self._text[self._at : self._at + len(text)]
             if here == text:
@@ -98,23 +98,25 @@ class Scanner:
                 return False
 
     def one_of(self, texts: tuple[str, ...]) -> Parse[str | None]:
-        """Takes the longest of these texts that comes next."""
+        """Consumes the longest of these texts that comes next."""
         for text in _markers(texts).longest_first:
             if (yield from self.literal(text)):
                 return text
         return None
 
     def drop_begun(self, texts: tuple[str, ...]) -> None:
-        """Drops what is left, if one of these texts begins like that. For the end, where nothing more comes."""
+        """Drops the remaining text if it is the beginning of one of these. To be used once the text has ended."""
         if any(text.startswith(self._text[self._at :]) for text in texts):
             self._at = len(self._text)
 
     def space(self) -> Parse[None]:
-        """Takes white space."""
+        """Consumes white space."""
         yield from self.run(_SPACE, _ignore)
 
     def run(self, pattern: re.Pattern[str], emit: Emit) -> Parse[None]:
-        """Takes what the pattern matches: a run of characters, none of which depends on what comes after it."""
+        """Consumes what the pattern matches. The pattern must be a repeated character class, so that the text can be
+        matched piece by piece.
+        """
         while True:
             match = pattern.match(self._text, self._at)
             if match is not None and match.end() > self._at:
@@ -124,12 +126,12 @@ class Scanner:
                 return
 
     def until(self, texts: tuple[str, ...], emit: Emit, emit_begun: Emit | None = None) -> Parse[str | None]:
-        """Takes text up to and including the earliest of these texts, which is returned and not emitted. None, and all
-        text taken, if none of them comes. `emit_begun` gets what the text ends with if one of them begins like that.
+        """Consumes text up to and including the earliest of these texts, which is returned and not emitted. If none
+        occurs, consumes all text and returns None. `emit_begun` gets an incomplete one at the end of the text.
         """
         while True:
             found, start = _earliest(self._text, texts, self._at)
-            # An earlier one may be about to complete, if it is the longer.
+            # A longer one that begins earlier may still be incomplete.
             live = min(start, _live_from(self._text, texts, self._at))
             if live > self._at:
                 emit(self._text[self._at : live])
@@ -138,7 +140,7 @@ class Scanner:
                 self._at += len(found)
                 return found
             if not (yield from self.more()):
-                # Nothing can complete any more.
+                # The text has ended, so an incomplete one will not be completed.
                 found, start = _earliest(self._text, texts, self._at)
                 if start > self._at:
                     (emit if emit_begun is None else emit_begun)(self._text[self._at : start])
@@ -159,7 +161,7 @@ def _markers(texts: tuple[str, ...]) -> _Markers:
 
 
 def _earliest(text: str, texts: tuple[str, ...], begin: int) -> tuple[str | None, int]:
-    """Which comes first, the longest of those at one place, and where; the text's length if none does."""
+    """The one that occurs first, the longest if several do, and its offset; None and the text's length if none does."""
     found, start = None, len(text)
     for each in _markers(texts).longest_first:
         at = text.find(each, begin, start + len(each) - 1 if found else None)
@@ -169,7 +171,7 @@ def _earliest(text: str, texts: tuple[str, ...], begin: int) -> tuple[str | None
 
 
 def _live_from(text: str, texts: tuple[str, ...], begin: int) -> int:
-    """Where the earliest tail begins that more text could complete to one of these; the text's length if none does."""
+    """Offset of the earliest tail that more text could complete to one of these; the text's length if none could."""
     markers = _markers(texts)
     window = text[max(begin, len(text) - markers.longest + 1) :]
     if any(first in window for first in markers.firsts):

@@ -1,4 +1,4 @@
-"""What a request says about tools and reasoning, in no dialect's own form."""
+"""A request's settings for tools and reasoning, independent of the dialect."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,33 +7,33 @@ from typing import Literal
 from ostro.errors import BadRequest
 
 CUSTOM_INPUT = "input"
-"""The one argument of a custom tool, as models see it: to them it is a function that takes a string."""
+"""The only argument of a custom tool, which models see as a function that takes a string."""
 
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function, or a custom tool, whose input is text."""
+    """A function, or a custom tool, which takes text."""
 
     name: str
     description: str | None = None
     parameters: Mapping[str, object] | None = None
-    """A function's arguments as a JSON schema. None: it takes none."""
+    """JSON schema of a function's arguments. None if it takes none."""
     strict: bool = False
     """Whether a schema that cannot be enforced exactly is refused."""
     enforced: Mapping[str, object] | None = None
-    """The schema that calls are held to in place of `parameters`: what can be enforced of it."""
+    """The schema that is enforced in place of `parameters`: the part of it that can be."""
     is_custom: bool = False
     regex: str | None = None
-    """What a custom tool's input must match as a whole."""
+    """Regex that must match a custom tool's whole input."""
     grammar: str | None = None
-    """A custom tool's input as a grammar in Lark's notation."""
+    """Grammar of a custom tool's input, in Lark's notation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Whether tools are called: not at all, if the model wants to, at least once, or exactly once by name."""
+    """Whether tools are called: never, if the model decides to, at least once, or exactly once by name."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
@@ -51,7 +51,7 @@ class ReasoningSettings:
     enabled: bool | None = None
     """None leaves it to the template, or to `effort`."""
     effort: str | None = None
-    """From none to max. Given to templates that read it; `none` turns reasoning off."""
+    """From none to max. Passed to templates that read it; `none` turns reasoning off."""
     budget: int | None = None
     """Tokens after which the reasoning is ended."""
     include: bool = True

@@ -1,4 +1,4 @@
-"""Values that a model wrote without saying of what type, as JSON: the schema decides."""
+"""Converts values that a model wrote without quotes or types to JSON, by their schema."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ _COMBINED = ("anyOf", "oneOf", "allOf")
 
 
 def json_of(text: str, schema: object, root: Mapping[str, object]) -> str:
-    """The text as JSON of one of the types that the schema allows, and as a string if it is none of these. A text that
-    may be a string and something else is the other, if it reads as that. References within the schema are to `root`.
+    """The text as JSON of a type that the schema allows, or else as a string. If the schema allows a string and another
+    type, the other type is preferred if the text parses as that. References in the schema are relative to `root`.
     """
     types = _types(schema, root)
     if types and types <= {"string"}:
@@ -19,7 +19,7 @@ def json_of(text: str, schema: object, root: Mapping[str, object]) -> str:
     value = _value(text)
     if value is _NOTHING or not (not types or _types_of(value) & types):
         return _dumped(text)
-    # As it was written, unless only Python reads it so.
+    # Verbatim, unless it is Python's spelling.
     written = text.strip()
     return written if written not in ("True", "False", "None") else _dumped(value)
 
@@ -47,7 +47,7 @@ def _refuse(word: str) -> object:
 
 
 def _types(schema: object, root: Mapping[str, object], depth: int = 0) -> set[str]:
-    """What the schema allows; empty for anything."""
+    """The types that the schema allows; empty if it allows any."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
     types = set(filter(_is_text, _listed(schema.get("type"))))
@@ -61,7 +61,7 @@ def _types(schema: object, root: Mapping[str, object], depth: int = 0) -> set[st
 
 
 def _referred(reference: str, root: object) -> object:
-    """What a reference such as #/$defs/Place is to; None if there is nothing."""
+    """The target of a reference such as #/$defs/Place; None if there is none."""
     for key in reference.removeprefix("#").split("/")[1:]:
         root = root.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
     return root
