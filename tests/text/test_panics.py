@@ -28,14 +28,14 @@ def with_pattern(directory: Path, pattern: str, *, where: str = "pre_tokenizer")
 @pytest.mark.parametrize("where", ["pre_tokenizer", "normalizer"])
 def test_a_catastrophic_pattern_is_refused_at_load_with_the_models_name(tmp_path: Path, where: str) -> None:
     directory = with_pattern(tmp_path / "regex-bomb", CATASTROPHIC[0], where=where)
-    with pytest.raises(BadCheckpoint, match=r"The tokenizer of .*regex-bomb cannot cut plain text") as caught:
+    with pytest.raises(BadCheckpoint, match=r"The tokenizer of .*regex-bomb cannot encode plain text") as caught:
         Tokenizer.load(directory)
     assert "--tokenizer" in caught.value.message
 
 
 @pytest.mark.parametrize("pattern", CATASTROPHIC[1:])
 def test_probes_find_repetitions_of_several_kinds(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(BadCheckpoint, match="cannot cut plain text"):
+    with pytest.raises(BadCheckpoint, match="cannot encode plain text"):
         Tokenizer.load(with_pattern(tmp_path, pattern))
 
 

@@ -58,7 +58,7 @@ _GEMMA = """\
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif -%}
 """
 
-# As Mistral's own tokenizers write it since their third version: the system's text goes before the last user's.
+# As in Mistral's own tokenizers since their third version: the system's text goes before the last user's.
 _MISTRAL = """\
 {{- bos_token }}
 {%- set ns = namespace(preface='', last_user=-1) -%}
@@ -101,7 +101,7 @@ CHOICES = f"{', '.join(BUILTIN_TEMPLATES)} or the path of a .jinja file"
 class Choice:
     template: ChatTemplate | None
     turn_end: str | None = None
-    """The token by which a built-in format ends a turn."""
+    """The token that ends a turn in a built-in format."""
 
 
 def choose_template(
@@ -111,7 +111,7 @@ def choose_template(
     has_token: Callable[[str], bool],
     own_for_tools: str | None = None,
 ) -> Choice:
-    """What the operator chose: a built-in's name or a file; else the model's own template; else the built-in that the
+    """The operator's choice, a built-in's name or a file; else the model's own template; else the built-in that the
     model's tokens identify; else none. `has_token` tells whether the vocabulary has a token.
     """
     if choice is None and own is not None:
@@ -134,7 +134,7 @@ def choose_template(
 
 
 def _identified(variables: Mapping[str, str], has_token: Callable[[str], bool]) -> Choice:
-    """The built-in whose markers the model has; of several, the one that ends a turn as the model ends its texts."""
+    """The built-in whose markers the model has; of several, one whose turn end is the model's eos token."""
     found = {
         name: builtin
         for name, builtin in BUILTIN_TEMPLATES.items()

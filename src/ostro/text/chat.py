@@ -9,12 +9,12 @@ Tools = Sequence[Mapping[str, object]]
 
 
 def is_about_tools(message: Message) -> bool:
-    """Whether it holds calls, or the result of one."""
+    """Whether it holds tool calls, or the result of one."""
     return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
 class RenderOptions(TypedDict, total=False):
-    """How a conversation is rendered, as keyword arguments of everything that renders one."""
+    """How to render a conversation: keyword arguments of everything that renders one."""
 
     tools: Tools | None
     """In the form of OpenAI's chat completions, as templates expect them."""
@@ -30,12 +30,12 @@ class RenderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """`variables` are what the template may ask of the tokenizer: `bos_token`, `eos_token` and others."""
+    """`variables` are the tokenizer's, such as `bos_token` and `eos_token`."""
 
     source: str
     variables: Mapping[str, str] = field(default_factory=dict)
     tool_source: str | None = None
-    """Another one for conversations with tools, if the model has that: many call it `tool_use`."""
+    """A separate template for conversations with tools, if the model has one: often called `tool_use`."""
 
     @property
     def whole_source(self) -> str:

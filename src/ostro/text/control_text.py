@@ -32,15 +32,15 @@ class ControlTexts:
         return text in self.texts
 
     def marked(self, text: str, mark: str) -> str:
-        """With the mark before every place where one of the texts begins, overlapping ones too."""
+        """The text with the mark before every place where a control text begins, including overlapping ones."""
         return self._first.sub(lambda first: self._mark(first, mark), text) if self._may_begin_in(text) else text
 
     def marked_everywhere(self, text: str, mark: str) -> str:
-        """With the mark before every character with which one of the texts could begin."""
+        """The text with the mark before every character with which a control text could begin."""
         return self._first.sub(lambda first: mark + first[0], text) if self._may_begin_in(text) else text
 
     def unmarked(self, text: str, mark: str) -> Iterator[tuple[int, int]]:
-        """The spans of these texts that bear no mark: leftmost first, of those the longest, none overlapping."""
+        """Spans of control texts that bear no mark: the leftmost, and of those the longest, without overlaps."""
         end = 0
         for first in self._first.finditer(text) if self._may_begin_in(text) else ():
             start = first.start()
@@ -52,7 +52,7 @@ class ControlTexts:
         return [text[start:end] for start, end in self.unmarked(text, mark)]
 
     def signed(self, text: str, mark: str, signature: str) -> str:
-        """With the signature before every unmarked one, and all marks gone."""
+        """The text with the signature before every unmarked control text, and without marks."""
         parts, done = [], 0
         for start, end in self.unmarked(text, mark):
             parts += [text[done:start].replace(mark, ""), signature, text[start:end]]
@@ -61,19 +61,19 @@ class ControlTexts:
         return "".join(parts)
 
     def _may_begin_in(self, text: str) -> bool:
-        # Many times as fast as a regular expression, and most texts hold none of them.
+        # Much faster than a regular expression, and most texts hold no control texts.
         return any(first in text for first in self._firsts)
 
     def _mark(self, first: re.Match[str], mark: str) -> str:
         return mark + first[0] if self._length_at(first.string, first.start()) else first[0]
 
     def _length_at(self, text: str, start: int) -> int:
-        """How long the longest of the texts is that begins there; 0 if none does."""
+        """Length of the longest control text that begins there; 0 if none does."""
         return next((length for length in self._lengths if text[start : start + length] in self.texts), 0)
 
 
 class Marker:
-    """Applies one way of marking to all strings of a JSON value, keys included, and remembers whether it did."""
+    """Marks all strings of a JSON value, keys included, and remembers whether any changed."""
 
     def __init__(self, marked: Callable[[str], str]) -> None:
         self._marked = marked

@@ -13,9 +13,9 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """All texts of `push` and `flush` together are `Tokenizer.decode` of the ids, read as going on from the prompt.
+    """The texts of `push` and `flush`, joined, equal `Tokenizer.decode` of the ids as a continuation of the prompt.
 
-    A character that the prompt left unfinished is the prompt's: its bytes do not show in the output.
+    A character that the prompt left unfinished belongs to the prompt: the output does not show its bytes.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Detokenizer:
         self._skip_special = skip_special
         self._shown_ids = shown_ids
         self._utf8 = _Utf8Decoder(errors="replace")
-        # Only a text's very first space is dropped, and the output is first only where the prompt has no text.
+        # Only a text's very first space is dropped: the output's, only if the prompt has no text.
         self._drop_space = tokenizer.drops_first_space and not any(
             tokenizer.bytes_of((token,), skip_special=skip_special) for token in prompt_ids
         )
@@ -54,5 +54,5 @@ class Detokenizer:
         )
 
     def flush(self) -> str:
-        """The sequence has ended: an unfinished character comes out as a replacement character."""
+        """Ends the text: an unfinished character becomes a replacement character."""
         return self._utf8.decode(b"", final=True)

@@ -1,7 +1,7 @@
 """A GGUF file's vocabulary as a tokenizer. Knows the `tokenizer.*` metadata; opens no file and knows no templates.
 
-`gpt2`: byte-level pieces, merges in the file, words cut by the rule `tokenizer.ggml.pre` names.
-`llama`: SentencePiece pieces with scores; the merges follow from pieces and scores.
+`gpt2`: byte-level pieces, merges in the file, and the pre-tokenizer that `tokenizer.ggml.pre` names.
+`llama`: SentencePiece pieces with scores, from which the merges follow.
 `gemma4`: SentencePiece pieces, merges in the file.
 """
 
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-# Tokens by which a chat turn ends, for files that do not name theirs. One counts only if the file's own chat template
+# Tokens that end a chat turn, for files that do not name theirs. One counts only if the file's own chat template
 # writes it: a base model may have it in its vocabulary unused.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|eom_id|>", "<|return|>", "<|call|>")
 
-# What SentencePiece gives out unless told otherwise, and what holds where a file is silent.
+# SentencePiece's default ids, for files that do not name theirs.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 
-# Phi-3's markers swallow the white space after them, all but these; the file format cannot say so.
+# All of Phi-3's markers but these swallow the white space after them; the file format cannot express that.
 _PHI3_PLAIN_MARKERS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -35,14 +35,14 @@ _PHI3_PLAIN_MARKERS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 class GgufVocab:
     core: tokenizers.Tokenizer
     pieces: list[str]
-    """By id. A piece may occur twice, where the core tokenizer remembers only its last id."""
+    """By id. If a piece occurs twice, the core tokenizer knows only its last id."""
     bos_id: int | None
     eos_ids: frozenset[int]
     special_pieces: dict[str, str]
-    """What templates call `bos_token`, `eos_token` and so on."""
+    """By their names in templates: `bos_token`, `eos_token` and so on."""
     chat_template: str | None
     tool_template: str | None
-    """Another one for conversations with tools."""
+    """A separate template for conversations with tools."""
 
 
 def gguf_vocab(metadata: Mapping[str, object]) -> GgufVocab:
@@ -88,7 +88,7 @@ def gguf_vocab(metadata: Mapping[str, object]) -> GgufVocab:
 def _byte_level(fields: "_Fields", pieces: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
     name = fields.text("tokenizer.ggml.pre")
     if name is None:
-        _log.warning("the GGUF file does not say how its vocabulary cuts words; the format's old default is used")
+        _log.warning("the GGUF file names no pre-tokenizer (tokenizer.ggml.pre); the format's old default is used")
         name = "default"
     rule = pre_tokenizer_named(name)
     core = _bpe(pieces, fields.merges(), ignore_merges=rule.ignore_merges)
@@ -109,7 +109,7 @@ def _sentencepiece(fields: "_Fields", pieces: list[str], types: list[int], unkno
     core = _bpe(pieces, merges, unk_token=unknown_piece, fuse_unk=True, byte_fallback=True)
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
     after: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    # The kind that brings its merges has no such habit.
+    # Vocabularies with merges of their own add no space by default.
     if fields.flag("tokenizer.ggml.add_space_prefix", not given):
         steps.insert(0, normalizers.Prepend("▁"))
         after.append(decoders.Strip(" ", 1, 0))
@@ -121,8 +121,8 @@ def _sentencepiece(fields: "_Fields", pieces: list[str], types: list[int], unkno
 def _merges_by_score(pieces: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to make one piece of two, best piece first.
 
-    SentencePiece joins whichever neighbours make the best-scored piece; as ranked merges that is the same order. Of
-    the ways to make one piece the shorter left part goes last, as in the public conversions of these vocabularies.
+    SentencePiece joins the neighbours that make the best-scored piece, which merges ranked by score reproduce. Of the
+    ways to make one piece, longer left parts come first, as in the public conversions of these vocabularies.
     """
     if len(scores) != len(pieces):
         raise _damaged(f"{len(pieces)} tokens and {len(scores)} scores")
@@ -134,7 +134,7 @@ def _merges_by_score(pieces: list[str], types: list[int], scores: list[float]) -
     merges: list[tuple[str, str]] = []
     for piece in sorted(joinable, key=joinable.__getitem__, reverse=True):
         for cut in range(len(piece) - 1, 0, -1):
-            # Most cuts fail on the left part, so the right one is not even taken.
+            # Most cuts fail on the left part, so the right one is sliced only after that.
             if (left := piece[:cut]) in joinable and (right := piece[cut:]) in joinable:
                 merges.append((left, right))
     return merges
@@ -165,7 +165,7 @@ def _bpe(
 
 
 def _added_tokens(pieces: list[str], types: list[int], swallowing: frozenset[str]) -> list[AddedToken]:
-    """Tokens that are found in the text as they stand, before any cutting and merging."""
+    """Tokens that are matched in the text as they are, before pre-tokenisation and merging."""
     return [
         AddedToken(piece, special=kind != _USER_DEFINED, normalized=False, rstrip=piece in swallowing)
         for piece, kind in zip(pieces, types, strict=True)
@@ -197,7 +197,7 @@ def _turn_ends(pieces: list[str], types: list[int], template: str | None) -> set
         if kind in (_CONTROL, _USER_DEFINED) and piece in written
     }
     if "<|return|>" in found:
-        # Where a turn ends with this one, <|end|> ends only a message within it.
+        # If this token ends a turn, <|end|> ends only a message within it.
         found.pop("<|end|>", None)
     return set(found.values())
 
@@ -207,7 +207,7 @@ def _damaged(what: str) -> BadCheckpoint:
 
 
 class _Fields:
-    """Metadata, read with the types it should have."""
+    """Metadata, checked for the types it should have."""
 
     def __init__(self, metadata: Mapping[str, object]) -> None:
         self._metadata = metadata
@@ -223,7 +223,7 @@ class _Fields:
 
     def token_id(self, name: str, usual: int | None, count: int) -> int | None:
         value = self._metadata.get(f"tokenizer.ggml.{name}_token_id", usual)
-        # The widest id means none, as some converters write it.
+        # Some converters write the highest id for none.
         if value is None or value == 0xFFFFFFFF or value == -1:
             return None
         if not isinstance(value, int) or not 0 <= value < count:
@@ -240,7 +240,7 @@ class _Fields:
         return cast(list[float], self._array(key, (int, float)))
 
     def merges(self) -> list[tuple[str, str]]:
-        # A piece is never empty, so the space that parts two is looked for from the second character on.
+        # A piece is never empty, so the separating space is searched from the second character on.
         pairs = self.texts("tokenizer.ggml.merges")
         return [(pair[: (gap := pair.find(" ", 1))], pair[gap + 1 :]) for pair in pairs]
 

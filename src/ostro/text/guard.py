@@ -19,19 +19,19 @@ _MARKER = re.compile(r"<\S.*>|\[\S.*\]|\{\S.*\}")
 
 
 def encode_ids(core: tokenizers.Tokenizer, texts: Sequence[str], *, add_special: bool) -> list[list[int]]:
-    """Lets other threads run meanwhile, which the library's single `encode` does not."""
+    """Token ids of each text. Releases the GIL, which the library's single `encode` does not."""
     try:
         encodings = core.encode_batch_fast(list(texts), add_special_tokens=add_special)
     except TypeError as error:
-        # JSON can spell half a surrogate pair, which Python keeps and no encoding of text has.
+        # JSON can spell half a surrogate pair, which Python keeps but UTF-8 cannot encode.
         raise BadRequest("The text holds half a surrogate pair, which is not a character.") from error
     return [encoding.ids for encoding in encodings]
 
 
 class PlainEncoder:
-    """Encodes text in which no control token is recognised, save those that bear a secret signature.
+    """Encodes text without recognising control tokens, except those that bear a secret signature.
 
-    It shares the core's model and rules. Only its added tokens differ: each guarded one goes by signature + text, so
+    It shares the core's model and rules. Only its added tokens differ: each guarded one is spelt signature + text, so
     that one pass finds them exactly as the core would find the bare ones.
     """
 
@@ -50,11 +50,11 @@ class PlainEncoder:
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Of the guarded texts, those that bear the mark stay text."""
+        """Encodes guarded texts as control tokens, except those that bear the mark, which stay text."""
         return self.encode(self._guarded.signed(text, mark, self._signature), add_special=False)
 
     def _adopt(self, added: Mapping[int, AddedToken]) -> dict[int, int]:
-        """Gives the twin its added tokens. Returns its ids for them -> the core's."""
+        """Gives the twin its added tokens. Returns the twin's id -> the core's id of each."""
         signed = {token: self._signed(added[token]) for token in sorted(added)}
         self._twin.add_tokens(list(signed.values()))
         return {cast(int, self._twin.token_to_id(twin.content)): token for token, twin in signed.items()}
@@ -72,7 +72,7 @@ class PlainEncoder:
 
 
 def frame(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """What the core puts before and after a text."""
+    """The special tokens that the core puts before and after a text."""
     encoding = core.encode("a", add_special_tokens=True)
     bare = len(core.encode("a", add_special_tokens=False).ids)
     before = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
@@ -80,7 +80,7 @@ def frame(core: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def guarded_texts(added: Collection[AddedToken], template: ChatTemplate | None) -> tuple[ControlTexts, ControlTexts]:
-    """Those of special tokens; and those with the other tokens that the template uses as markers."""
+    """The texts of special tokens; and these plus other added tokens that the template uses as markers."""
     special = {token.content for token in added if token.special}
     source = template.whole_source if template is not None else ""
     markers = {token.content for token in added if _MARKER.fullmatch(token.content) and token.content in source}

@@ -1,6 +1,4 @@
-"""Loads a tokenizer from a model's directory: tokenizer.json and the files next to it. Knows their names and
-layouts.
-"""
+"""Loads a tokenizer from a model's directory: tokenizer.json and the files next to it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Settings:
     special_pieces: dict[str, str]
     chat_template: str | None
     tool_template: str | None
-    """Another one for conversations with tools."""
+    """A separate template for conversations with tools."""
 
 
 def read_core(directory: Path) -> tokenizers.Tokenizer:
@@ -51,7 +49,7 @@ def read_core(directory: Path) -> tokenizers.Tokenizer:
 
 
 def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
-    """A BERT vocabulary from before tokenizer.json: one piece per line, and a few settings."""
+    """Reads a BERT vocabulary from before tokenizer.json: one piece per line, and a few settings."""
     path = directory / "vocab.txt"
     config = {**_json(directory, "special_tokens_map.json"), **_json(directory, "tokenizer_config.json")}
     special = {name: _piece(config.get(name)) or usual for name, usual in _BERT_SPECIALS.items()}
@@ -84,7 +82,7 @@ def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
     generation = {**_json(directory, "config.json"), **_json(directory, "generation_config.json")}
     pieces = {name: piece for name in _SPECIAL_NAMES if (piece := _piece(config.get(name))) is not None}
     if isinstance(core.model, models.WordPiece) and (end := _piece(config.get("sep_token", _SEPARATOR))) is not None:
-        # BERT's vocabularies have no other end of a text.
+        # BERT's vocabularies have no other end-of-text token.
         pieces.setdefault("eos_token", end)
     bos, eos = (core.token_to_id(pieces[name]) if name in pieces else None for name in ("bos_token", "eos_token"))
     ends = set(ids_in(generation.get("eos_token_id")))
@@ -99,7 +97,7 @@ def read_settings(directory: Path, core: tokenizers.Tokenizer) -> Settings:
 
 
 def _json(directory: Path, name: str) -> dict[str, object]:
-    """The file's entries that say something; none if there is no such file."""
+    """The file's entries that are not null; empty if there is no such file."""
     from ostro.formats.json_file import read_json_object
 
     path = directory / name
@@ -108,22 +106,22 @@ def _json(directory: Path, name: str) -> dict[str, object]:
 
 
 def _piece(value: object) -> str | None:
-    """A special token is written as its text, or as an object that holds it."""
+    """The text of a special token, which files write as a string or as an object that holds one."""
     piece = value.get("content") if isinstance(value, Mapping) else value
     return piece if isinstance(piece, str) else None
 
 
 def ids_in(value: object) -> Iterator[int]:
-    """Token ids are written as one number, a list of them, or -1 for none."""
+    """Token ids from a file, which writes one number, a list of them, or -1 for none."""
     for token in value if isinstance(value, list) else [value]:
         if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
             yield token
 
 
 def _chat_templates(directory: Path, config: Mapping[str, object]) -> tuple[str | None, str | None]:
-    """That of plain conversations, and that of those with tools if it is another one."""
+    """The template for plain conversations, and a separate one for those with tools if there is one."""
     value = _json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
-    # Several by name; the plain conversation goes by the default one.
+    # A list holds several templates by name; plain conversations use the default one.
     listed = value if isinstance(value, list) else [{"name": "default", "template": value}]
     named = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, Mapping)}
     plain = _text(directory / "chat_template.jinja") or named.get("default")
@@ -132,7 +130,7 @@ def _chat_templates(directory: Path, config: Mapping[str, object]) -> tuple[str 
 
 
 def _text(path: Path) -> str | None:
-    """Of the file, if there is one."""
+    """The file's text, if there is one."""
     if not path.is_file():
         return None
     try:

@@ -26,7 +26,7 @@ class IdTokenizer(Tokenizer):
     def encode_batch(
         self, texts: Sequence[str], *, add_special: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
-        """Raises BadRequest for a text of anything but this model's ids."""
+        """Raises BadRequest for a text that holds anything but this model's ids."""
         for text in texts:
             for word in text.split():
                 if self._core.token_to_id(word) is None:

@@ -1,7 +1,7 @@
 """Renders a chat template: a conversation to the text the model was trained on. Knows Jinja; knows no tokens, no ids.
 
-A template is a program that came with a model's files. Jinja's immutable sandbox keeps it from reaching anything, but
-not from running forever or filling memory, so it must be rendered in a process with limits (see `render_process`).
+A template is a program that came with a model's files. Jinja's immutable sandbox isolates it, but does not keep it from
+running forever or filling memory, so it must be rendered in a process with limits (see `render_process`).
 """
 
 import json
@@ -22,12 +22,12 @@ from ostro.errors import BadRequest, Unsupported
 from ostro.text.chat import ChatTemplate, Message, Tools, is_about_tools
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}")
-# The names under which clients send back what a model thought, and under which templates look for it.
+# The names under which clients send back a model's reasoning, and under which templates look for it.
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 
 
 class JinjaTemplate:
-    """A chat template, and that for tools if there is another, compiled when they are first rendered."""
+    """A chat template, and the one for tools if it is separate; compiled when first rendered."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -75,7 +75,7 @@ class JinjaTemplate:
         except MemoryError:
             raise
         except Exception as error:
-            # Nothing but the template runs here, and Jinja's functions and Python's operators raise all kinds.
+            # Only the template runs here, and Jinja's functions and Python's operators raise all kinds of errors.
             raise BadRequest(f"The chat template failed: {_short(error)}", param="messages") from error
 
     def _compiled(self, source: str) -> Template:
@@ -85,7 +85,7 @@ class JinjaTemplate:
 
 
 def _prepared(message: Message) -> dict[str, object]:
-    """A message as templates expect it: content as one text, reasoning under every name it goes by."""
+    """A message as templates expect it: content as one text, reasoning under all of its usual names."""
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise BadRequest("Each message needs a role such as system, user or assistant.", param="messages")
@@ -106,13 +106,13 @@ def _part_text(part: object) -> str:
         raise BadRequest("Each part of a message's content needs a type.", param="messages")
     if part["type"] not in ("text", "input_text") or not isinstance(part.get("text"), str):
         raise Unsupported(
-            f"This model reads text; a content part of type {part['type'][:40]!r} is not.", param="messages"
+            f"This model reads only text, not content parts of type {part['type'][:40]!r}.", param="messages"
         )
     return cast(str, part["text"])
 
 
 def _before(end: str, text: str) -> str:
-    """What comes before the mark that the last message ended with: the text whose continuation is the model's."""
+    """The text up to the mark at the end of the last message: what the model is to continue."""
     unfinished, found, _ = text.rpartition(end)
     if not found:
         raise BadRequest(
@@ -133,7 +133,7 @@ class _Refused(TemplateError):
 
 
 class _GenerationBlocks(Extension):
-    """{% generation %} marks the assistant's own words for training; here it only holds what is in it."""
+    """{% generation %} marks the assistant's own words for training; here it only renders its contents."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
 
@@ -143,7 +143,7 @@ class _GenerationBlocks(Extension):
 
 
 class _Namespace(Namespace):
-    """Without names that begin with an underscore, by which Jinja and Python find out what an object is."""
+    """A namespace without names that begin with an underscore, which are special to Jinja and Python."""
 
     def __init__(self, /, **attributes: object) -> None:
         for name in attributes:

@@ -1,4 +1,4 @@
-"""Renders a conversation with every control text that it brought in marked. See control_text.py for the idea.
+"""Renders a conversation and marks every control text that comes from its messages. See control_text.py for the idea.
 
 Knows templates and control texts; knows no tokens, no ids.
 """
@@ -10,7 +10,7 @@ from ostro.text.chat import Message, RenderOptions, Tools
 from ostro.text.control_text import ControlTexts, Marker
 from ostro.text.jinja_template import JinjaTemplate
 
-# Anyone may speak in these; system texts and earlier answers come from the application.
+# Messages in these roles are untrusted; system texts and earlier answers come from the application.
 _OUTSIDE_ROLES = frozenset({"user", "tool", "function"})
 
 
@@ -23,10 +23,10 @@ def render_guarded(
     mark: str,
     **options: Unpack[RenderOptions],
 ) -> str:
-    """The conversation's text, with the mark before every control text that a message, a tool or a variable brought in.
+    """The conversation's text, with the mark before every control text that comes from a message, tool or variable.
 
-    `controls` are guarded in all messages; `guarded` has also the template's other markers, and these only users and
-    tools may not write: an answer's own <think> is part of the conversation.
+    `controls` are marked in all messages. `guarded` also has the template's other markers, which are marked only in the
+    messages of users and tools: an answer's own <think> is part of the conversation.
     """
 
     def marked(way: Callable[[ControlTexts, str, str], str]) -> tuple[list[Message], RenderOptions, bool]:
@@ -42,8 +42,8 @@ def render_guarded(
 
     turns, others, _ = marked(ControlTexts.marked)
     rendered = template.render(turns, **others)
-    # A template may also join or cut texts so that a control text arises that was in no message. With the mark at
-    # every place where one could begin, none can; where both ways agree on the markers, none has.
+    # A template may also join or cut texts into a control text that no message holds. With the mark at every place
+    # where one could begin, that is impossible; if both renderings have the same markers, it did not happen.
     turns, others, possible = marked(ControlTexts.marked_everywhere)
     if not possible:
         return rendered

@@ -1,4 +1,4 @@
-"""Where in a text its tokens are. Knows a tokenizer; knows no stream."""
+"""Character offsets of tokens in a text. Knows a tokenizer; knows no stream."""
 
 import codecs
 from collections import deque
@@ -10,14 +10,14 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def text_offsets(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
-    """Where in its text each token begins; at its end for one that a stop has cut off."""
+    """Where in the text each token begins; the text's length for tokens that a stop has cut off."""
     for begin, _ in TokenSpans(tokenizer).push(ids, text, ended=True):
         yield min(begin, len(text))
 
 
 class TokenSpans:
-    """Where the tokens of a text that grows begin and end. The first tokens of a character in several have no length;
-    those that a stop has cut off lie beyond the text's end.
+    """Where the tokens of a growing text begin and end. If a character spans several tokens, all but the last of them
+    are empty; tokens that a stop has cut off lie beyond the text's end.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -27,7 +27,9 @@ class TokenSpans:
         self._at = 0
 
     def push(self, ids: Sequence[int], text: str, *, ended: bool) -> list[tuple[int, int]]:
-        """Of the next tokens of which it can be told by now, given all of the text so far, which may lag behind."""
+        """The spans of the next tokens, as far as they are certain. `text` is all of the text so far, which may lag
+        behind the tokens.
+        """
         self._left += ids
         spans: list[tuple[int, int]] = []
         while self._left and (data := self._shown(self._left[0], text, ended=ended)) is not None:
@@ -38,7 +40,7 @@ class TokenSpans:
         return spans
 
     def _shown(self, token: int, text: str, *, ended: bool) -> bytes | None:
-        """What the text has of it; None if that cannot be told yet."""
+        """The token's bytes that appear in the text; None if that is not certain yet."""
         data = self._tokenizer.bytes_of((token,))
         if not data:
             name = self._tokenizer.token_text(token)
@@ -48,6 +50,6 @@ class TokenSpans:
             elif not ended and name.startswith(text[self._at :]):
                 return None
         if self._at == 0 and data.startswith(b" ") and not text.startswith(" "):
-            # Some vocabularies begin every text with a space that is not shown.
+            # Some vocabularies begin every text with a space, which is dropped.
             return data.removeprefix(b" ") if text or ended else None
         return data

@@ -1,8 +1,8 @@
 """Turns panics of the tokenizers library into errors. They arrive as BaseExceptions, which no error handler would
 catch.
 
-The library panics where a pattern of tokenizer.json backtracks without end, for one: it gives up after some millions of
-tries, which take a second or a few.
+For example, the library panics if a pattern in tokenizer.json backtracks without end: it gives up after some millions
+of tries, which take a second or a few.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 from ostro.errors import OstroError
 
-# What nested repetitions in a pattern stumble over: one kind of character, many times, and then another.
+# Nested repetitions in a pattern backtrack on these: one character many times, then another.
 PROBES = tuple(
     before + kind * 64 + after for before in ("", "x ") for kind in "a1 _!\n\té中" for after in ("", "!", "\x00", " b")
 )
-"""Texts that every tokenizer can cut. They take well under a millisecond together."""
+"""Texts that every sound tokenizer can encode. They take well under a millisecond together."""
 
 
 @contextmanager
 def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
-    """What panics in the block raises the error that is made of the panic's message."""
+    """Turns a panic in the block into the error that `error` makes of its message."""
     try:
         yield
     except BaseException as raised:

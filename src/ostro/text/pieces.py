@@ -1,8 +1,8 @@
-"""What bytes a vocabulary's pieces stand for. Knows the ways vocabularies write bytes as text; knows no ids.
+"""The bytes that a vocabulary's pieces stand for. Knows how vocabularies write bytes as text; knows no ids.
 
 A byte-level vocabulary gives each of the 256 bytes a printable character. A SentencePiece one writes a space as ▁
-and a byte that no piece covers as <0x0A>. A WordPiece one, as BERT's, keeps no spaces: a piece begins a word unless it
-is marked with ##.
+and a byte that no piece covers as <0x0A>. A WordPiece one, like BERT's, keeps no spaces: a piece begins a word unless
+it is marked with ##.
 """
 
 import json
@@ -24,13 +24,13 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 class PieceCodec:
     to_bytes: Callable[[str], bytes]
     added_to_bytes: Callable[[str], bytes]
-    """For tokens that are found in text as they stand, before it is written in the vocabulary's way."""
+    """For added tokens, which are matched in the text as they are, before it is pre-tokenised."""
     drops_first_space: bool
-    """The space before a text's first word belongs to the vocabulary's habit, not to the text."""
+    """Whether the vocabulary adds a space before a text's first word, which is not part of the text."""
 
 
 def codec_of(decoder: Decoder | None) -> PieceCodec:
-    """The codec that undoes what the tokenizer's own decoder would undo."""
+    """The codec equivalent to the tokenizer's own decoder."""
     if decoder is None:
         raise _unsupported("no decoder")
     steps = list(_steps(json.loads(decoder.__getstate__())))
@@ -83,7 +83,7 @@ def _byte_alphabet() -> dict[int, int]:
     return {byte: byte for byte in printable} | {256 + place: byte for place, byte in enumerate(others)}
 
 
-# The unused Latin-1 characters are sent out of Latin-1, so that encoding finds every character outside the alphabet.
+# Unused Latin-1 characters map outside Latin-1, so that encoding fails for every character outside the alphabet.
 _FROM_ALPHABET = dict.fromkeys(range(256), 0xFFFD) | _byte_alphabet()
 
 
@@ -91,7 +91,7 @@ def byte_level_bytes(piece: str) -> bytes:
     try:
         return piece.translate(_FROM_ALPHABET).encode("latin-1")
     except UnicodeEncodeError:
-        # Not written in the alphabet: a piece that was added as it stands.
+        # Not in the byte alphabet: an added piece, in plain text.
         return piece.encode()
 
 
@@ -99,7 +99,7 @@ def _marked_bytes(piece: str) -> bytes:
     return piece.replace(_SPACE_MARK, " ").encode()
 
 
-# What BERT's decoder makes of a word's beginning; applied to each piece, as there.
+# The clean-up of BERT's decoder, applied to each piece, as it does.
 _TIDIED = {
     " .": ".",
     " ?": "?",

@@ -1,7 +1,8 @@
-"""How byte-level vocabularies cut text into words before merging, by the name a GGUF file gives (`tokenizer.ggml.pre`).
+"""Pre-tokenizers: how byte-level vocabularies split text into words before merging, by their names in GGUF files
+(`tokenizer.ggml.pre`).
 
-Each scheme is a list of patterns; each one cuts what the ones before it left whole, and both its matches and the text
-between them stay as pieces. A wrong scheme gives wrong tokens without any error, so an unknown name is refused.
+Each is a list of patterns; each pattern splits what the ones before it left whole, and both its matches and the text
+between them are kept. A wrong one gives wrong tokens without any error, so an unknown name is refused.
 """
 
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ from ostro.errors import UnsupportedModel
 class PreTokenizer:
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """A word that is itself a token is taken as it is, even if no merges lead there."""
+    """Whether a word that is itself a token is used as such, even if no merges lead to it."""
     add_bos: bool = False
-    """What holds where the file has no `add_bos_token`."""
+    """The default for files without `add_bos_token`."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -117,6 +118,6 @@ def pre_tokenizer_named(name: str) -> PreTokenizer:
         return PRE_TOKENIZERS[name]
     except KeyError:
         raise UnsupportedModel(
-            f"The GGUF file cuts words by the unknown rule {name!r} (tokenizer.ggml.pre), and another rule would give "
+            f"The GGUF file names the unknown pre-tokenizer {name!r} (tokenizer.ggml.pre), and another one would give "
             "wrong tokens. Use the model's original files, with their tokenizer.json."
         ) from None

@@ -1,4 +1,4 @@
-"""The process that renders one model's chat template, under limits that the kernel enforces. See `renderer`."""
+"""The process that renders one model's chat template, under resource limits enforced by the kernel. See `renderer`."""
 
 import sys
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 messages ──> Renderer ──socket──> render_process: Jinja, with limits on CPU time and memory ──> text
 
 Each model has its own renderer, so a template that hangs or grows delays only that model's users. A process that hits
-its limit is replaced when the next conversation comes.
+its limit is replaced for the next conversation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from ostro.text.control_text import MAX_NESTING, ControlTexts
 from ostro.text.render_messages import Conversation, Refused, Rendered, Reply, Setup
 
 MAX_SOURCE_CHARACTERS = 1 << 20
-# Of a reply, beside its text: more than any refusal has.
+# Bytes of a reply besides its text: more than any refusal takes.
 _MARGIN = 1 << 16
 _UTF8_BYTES = 4
 
@@ -30,15 +30,15 @@ class RenderLimits:
     """What one rendering may use."""
 
     seconds: float = 2.0
-    """Of CPU time, so that a busy machine ends no innocent template."""
+    """CPU time, not wall time: a busy machine must not fail a harmless template."""
     bytes: int = 512 << 20
-    """Of address space, interpreter and conversation included."""
+    """Address space, including the interpreter and the conversation."""
     characters: int = 64 << 20
-    """Of the text, unless the caller takes only a shorter one."""
+    """Length of the text, unless the caller sets `max_characters`."""
 
 
 class Renderer:
-    """Use either its blocking methods, from any thread, or its asynchronous one, within one event loop."""
+    """Use either its blocking methods, from any thread, or its async one, within one event loop."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class Renderer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process's id, while there is one."""
         return self._worker.pid
 
     def start(self) -> None:
-        """Starts the process ahead of the first conversation, which tries again if that fails; returns at once."""
+        """Starts the process ahead of the first conversation, which retries if that fails; returns at once."""
         self._worker.start()
 
     def close(self) -> None:
-        """Ends the process, as does a renderer that is forgotten. Every conversation that is under way or comes later
-        ends with Unavailable.
+        """Ends the process; garbage collection of the renderer does so too. Conversations in progress and later ones
+        fail with Unavailable.
         """
         self._worker.close()
 
@@ -91,9 +91,9 @@ class Renderer:
         max_characters: int | None = None,
         **options: Unpack[RenderOptions],
     ) -> str:
-        """The conversation's text, as `render_guarded` makes it if there is a mark. Raises BadRequest for one that
-        the template refuses or fails on, or that exceeds the limits; `max_characters` of the text replace theirs.
-        Raises Unavailable if the process cannot be started or is killed.
+        """The conversation's text; with a mark, as `render_guarded` makes it. Raises BadRequest if the template refuses
+        it or fails on it, or if it exceeds the limits, of which `max_characters` overrides the text's length. Raises
+        Unavailable if the process cannot be started or is killed.
         """
         most = self.limits.characters if max_characters is None else max_characters
         message = _encoded(messages, options, mark, most)
@@ -109,8 +109,8 @@ class Renderer:
         max_characters: int | None = None,
         **options: Unpack[RenderOptions],
     ) -> str:
-        """What `render` gives, without holding up the event loop. If it is cancelled, its reply is read all the same
-        and dropped: the process, which others share, lives on.
+        """Like `render`, without blocking the event loop. If cancelled, its reply is still read and dropped: others
+        share the process, which lives on.
         """
         most = self.limits.characters if max_characters is None else max_characters
         message = _encoded(messages, options, mark, most)
@@ -120,7 +120,7 @@ class Renderer:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Around an exchange with the process."""
+        """Translates the errors of an exchange with the process."""
         if self._is_too_long:
             raise BadRequest(
                 f"The chat template is longer than {MAX_SOURCE_CHARACTERS} characters. Set chat_template to another.",
@@ -133,7 +133,7 @@ class Renderer:
                 raise BadRequest(
                     f"The chat template failed: it ran longer than {self.limits.seconds:g} seconds.", param="messages"
                 ) from error
-            # Killed by the system or an operator: whatever a template does by itself is a reply.
+            # Killed by the system or an operator: whatever the template itself does leads to a reply.
             raise Unavailable(f"The process that renders the chat template {error}. Try again.") from error
         except WorkerNotStarted as error:
             raise Unavailable(f"The chat template cannot be rendered: {error}. Try again later.") from error

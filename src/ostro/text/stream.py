@@ -1,4 +1,4 @@
-"""One choice's text as its tokens arrive: detokenised, held back at stop strings, ended by them. Knows no engine."""
+"""Streams one choice's text: detokenises its tokens as they arrive and ends it at stop strings. Knows no engine."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,18 @@ class TextStream:
         *,
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`shown_ids` are special tokens whose text is kept even if the params leave special tokens out."""
+        """`shown_ids` are special tokens whose text is kept even if the params skip special tokens."""
         skip_special = params.skip_special_tokens
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special=skip_special, shown_ids=shown_ids)
         self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_in_output)
         self._params = params
         self.num_tokens = 0
-        """Tokens that the text is made of: none after the stop string's last."""
+        """Tokens that the text is made of, up to the stop string's last."""
         self.stopped_by: str | None = None
-        """The stop string that ended the text: the sequence behind it has no more to say."""
+        """The stop string that ended the text: later tokens of the sequence are ignored."""
 
     def push(self, token_ids: Sequence[int], *, last_is_stop: bool = False) -> str:
-        """The text that these tokens complete. `last_is_stop`: the last one ended the sequence and is no text."""
+        """The text that these tokens complete. With `last_is_stop` the last one ended the sequence and is not text."""
         if last_is_stop and not self._params.include_stop_in_output:
             token_ids = token_ids[:-1]
         if not self._params.stop:
@@ -43,7 +43,7 @@ class TextStream:
         return text
 
     def flush(self) -> str:
-        """What was held back, once no more tokens will come."""
+        """The text that was held back. Call it once no more tokens will come."""
         if self.stopped_by is not None:
             return ""
         text = self._match(self._detokenizer.flush())

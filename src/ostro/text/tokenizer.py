@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to ids and back, and conversations to ids. Knows vocabularies and files; no weights.
+"""A model's tokenizer: text to ids and back, and conversations to ids. Knows vocabularies and files; knows no weights.
 
 encode        text ─────────────────────────────────────────────> ids
 encode_chat   messages ─mark─> template ─> text ─markers known─> ids     (see control_text.py)
@@ -26,14 +26,14 @@ from ostro.text.renderer import Renderer
 
 
 class ChatText(NamedTuple):
-    """A rendered conversation; the mark stands before control texts that are not the template's own."""
+    """A rendered conversation; the mark precedes control texts that are not the template's own."""
 
     text: str
     mark: str
 
 
 class Tokenizer:
-    """Immutable and safe to share between threads. `load` is the way to get one."""
+    """Immutable and safe to share between threads. Use `load` to get one."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        """`pieces` by id are needed only where the core does not know them all."""
-        # A tokenizer.json may ask for these, and a prompt would be cut or filled up in silence.
+        """`pieces`, by id, are needed only if the core does not know them all."""
+        # A tokenizer.json may ask for these, and prompts would be silently truncated or padded.
         core.no_truncation()
         core.no_padding()
         self._core = core
@@ -66,15 +66,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, chat_template: str | None = None, eos_ids: Iterable[int] = ()) -> Self:
-        """From a model's directory or a .gguf file. `chat_template` names a built-in or a .jinja file. `eos_ids` end a
-        text too: those that the model itself names, whose tokenizer may be another's.
+        """Loads from a model's directory or a .gguf file. `chat_template` names a built-in or a .jinja file. `eos_ids`
+        are further end tokens: those that the model itself names, whose tokenizer may be another's.
 
-        A tokenizer that cannot cut an ordinary text is refused here, not by the first request.
+        A tokenizer that cannot encode ordinary text fails here, not with the first request.
         """
 
         def unusable(panic: str) -> BadCheckpoint:
             return BadCheckpoint(
-                f"The tokenizer of {path} cannot cut plain text ({panic}): its patterns are damaged, or made to stall. "
+                f"The tokenizer of {path} cannot encode plain text ({panic}): its patterns are damaged or malicious. "
                 "Download it again, or give another one with --tokenizer."
             )
 
@@ -85,7 +85,7 @@ class Tokenizer:
                 tokenizer = cls._load_directory(path, chat_template)
             else:
                 raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
-            # One at a time: the first that panics is the last.
+            # One at a time, so that at most one panics: each panic takes seconds.
             for probe in PROBES:
                 encode_ids(tokenizer._core, [probe], add_special=False)
         tokenizer._source = str(path)
@@ -121,7 +121,7 @@ class Tokenizer:
         return cls(core, bos_id=settings.bos_id, eos_ids=settings.eos_ids | turn_end, chat_template=template)
 
     def start(self) -> None:
-        """Starts what renders the chat template, so that the first conversation need not wait for it."""
+        """Starts the process that renders the chat template, so that the first conversation need not wait for it."""
         if self._renderer is not None:
             self._renderer.start()
 
@@ -132,20 +132,20 @@ class Tokenizer:
     # text -> ids
 
     def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
-        """Without `allow_special`, the text of special tokens in `text` is text like any other."""
+        """Without `allow_special`, special tokens that `text` spells out are encoded as plain text."""
         return self.encode_batch([text], add_special=add_special, allow_special=allow_special)[0]
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
-        """Lets other threads run meanwhile."""
+        """Releases the GIL while it works."""
         with panics_become(self._gave_up):
             if not allow_special:
                 return [self._plain.encode(text, add_special=add_special) for text in texts]
             return encode_ids(self._core, texts, add_special=add_special)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
-        """The template's markers become special tokens; the same texts within messages and tools stay text."""
+        """The template's markers become special tokens; the same texts in messages and tools stay text."""
         mark = secrets.token_hex(8)
         text = self.renderer.render(messages, mark=mark, **options)
         return self.encode_rendered(ChatText(text, mark))
@@ -153,7 +153,7 @@ class Tokenizer:
     async def render_chat(
         self, messages: Sequence[Message], *, max_characters: int | None = None, **options: Unpack[RenderOptions]
     ) -> ChatText:
-        """For `encode_rendered`: the first half of `encode_chat`, without holding up the event loop."""
+        """The first half of `encode_chat`, without blocking the event loop; `encode_rendered` is the second."""
         mark = secrets.token_hex(8)
         text = await self.renderer.render_async(messages, mark=mark, max_characters=max_characters, **options)
         return ChatText(text, mark)
@@ -166,10 +166,10 @@ class Tokenizer:
 
     @property
     def renderer(self) -> Renderer:
-        """Of the chat template; raises BadRequest where there is none."""
+        """The chat template's renderer; raises BadRequest if there is no template."""
         if self._renderer is None:
             raise BadRequest(
-                "This model has no chat template, and its special tokens are those of none that is built in. "
+                "This model has no chat template, and its special tokens match none of the built-in ones. "
                 f"Set chat_template to {CHOICES}, or send a plain prompt.",
                 param="messages",
             )
@@ -177,16 +177,16 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are not text, such as the markers of chat templates."""
+        """Tokens that are not text, such as chat templates' markers."""
         return self._special_ids
 
     @cached_property
     def num_closing(self) -> int:
-        """Special tokens that it puts after a text, as BERT's do."""
+        """How many special tokens it appends to a text, as BERT's do."""
         return len(frame(self._core)[1])
 
     def fewest_tokens(self, text: str) -> int:
-        """No fewer than these stand for the text: found without tokenising it. 0 where nothing is sure."""
+        """A lower bound on the text's tokens, without tokenising it. 0 if nothing is certain."""
         if self._span is None:
             return 0
         longest, vanishing = self._span
@@ -194,7 +194,7 @@ class Tokenizer:
 
     @cached_property
     def _span(self) -> tuple[int, list[str]] | None:
-        """Most characters that one token stands for, and those that none does. None where a text may shrink more."""
+        """Most characters per token, and the characters that no token covers. None if text may shrink in other ways."""
         swallows = any(added.lstrip or added.rstrip for added in self._added.values())
         if self._core.normalizer is not None or swallows or not _is_byte_level(self._core):
             return None
@@ -202,13 +202,13 @@ class Tokenizer:
         missing = [byte_level_bytes(letter)[0] for letter in alphabet if self._core.token_to_id(letter) is None]
         if any(0x80 <= byte < 0xC0 for byte in missing):
             return None
-        # Each character beyond ASCII has a byte of those; and a piece has a letter a byte, so at least one a character.
+        # Every non-ASCII character has such a byte. A piece has one letter per byte, so at least one per character.
         return max(map(len, self._core.get_vocab())), [chr(byte) for byte in missing if byte < 0x80]
 
     def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word's tokens as it stands within text: with a space before it and without."""
+        """Each word's tokens within a text, with and without a leading space."""
         texts = [space + word for word in words for space in ("", " ")]
-        # After a newline a word is cut as in the middle of a text, free of a vocabulary's habits at the beginning.
+        # After a newline a word is encoded as in mid-text; at a text's start, some vocabularies add a space.
         [newline, *after_newline] = self.encode_batch(["\n", *("\n" + text for text in texts)], add_special=False)
         alone = self.encode_batch(texts, add_special=False)
         found = (
@@ -224,22 +224,22 @@ class Tokenizer:
         return (data.removeprefix(b" ") if self.drops_first_space else data).decode(errors="replace")
 
     def bytes_of(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
-        """The ids' bytes within a text: without what `decode` does at a text's beginning."""
+        """The ids' bytes in mid-text: does not drop the first space, as `decode` may."""
         if skip_special:
             ids = [token for token in ids if token not in self._special_ids]
         return b"".join(map(self._bytes.__getitem__, ids))
 
     def special_id(self, text: str) -> int | None:
-        """Of the special token with this text, if there is one."""
+        """The id of the special token with this text, if there is one."""
         token = self._core.token_to_id(text)
         return token if token in self._special_ids else None
 
     def token_bytes(self, id: int) -> bytes:
-        """Exact. Empty for an id the vocabulary does not have (the logits may be wider than it)."""
+        """The token's exact bytes. Empty for an id outside the vocabulary (the logits may be wider)."""
         return self._bytes[id]
 
     def token_text(self, id: int) -> str:
-        """The token's own text, special ones too; what is not whole characters is replaced."""
+        """The token's own text, also of special tokens; incomplete characters are replaced."""
         return self._bytes[id].decode(errors="replace")
 
     def _gave_up(self, panic: str) -> ModelError:
@@ -250,13 +250,13 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> PlainEncoder:
-        # Made on first use: most texts hold no special tokens. Two threads may both make one; either serves.
+        # Made on first use: most texts hold no special tokens. Two threads may both make one; either will do.
         return PlainEncoder(self._core, self._added, self._guarded)
 
 
 @contextmanager
 def _half_pairs_refused(path: Path) -> Iterator[None]:
-    """JSON can spell half a surrogate pair: Python keeps it, but it cannot be sent to anything that takes UTF-8."""
+    """JSON can spell half a surrogate pair, which Python keeps but UTF-8 cannot encode: BadCheckpoint."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -268,7 +268,7 @@ def _half_pairs_refused(path: Path) -> Iterator[None]:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Id -> bytes, worked out when first asked for: loading stays quick, and later look-ups are a dictionary's."""
+    """Id -> bytes, computed on first access: loading stays fast, and later lookups are a dictionary's."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ _KEEPING_SPLITS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguo
 
 
 def _is_byte_level(core: tokenizers.Tokenizer) -> bool:
-    """Whether it cuts texts without leaving anything out, and then sees their bytes."""
+    """Whether it is a byte-level BPE that splits texts without dropping anything."""
     rule = {} if core.pre_tokenizer is None else json.loads(core.pre_tokenizer.__getstate__())
     steps = rule.get("pretokenizers", [rule])
     kinds = [step.get("type") for step in steps]
@@ -316,7 +316,7 @@ def _template(
     variables: Mapping[str, str],
     core: tokenizers.Tokenizer,
 ) -> tuple[ChatTemplate | None, frozenset[int]]:
-    """The template, and the token by which a built-in one ends a turn."""
+    """The template, and the token that ends a turn if the template is a built-in one."""
     chosen = choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None, own_for_tools)
     token = None if chosen.turn_end is None else core.token_to_id(chosen.turn_end)
     return chosen.template, frozenset() if token is None else frozenset({token})
