@@ -30,7 +30,7 @@ __all__ = [
     "StructuredOutput",
 ]
 
-# They bring the tokenizer library or httpx with them, which `import ostro` and `ostro --help` do not need.
+# These import the tokenizer library or httpx, which `import ostro` and `ostro --help` do not need.
 _LAZY = {"LLM": "ostro.llm", "Client": "ostro.client.client", "AsyncClient": "ostro.client.async_client"}
 
 

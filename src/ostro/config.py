@@ -14,7 +14,7 @@ CpuBackend = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
-# As `answers.formats` knows them; a test holds the two equal.
+# The formats in `answers.formats`; a test compares the two.
 ToolFormat = Literal[
     "auto",
     "harmony",
@@ -272,7 +272,7 @@ class EngineConfig:
                 )
 
     def check_recomputing(self) -> None:
-        """Raises BadRequest for settings that mean nothing to a model without a KV cache."""
+        """Raises BadRequest for settings that do not apply to a model without a KV cache."""
         for name, idle in (
             ("adapters", ()),
             ("quantize", "none"),
@@ -291,7 +291,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """Settings as they hold on one device, which has filled in what was left to it: see `backends`."""
+    """Settings for one kind of device, with its defaults filled in: see `backends`."""
 
     page_size: int
     max_batch_tokens: int
@@ -299,7 +299,7 @@ class ResolvedConfig(EngineConfig):
 
 
 def meaning_of(name: str) -> str:
-    """What an engine's setting means, and what holds where it is left open."""
+    """The meaning of an engine setting, with its default."""
     return str(EngineConfig.__dataclass_fields__[name].metadata["meaning"])
 
 
@@ -314,8 +314,8 @@ def read_size(text: str) -> int:
 
 
 def read_dtype(text: str) -> DType | None:
-    """What to compute in, by any usual name of a dtype, or by a policy of JAX's jmp such as `p=f32,c=bf16`; None if it
-    names none.
+    """The compute dtype, from any common name or from a JAX jmp policy such as `p=f32,c=bf16`; None if `text` is
+    neither.
     """
     parts = dict(part.strip().rpartition("=")[::2] for part in text.split(","))
     return _DTYPES.get(parts.get("c", parts.get("compute", parts.get("", ""))).lower())

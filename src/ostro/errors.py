@@ -106,9 +106,7 @@ class RequestRefused(BadRequest):
 
 
 class StructureFailed(BadRequest):
-    """A SequenceFailed that the request has brought upon itself, as its caller hears of it. Both messages begin with
-    `opening`.
-    """
+    """Replaces a SequenceFailed that the request itself caused. The messages of both begin with `opening`."""
 
     openai_code = "structure_failed"
     opening: ClassVar[str] = "The output cannot be held to its structure"
@@ -227,7 +225,7 @@ class RequestTimeout(OstroError):
 class DownloadFailed(OstroError):
     http_status = 502
     openai_code = "download_failed"
-    general = "The place where the model is kept cannot be read. Try again later; the server's log says why."
+    general = "The model's source cannot be read. Try again later; the server's log says why."
 
 
 class DiskFull(OstroError):
@@ -241,7 +239,7 @@ class SequenceFailed(OstroError):
 
     @staticmethod
     def of_choice(message: str | None) -> OstroError:
-        """What to raise for a choice, given what the engine says of it: only an error's text crosses processes."""
+        """The error to raise for a choice, from the engine's message: only an error's text crosses processes."""
         if message is not None and message.startswith(StructureFailed.opening):
             return StructureFailed(message)
         return SequenceFailed(message or "The engine gave up on this request. Try again.")

@@ -42,7 +42,7 @@ class Evaluated(LM):
         return self.llm.name
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Scores continuations after their contexts; after an empty one, they follow the token that starts a text.
+        """Scores continuations after their contexts; an empty context becomes the token that starts a text.
 
         As elsewhere in the harness, what is too long is truncated at the start.
         """

@@ -1,4 +1,4 @@
-"""Text to requests, and progress to text: what `LLM` and the server share. Knows a tokenizer, and no engine inside."""
+"""Prompts to requests, and progress to text: what `LLM` and the server share. Knows a tokenizer; knows no engine."""
 
 import itertools
 import math
@@ -30,12 +30,12 @@ from ostro.weights import Checkpoint, Pooling
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 
-# Tokens, where nobody has named a number.
+# Tokens to reserve for the output if no limit is set.
 _USUAL_ANSWER = 1024
 
 
 class Sampling(NamedTuple):
-    """What is worked out once for all prompts of one request."""
+    """Sampling settings, prepared once for all prompts of one request."""
 
     params: SamplingParams
     """With the model's own defaults for what the caller left out."""
@@ -45,7 +45,7 @@ class Sampling(NamedTuple):
 
 
 class Frontend:
-    """Makes requests of prompts. Numbers them; checks nothing that only the engine can know."""
+    """Makes and numbers requests. Does not check what only the engine can know."""
 
     def __init__(
         self,
@@ -63,31 +63,31 @@ class Frontend:
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.defaults = defaults or SamplingDefaults()
-        # Counted without a gap between reading and writing: requests may be made in several threads.
+        # Atomic, because requests may be made in several threads.
         self._ids = itertools.count(1)
 
     @classmethod
     def load(
         cls, checkpoint: Checkpoint, config: EngineConfig, *, name: str | None = None, tokenizer: Path | None = None
     ) -> Self:
-        """Of a model, with the tokenizer and the sampling defaults that the settings choose.
+        """The model's frontend, with the tokenizer and the sampling defaults that the settings choose.
 
-        `tokenizer` is where the one that they name lies, if that is known.
+        `tokenizer` is the path of the tokenizer that they name, if known.
         """
         chosen = load_tokenizer(config, checkpoint, tokenizer)
         defaults = sampling_defaults(checkpoint, config)
         return cls(name or checkpoint.name, chosen, checkpoint.pooling, defaults, tool_format=config.tool_format)
 
     def sampling(self, params: SamplingParams, constraint: Constraint | None = None) -> Sampling:
-        """For `request`. Tokenises the bad words: their length, and not the prompt's, is what it costs. `constraint` is
-        what `checker` made of the params' structured output, if they have one.
+        """Prepares the params for `request`; the cost is that of tokenising the bad words. `constraint` is what
+        `checker` made of the params' structured output, if they have one.
         """
         return Sampling(self.defaults.fill(params), self.tokenizer.bad_word_ids(params.bad_words), constraint)
 
     @property
     def profile(self) -> TemplateProfile:
-        """What the chat template wants. The first time this waits for the process that renders it: not for an event
-        loop, and no other conversation may be rendered meanwhile.
+        """What the chat template supports. The first access blocks on the process that renders it: do not use it in an
+        event loop, nor while a conversation is being rendered.
         """
         with self._probing:
             if self._profile is None:
@@ -96,12 +96,12 @@ class Frontend:
 
     @property
     def is_probed(self) -> bool:
-        """Whether `profile` is there without waiting."""
+        """Whether `profile` is available without blocking."""
         return self._profile is not None
 
     @cached_property
     def checker(self) -> GrammarChecker:
-        """Of structured outputs; its process starts with the first."""
+        """The checker of structured outputs; its process starts with the first of them."""
         return GrammarChecker(self.tokenizer)
 
     def close(self) -> None:
@@ -111,9 +111,9 @@ class Frontend:
             self.checker.close()
 
     def request(self, prompt: Prompt, sampling: Sampling, *, max_len: int, adapter: str | None = None) -> Request:
-        """For a continuation of the prompt, by the model with the adapter.
+        """A request to continue the prompt, with the adapter if one is named.
 
-        `max_len` is the length of the context, which decides how much of a prompt that may be truncated is kept.
+        `max_len` is the context length, which decides how much of the prompt is kept if it may be truncated.
         """
         params = sampling.params
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -140,7 +140,7 @@ class Frontend:
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> Request:
-        """For the log-probabilities of a continuation after its prompt, which may be truncated as in SamplingParams."""
+        """A request for the log-probabilities of a continuation. The prompt may be truncated as in SamplingParams."""
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, truncate_prompt_tokens=truncate_prompt_tokens)
         whole, rest = self._encode_pair(prompt, continuation)
         context = _last(whole, params.truncate_prompt_tokens, max_len - len(rest))
@@ -151,7 +151,7 @@ class Frontend:
     def embedding_request(
         self, text: Prompt, *, max_len: int, adapter: str | None = None, truncate_prompt_tokens: int | None = None
     ) -> Request:
-        """For a text's vector; raises Unsupported for a model that gives none."""
+        """A request for a text's embedding; raises Unsupported for a model that has none."""
         if self.pooling is None:
             raise Unsupported(
                 f"{self.name} is not an embedding model: it has no modules.json with a pooling module. "
@@ -163,7 +163,7 @@ class Frontend:
         return replace(request, task=Task.EMBED)
 
     def solving_request(self, inputs: Sequence[int], *, max_len: int, puzzle: int = 0) -> Request:
-        """For a token at every position of the inputs at once."""
+        """A request for a token at every position of the inputs at once."""
         request = self.request(inputs, self.sampling(SamplingParams(max_tokens=0)), max_len=max_len)
         return replace(request, task=Task.SOLVE, puzzle=puzzle)
 
@@ -173,7 +173,7 @@ class Frontend:
     def _encode_pair(self, prompt: Prompt, continuation: Prompt) -> tuple[list[int], list[int]]:
         """Both texts as the model would see them joined: white space at the border belongs to the continuation."""
         if isinstance(prompt, str) and isinstance(continuation, str):
-            # What closes a text would stand between the two.
+            # Closing special tokens would end up between the two.
             closing = self.tokenizer.num_closing
             whole = self.tokenizer.encode(prompt + continuation)
             whole = whole[: len(whole) - closing]
@@ -190,21 +190,21 @@ class Frontend:
 
 
 def _last(ids: Sequence[int], count: int | None, room: int) -> Sequence[int]:
-    """As many ids as were asked for, None for all and -1 for as many as there is room for, but at least one."""
+    """The last `count` ids: None for all, and -1 for as many as there is room for, but at least one."""
     if count is None:
         return ids
     return ids[-(max(room, 1) if count == -1 else count) :]
 
 
 def _reserved(params: SamplingParams, max_len: int) -> int:
-    """What a truncated prompt leaves for the output: what was asked for, or an answer's usual length."""
+    """Tokens that a truncated prompt leaves for the output: the request's limit, or the usual length of an answer."""
     if params.max_tokens is not None:
         return params.max_tokens
     return min(params.default_max_tokens or _USUAL_ANSWER, max_len // 2)
 
 
 def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> SamplingDefaults:
-    """What the model's files recommend, unless the settings say to ignore it."""
+    """The sampling settings that the model's files recommend; empty if the settings ignore them."""
     if config.generation_config == "ignore":
         return SamplingDefaults()
     return SamplingDefaults.read(checkpoint.generation_config, source=checkpoint.name)
@@ -229,7 +229,7 @@ class Collector:
         )
 
     def take(self, step: Progress) -> Delta:
-        """What the step added, as text. A finish reason that the step does not have is a stop string's."""
+        """Adds a step's progress and returns it as text. A finish reason that the step lacks is a stop string's."""
         choice, stream = self.completion.choices[step.choice], self._streams[step.choice]
         if self.completion.prompt_logprobs is not None:
             self.completion.prompt_logprobs += step.prompt_logprobs
@@ -242,7 +242,7 @@ class Collector:
             text += stream.flush()
         token_ids, logprobs = step.token_ids, step.logprobs
         if stream.stopped_by is not None:
-            # What the engine generated before it heard of the stop is nobody's.
+            # Drop what the engine generated before it learned of the stop.
             num_wanted = stream.num_tokens - len(choice.token_ids)
             token_ids, logprobs = token_ids[:num_wanted], logprobs[:num_wanted]
         choice.token_ids += token_ids
@@ -259,7 +259,7 @@ class Collector:
         return Delta(step.choice, text, choice.finish_reason, token_ids, kept, step.error)
 
     def _ends_in_stop(self, step: Progress) -> bool:
-        """Whether the last token is there only to end the choice. The last one of a structure is text."""
+        """Whether the last token only ends the choice. A structure's last token is text."""
         stopped = step.finish_reason is FinishReason.STOP and bool(step.token_ids)
         return stopped and step.token_ids[-1] in self._stop_ids
 

@@ -35,8 +35,8 @@ class LLM:
 
     Calls may come from several threads and be awaited by many tasks; they share each step of the engine.
 
-    `adapters` are LoRA adapters by the names that calls give them: PEFT's directories. A call's `adapter` is one name
-    for all, or one for each prompt, where None is the model as it is.
+    `adapters` maps names to LoRA adapters, which are PEFT directories. A call's `adapter` is one name for all prompts,
+    or one per prompt; None is the base model.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LLM:
         *,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        # Where torch runs the model it takes seconds to import: not before the rest is known to be right.
+        # torch, if the model needs it, takes seconds to import: not before the rest is known to be right.
         from ostro.planning.torch_needed import check_without_torch
         from ostro.runner.load import load_runner
 
@@ -57,7 +57,7 @@ class LLM:
             self.config = replace(self.config, adapters=tuple((name, str(path)) for name, path in adapters.items()))
         check_without_torch(self.config.model, self.config)
         checkpoint = open_checkpoint(self.config.model, model_config=self.config.model_config)
-        # As long as this lives, nobody may delete its files.
+        # Keeps the model's files from being deleted as long as this object lives.
         weakref.finalize(self, ModelStore().hold(checkpoint.path).close)
         self.name = checkpoint.name
         self._frontend = Frontend.load(checkpoint, self.config)
@@ -81,7 +81,7 @@ class LLM:
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """The model's own, for what SamplingParams leave out."""
+        """The model's own defaults for what SamplingParams leave out."""
         return self._frontend.defaults
 
     def generate(
@@ -92,9 +92,9 @@ class LLM:
         adapter: Adapter = None,
         progress: bool = False,
     ) -> list[Completion]:
-        """Completes the prompts, texts or token ids, batched continuously; one result for each, in order.
+        """Completes the prompts, texts or token ids, with continuous batching; one result per prompt, in order.
 
-        `params` is one for all or one for each. A prompt that cannot run fails the call before anything is generated.
+        `params` is one for all or one per prompt. A prompt that cannot run fails the call before anything is generated.
         """
         return self._finish(self._prepare_all(prompts, params, adapter), progress=progress)
 
@@ -105,7 +105,7 @@ class LLM:
         *,
         adapter: Adapter = None,
     ) -> list[Completion]:
-        """What `generate` gives, without holding up the event loop. Cancelling it aborts what is unfinished."""
+        """Like `generate`, without blocking the event loop. Cancelling it aborts what is unfinished."""
         # Long texts take a while to tokenise.
         requests = await asyncio.to_thread(self._prepare_all, prompts, params, adapter)
         finished: dict[int, Completion] = {}
@@ -118,13 +118,13 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[Delta]:
-        """Completes one prompt, text as it comes. Closing the iterator ends the generation."""
+        """Completes one prompt and yields its text as it is generated. Closing the iterator aborts the generation."""
         return self._deltas(self.prepare(prompt, params or SamplingParams(), adapter=adapter))
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """What `stream` gives, without holding up the event loop. Closing or cancelling it aborts the generation."""
+        """Like `stream`, without blocking the event loop. Closing or cancelling it aborts the generation."""
         request = await asyncio.to_thread(self.prepare, prompt, params or SamplingParams(), adapter=adapter)
         async with aclosing(self._driver.adrive([request])) as pieces:
             async for piece in pieces:
@@ -133,7 +133,7 @@ class LLM:
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Completion:
-        """Answers a conversation of {"role", "content"} messages by the model's chat template. A structured answer
+        """Answers a conversation of {"role", "content"} messages, using the model's chat template. A structured answer
         comes without reasoning.
         """
         params = params or SamplingParams(max_tokens=None)
@@ -141,9 +141,9 @@ class LLM:
         return self.generate([prompt], params, adapter=adapter)[0]
 
     def chat_prompt(self, messages: Sequence[Message], *, reasoning: bool = True) -> list[int]:
-        """The token ids that ask the model for the next message. Tool calls and their results are written as text where
-        the chat template would leave them out. Without `reasoning` it is turned off if the template can do that, and
-        ended if the prompt has begun it: what follows is the answer.
+        """The token ids of a conversation, up to the start of the model's answer. Tool calls and their results are
+        written as text if the chat template would drop them. Without `reasoning`, it is turned off if the template can
+        do that, and closed if the prompt opens it: what follows is the answer.
         """
         if reasoning and not any(map(is_about_tools, messages)):
             return self.tokenizer.encode_chat(messages)
@@ -165,11 +165,11 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         progress: bool = False,
     ) -> list[Score]:
-        """Log-probability of each continuation after its prompt, and whether greedy decoding would give it.
+        """Log-probability of each continuation after its prompt, and whether greedy decoding would produce it.
 
-        `one_pass` is for models that see what comes after a token: all of a continuation at once, which is no
-        likelihood, and much faster. `truncate_prompt_tokens` keeps so many of a prompt's last tokens; -1 keeps what the
-        context has room for.
+        `one_pass` is for models that also see later tokens: it scores a whole continuation in one pass, which is much
+        faster, but not a likelihood. `truncate_prompt_tokens` keeps this many of a prompt's last tokens; -1 keeps as
+        many as fit in the context.
         """
         if len(prompts) != len(continuations):
             raise BadRequest(
@@ -192,7 +192,7 @@ class LLM:
         adapter: Adapter = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[list[float]]:
-        """One vector for each text, pooled as the model's own configuration says; texts are truncated as in `score`."""
+        """One embedding per text, pooled as the model's own configuration says; texts are truncated as in `score`."""
         batch = _as_list(texts)
         requests = [
             self.prepare_embedding(text, adapter=name, truncate_prompt_tokens=truncate_prompt_tokens)
@@ -201,9 +201,9 @@ class LLM:
         return [embedding(completion) for completion in self._finish(requests)]
 
     def solve(self, inputs: Sequence[Sequence[int]], puzzle_ids: Sequence[int] | None = None) -> list[Solution]:
-        """A token for every position of each puzzle at once, from an HRM of upstream's dialect.
+        """Predicts a token for every position of each puzzle at once, with an HRM of upstream's dialect.
 
-        `puzzle_ids` has one for each; left out, they are 0, which stands for none in particular.
+        `puzzle_ids` has one id per puzzle; the default is 0, which stands for none in particular.
         """
         chosen = [0] * len(inputs) if puzzle_ids is None else puzzle_ids
         if len(chosen) != len(inputs):
@@ -245,7 +245,7 @@ class LLM:
     def prepare_embedding(
         self, text: Prompt, *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
     ) -> Request:
-        """The engine's request for a text's vector; raises Unsupported for a model that gives none."""
+        """The engine's request for a text's embedding; raises Unsupported for a model that has none."""
         return self._checked(
             self._frontend.embedding_request(
                 text, max_len=self._max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
@@ -253,7 +253,7 @@ class LLM:
         )
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
-        """Runs prepared requests together; (request id, completion) of each as it finishes."""
+        """Runs prepared requests together; yields (request id, completion) of each as it finishes."""
         with closing(self._driver.drive(requests)) as pieces:
             for piece in pieces:
                 if piece.is_last:
@@ -307,14 +307,14 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A lone prompt as a list of one."""
+    """Wraps a single prompt in a list."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
 def _for_each(adapter: Adapter, count: int) -> Sequence[str | None]:
-    """One adapter for all as one for each."""
+    """One adapter per prompt."""
     if adapter is None or isinstance(adapter, str):
         return [adapter] * count
     if len(adapter) != count:

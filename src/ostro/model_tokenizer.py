@@ -1,4 +1,4 @@
-"""A model's tokenizer, by its files and the settings: for text, and for the grammars of an engine."""
+"""Loads a model's tokenizer, as its files and the settings say: for text, and for the engine's grammars."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ from ostro.weights import Checkpoint
 
 
 def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:
-    """The model's own, or the one that the settings name: at `path` if that is known, else fetched if need be.
+    """The model's own, or the one that the settings name: at `path` if known, otherwise downloaded if necessary.
 
-    HRMs of upstream's dialect, which solve puzzles, may do without.
+    HRMs of upstream's dialect, which solve puzzles, may have none: then text is token ids.
     """
     if config.tokenizer is None:
         try:

@@ -1,4 +1,4 @@
-"""What a finished or running request gives its caller: text, ids, log-probabilities, scores. Plain data."""
+"""Results of requests, finished or running: text, ids, log-probabilities, scores. Plain data."""
 
 import math
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Completion:
     prompt_ids: tuple[int, ...]
     choices: list[Choice]
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """One entry a prompt token; the first has none."""
+    """One entry per prompt token; None for the first."""
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     embedding: list[float] | None = None
@@ -59,10 +59,10 @@ class Delta:
     text: str
     finish_reason: str | None = None
     token_ids: list[int] = field(default_factory=list)
-    """The tokens behind it. Their text may still be held back, or belong to a later delta in part."""
+    """The new tokens. Some of their text may still be held back, for a later delta."""
     logprobs: list[TokenLogprob] | None = None
     error: str | None = None
-    """Why the engine gave up, where the finish reason is "error"."""
+    """Why the engine gave up, if the finish reason is "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class Score:
 
     logprob: float
     is_greedy: bool
-    """Whether every token of it is the most likely one at its place."""
+    """Whether each of its tokens is the most likely one at its position."""
     num_tokens: int
 
 
 def solution(completion: Completion) -> Solution:
-    """Of a request that was to solve; raises SequenceFailed where the model's numbers are none."""
+    """The result of a solve request; raises SequenceFailed if the model's numbers are not finite."""
     found = completion.solution
     assert found is not None, "a request to solve ends with a solution"
     if not math.isfinite(found.q_halt + found.q_continue):
@@ -85,13 +85,13 @@ def solution(completion: Completion) -> Solution:
 
 
 def embedding(completion: Completion) -> list[float]:
-    """Of a request that was to embed; raises SequenceFailed if the engine gave up on it."""
+    """The result of an embedding request; raises SequenceFailed if the engine gave up on it."""
     _check(completion)
     return completion.embedding or []
 
 
 def score(completion: Completion) -> Score:
-    """Of a request that was to score; raises SequenceFailed if the engine gave up on it."""
+    """The result of a scoring request; raises SequenceFailed if the engine gave up on it."""
     _check(completion)
     scored = [logprob for logprob in completion.prompt_logprobs or () if logprob is not None]
     return Score(

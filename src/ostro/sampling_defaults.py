@@ -1,4 +1,4 @@
-"""What holds where a request is silent: a model's recommended sampling settings. Knows no text and no tensors."""
+"""Defaults for what a request leaves out: a model's recommended sampling settings. Knows no text and no tensors."""
 
 import logging
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _THEIRS = {name: name for name in NEUTRAL} | {"max_tokens": "max_new_tokens"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """None has no say. A field outside its range raises BadRequest, as in SamplingParams."""
+    """A field that is None sets no default. One outside its range raises BadRequest, as in SamplingParams."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -31,10 +31,10 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, generation_config: Mapping[str, object], *, source: str) -> Self:
-        """From the contents of a generation_config.json. A value out of range is skipped, and the log says so.
+        """Reads the contents of a generation_config.json. A value out of range is skipped and logged.
 
-        `do_sample: false` means what it means to transformers: greedy decoding, whatever else the file says about
-        sampling. Where the key is missing, a temperature in the file counts, as it does for vLLM.
+        `do_sample: false` means greedy decoding whatever else the file says about sampling, as in transformers. If the
+        key is missing, a temperature in the file counts, as in vLLM.
         """
         found: dict[str, object] = {}
         for name, theirs in _THEIRS.items():
@@ -51,21 +51,21 @@ class SamplingDefaults:
 
     @property
     def given(self) -> dict[str, float | int]:
-        """Those that have a say."""
+        """The fields that are set."""
         return {name: value for name in _THEIRS if (value := getattr(self, name)) is not None}
 
     def over(self, other: "SamplingDefaults") -> "SamplingDefaults":
-        """These, and the other's where these have no say."""
+        """These defaults, with the other's for those that are not set."""
         return SamplingDefaults(**(other.given | self.given))  # type: ignore[arg-type]
 
     def capped(self, most: int | None) -> "SamplingDefaults":
-        """The same where no request may ask for more tokens than `most`."""
+        """The same, with max_tokens at most `most` if that is not None."""
         if most is None or (self.max_tokens is not None and self.max_tokens <= most):
             return self
         return replace(self, max_tokens=most)
 
     def fill(self, params: SamplingParams) -> SamplingParams:
-        """The params with these values for what they leave out."""
+        """The params, with these defaults for what they leave out."""
         changes: dict[str, object] = {name: value for name, value in self.given.items() if name in params.unset}
         if params.max_tokens is None and params.default_max_tokens is None:
             changes["default_max_tokens"] = self.max_tokens

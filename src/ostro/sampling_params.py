@@ -25,16 +25,16 @@ MAX_STOP_CHARACTERS = 1 << 16
 MAX_BAD_WORD_CHARACTERS = 1 << 14
 """Over all bad words, which are tokenised."""
 MAX_WORD_CHARACTERS = 1024
-"""Of one stop string or bad word in a request over HTTP."""
+"""Per stop string or bad word in an HTTP request."""
 MAX_SEED = 2**63 - 1
 
-# What a caller leaves out, or sets to None. It is never seen in an instance, whose fields are always numbers.
+# The default of fields in NEUTRAL, which replaces it: in an instance these are always numbers.
 _OPEN: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What a field of SamplingParams has besides its type and default."""
+    """Metadata of a field of SamplingParams."""
 
     meaning: str
     """Reads well after a range, and on its own in `--help`."""
@@ -83,8 +83,8 @@ class SamplingParams:
     max_tokens: int | None = _parameter(
         16, "maximum number of tokens to generate; 0 generates none, to score the prompt only", low=0, is_option=True
     )
-    """None sets no limit: the output may grow to `default_max_tokens`, or fill the context, and one that runs in a loop
-    ends, unless `ignore_eos`."""
+    """None sets no limit: the output may grow to `default_max_tokens` or fill the context. One that is stuck in a loop
+    ends, unless `ignore_eos` is set."""
     default_max_tokens: int | None = _parameter(
         None, "limit that applies if max_tokens is None, or less if the context has less room", low=1
     )
@@ -213,12 +213,12 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def with_changes(self, **changes: object) -> Self:
-        """A validated copy with some fields changed; what was left out before still is."""
+        """A validated copy with some fields changed; fields that were left out remain so."""
         given = {each.name for each in fields(self) if each.init} - self.unset
         return type(self)(**({name: getattr(self, name) for name in given} | changes))
 
     def without_texts(self) -> Self:
-        """A copy without what is text only. Not validated again: a large logit_bias makes that slow."""
+        """A copy without its texts. Not validated again: a large logit_bias makes that slow."""
         bare = copy(self)
         for name in ("stop", "bad_words"):
             object.__setattr__(bare, name, ())
@@ -235,7 +235,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None and is_optional:
                 continue
-            # Nearly all are: the call costs more than the check.
+            # Checked inline first: nearly all values pass, and a call costs more than the check.
             if type(value) is not int or value < low or (high is not None and value > high):
                 _integer(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -271,9 +271,9 @@ class SamplingParams:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise _bad("logit_bias", f"takes at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}")
         for token, bias in self.logit_bias.items():
-            # Said of the key, since there may be many.
+            # Errors name the key, since there may be many.
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise _bad("logit_bias", f"has the key {token!r}, which is not a token id, a number from 0 on")
+                raise _bad("logit_bias", f"has the key {token!r}, which is not a token id (an integer from 0)")
             if not isinstance(bias, int | float) or isinstance(bias, bool) or not -100.0 <= bias <= 100.0:
                 raise _bad("logit_bias", f"must map the key {token} to a number from -100 to 100, got {bias!r}")
 
@@ -282,11 +282,11 @@ class SamplingParams:
             raise _bad("structured", f"must be a StructuredOutput, got {self.structured!r:.60}")
         for name in ("ignore_eos", "min_tokens"):
             if getattr(self, name):
-                raise _bad(name, "cannot be used with a structured output, which itself says where it ends")
+                raise _bad(name, "cannot be used with a structured output, which decides where the output ends")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The same as keyword arguments of a client, by their names and forms in requests. A test holds the two equal."""
+    """The same settings as keyword arguments of a client, named and typed as in requests. A test compares the two."""
 
     n: int
     max_tokens: int | None
@@ -320,7 +320,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     each.name: each.metadata["parameter"] for each in fields(SamplingParams) if "parameter" in each.metadata
 }
 NEUTRAL: Mapping[str, float] = {name: each.neutral for name, each in PARAMETERS.items() if each.neutral is not None}
-"""Fields for which a model may bring its own default, and their values where it brings none."""
+"""Fields for which a model may have its own default, and their values if it has none."""
 
 _KINDS = {each.name: each.type for each in fields(SamplingParams)}
 _FLAGS = tuple(name for name, kind in _KINDS.items() if kind is bool)
@@ -330,7 +330,7 @@ _INTEGERS = tuple(
     for name, each in PARAMETERS.items()
     if _KINDS[name] in (int, int | None)
 )
-# Name, what it must be above, lowest and highest, and what to do instead of the lowest.
+# Name, exclusive lower bound, lowest and highest, and the advice if the lowest itself is out of range.
 _NUMBERS = tuple(
     (name, _above(each), each.low or 0.0, each.high or 0.0, each.not_low)
     for name, each in PARAMETERS.items()
@@ -343,7 +343,7 @@ def _bad(name: str, what: str) -> BadRequest:
 
 
 def _entries(name: str, value: object) -> tuple[object, ...]:
-    # None, lists and a lone string are what people write; tuples are what a frozen object keeps.
+    # People write None, lists and single strings; a frozen object keeps tuples.
     if value is None:
         return ()
     if isinstance(value, str):
@@ -360,7 +360,7 @@ def _bias(value: object) -> dict[object, object]:
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
-    # bool is an int to Python, and a mistake here.
+    # In Python a bool is an int; here it is a mistake.
     if not isinstance(value, int) or isinstance(value, bool):
         raise _bad(name, f"must be an integer, got {value!r}")
     if value < low or (high is not None and value > high):
@@ -368,6 +368,6 @@ def _integer(name: str, value: object, low: int, high: int | None) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # Not a number is in no range, and so is an integer that no float can hold.
+    # NaN is outside every range, and so is an integer too large for a float.
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise _bad(name, f"must be a number from {low:g} to {high:g}, got {value!r}")

@@ -1,4 +1,6 @@
-"""What an answer must look like: a JSON schema, a regex, a choice, a grammar. Knows no tokens and compiles nothing."""
+"""Structured outputs: what an answer must match, as a JSON schema, regex, choice or grammar. Knows no tokens and
+compiles nothing.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +10,7 @@ from typing import Self
 from ostro.errors import BadRequest
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18
-"""Of a schema, regex or grammar, or of all choices together."""
+"""Per schema, regex or grammar, or over all choices."""
 MAX_CHOICES = 20_000
 
 _TEXTS = ("json_schema", "regex", "grammar", "structural_tag")
@@ -19,7 +21,7 @@ _WITH_JSON = frozenset({"json_schema", "json_object", "structural_tag"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """Exactly one of the kinds, and how to enforce it. Raises BadRequest that names the field at fault."""
+    """Exactly one of the kinds, and how to enforce it. Raises BadRequest, which names the field at fault."""
 
     json_schema: str | None = None
     """JSON that validates against this schema, itself JSON text."""
@@ -30,16 +32,16 @@ class StructuredOutput:
     choice: tuple[str, ...] = ()
     """One of these texts."""
     grammar: str | None = None
-    """Text of a grammar in Lark's or in GBNF's notation."""
+    """Text that matches a grammar in Lark's notation or in GBNF."""
     structural_tag: str | None = None
-    """Free text in which each begin tag is followed by JSON of its schema and by its end tag; as JSON text."""
+    """Free text in which each begin tag is followed by JSON of its schema and by its end tag; given as JSON text."""
     strict: bool = True
     """Whether a schema that cannot be enforced exactly is refused. If not, what cannot be enforced is ignored."""
     whitespace_pattern: str | None = None
     """A regex for the whitespace between JSON's tokens, in place of the default: at most one space, or one or two line
     breaks with an indent. Empty for none."""
     jump_forward: bool = False
-    """Whether tokens that are the only possible ones are appended without being sampled, several in one step."""
+    """Whether tokens without an alternative are appended without being sampled, several in one step."""
 
     def __post_init__(self) -> None:
         for name in ("json_object", "strict", "jump_forward"):
@@ -59,7 +61,7 @@ class StructuredOutput:
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, object], *, strict: bool = True, jump_forward: bool = False) -> Self:
-        """For a JSON schema as Python has it, such as a Pydantic model's `model_json_schema()`."""
+        """From a JSON schema as a Python mapping, such as a Pydantic model's `model_json_schema()`."""
         try:
             text = json.dumps(schema, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -68,7 +70,7 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The one that is given: a name in KINDS."""
+        """The name, in KINDS, of the field that is given."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False, ()))
 
     def _check_options(self) -> None:
