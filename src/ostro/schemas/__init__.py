@@ -1,4 +1,4 @@
-"""The OpenAI API's objects as pydantic models, at the edge only: `parse` lets a request in, and inside it is ours."""
+"""The API's requests and responses as pydantic models, used at the edge only: `parse` validates a request."""
 
 from ostro.schemas.batch import BatchError, BatchRequest, BatchResponse, BatchResult
 from ostro.schemas.chat import (

@@ -15,7 +15,7 @@ class BatchRequest(RequestModel):
 
 
 class BatchResponse(WireModel):
-    """What the endpoint would have answered, a refusal too."""
+    """The endpoint's response, which may be an error."""
 
     status_code: int
     request_id: str
@@ -23,7 +23,7 @@ class BatchResponse(WireModel):
 
 
 class BatchError(WireModel):
-    """Why a line reached no endpoint."""
+    """Why a line did not reach an endpoint."""
 
     code: str
     message: str

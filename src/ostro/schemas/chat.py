@@ -18,7 +18,7 @@ MAX_TOOL_CALLS = 128
 
 
 class TextPart(RequestModel):
-    # Where Anthropic's clients want a prefix to be cached: here all prefixes are.
+    # Marks prefixes to cache in Anthropic's API; here all prefixes are cached.
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     type: Literal["text"]
@@ -38,7 +38,7 @@ class CustomCall(RequestModel):
 
 
 class ToolCall(RequestModel):
-    # Left over from streams by clients that keep what they merged.
+    # Left over from streams by clients that send back merged deltas.
     ignored: ClassVar[frozenset[str]] = frozenset({"index"})
 
     id: str = ""
@@ -53,7 +53,7 @@ class ToolCall(RequestModel):
         return self
 
     def for_template(self) -> dict[str, object]:
-        """A custom tool's call is a function's to templates: its one argument is the input."""
+        """As chat templates expect it: a custom tool's call becomes a function's, with the input as its argument."""
         if self.custom is not None:
             called = {"name": self.custom.name, "arguments": json.dumps({"input": self.custom.input})}
             return {"id": self.id, "type": "function", "function": called}
@@ -88,7 +88,7 @@ class Message(RequestModel):
 
     @property
     def num_parts(self) -> int:
-        """Itself included."""
+        """Number of content parts and tool calls, plus one for the message itself."""
         return 1 + (len(self.content) if isinstance(self.content, list) else 0) + len(self.tool_calls or ())
 
     def for_template(self) -> dict[str, object]:
@@ -100,20 +100,20 @@ class Message(RequestModel):
 
 
 class ReasoningFields(RequestModel):
-    """A chat request's fields about what the model thinks before it answers."""
+    """A chat request's fields about reasoning."""
 
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """Given to templates that know it; `none` turns reasoning off, where the template can."""
+    """Passed to templates that support it; `none` turns reasoning off if the template can."""
     enable_thinking: bool | None = None
-    """Turns reasoning on or off, where the template can. None is the template's default."""
+    """Turns reasoning on or off if the template can. None is the template's default."""
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
-    """Tokens after which the reasoning is ended; 0 turns it off."""
+    """Maximum number of reasoning tokens; 0 turns reasoning off."""
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
-    """Another name of the same."""
+    """Another name for thinking_token_budget."""
     reasoning_budget: Annotated[int, Field(ge=-1)] | None = None
-    """llama.cpp's name of the same; -1 sets no limit."""
+    """llama.cpp's name for thinking_token_budget; -1 sets no limit."""
     include_reasoning: bool = True
-    """false: the model thinks all the same, and the answer leaves it out."""
+    """false: the model still reasons, but the answer leaves the reasoning out."""
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
@@ -193,7 +193,7 @@ class ChatTokenLogprob(WireModel):
     token: str
     logprob: float
     bytes: list[int]
-    """The exact bytes, since a token's text is only a placeholder if it is not whole characters."""
+    """The exact bytes: the text has placeholders for incomplete characters."""
     top_logprobs: list[TopLogprob]
 
 

@@ -1,4 +1,4 @@
-"""The events of streamed answers. The server writes them without these models, for speed; tests hold it to them."""
+"""The events of streamed answers. For speed the server writes them without these models; tests compare the two."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class CustomToolDelta(WireModel):
 
 
 class ToolCallDelta(WireModel):
-    """The first of a call has its id, type and name; the others continue its arguments."""
+    """A call's first delta has its id, type and name; the others continue its arguments."""
 
     index: int
     id: str | None = None
@@ -29,7 +29,7 @@ class ToolCallDelta(WireModel):
 
 
 class ChatDelta(WireModel):
-    """The first of a choice has the role, the last has nothing."""
+    """A choice's first delta has the role; its last is empty."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

@@ -39,7 +39,7 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        # The engine keeps each prompt's own.
+        # The engine keeps a copy per prompt.
         for name, size, most, what in (
             ("bad_words", sum(map(len, self.bad_words)), MAX_BAD_WORD_CHARACTERS_OF_ALL, "characters"),
             ("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS_OF_ALL, "entries"),

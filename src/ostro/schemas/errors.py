@@ -1,4 +1,4 @@
-"""The body of every answer that is an error."""
+"""The body of every error response."""
 
 from typing import Self
 

@@ -1,6 +1,6 @@
-"""What completions and chat completions have in common: how tokens are chosen, and how the answer is sent.
+"""Fields that all generation requests share: sampling, streaming, caching, priority.
 
-The fields are made from SamplingParams. Types are checked here, ranges there: there is one place that knows them.
+The sampling fields are generated from SamplingParams. Types are checked here; only SamplingParams knows the ranges.
 """
 
 import reprlib
@@ -42,14 +42,14 @@ Words = Annotated[
 
 
 def _few_biases(value: object) -> object:
-    """Counted before they are read."""
+    """Checks the number of entries before they are parsed."""
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
         raise PydanticCustomError("refused", f"takes at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
     return value
 
 
 def _named_biases(value: object) -> object:
-    """JSON's keys are strings. What is wrong is said of the key at fault."""
+    """Checks the entries, whose keys are strings in JSON. Errors name the key at fault."""
     if not isinstance(value, dict):
         raise PydanticCustomError("refused", "must map token ids to numbers from -100 to 100")
     for key, bias in value.items():
@@ -58,7 +58,7 @@ def _named_biases(value: object) -> object:
             named = {"key": reprlib.repr(key)}
             if not is_id:
                 raise PydanticCustomError(
-                    "refused", "has the key {key}, which is not a token id, a number from 0 on", named
+                    "refused", "has the key {key}, which is not a token id (an integer from 0)", named
                 )
             raise PydanticCustomError("refused", "must map the key {key} to a number from -100 to 100", named)
     return value
@@ -72,15 +72,15 @@ TokenBiases = Annotated[
 
 
 def left_open(request: RequestModel) -> dict[str, Any]:
-    """A request's values of the fields that have a default of the model's; None where it gives none."""
+    """The request's values of fields for which a model may have its own default; None if left out."""
     return {name: getattr(request, name, None) for name in NEUTRAL}
 
 
-# Those whose names or forms each endpoint has of its own.
+# Parameters whose names or types differ between endpoints.
 _APART = frozenset({"max_tokens", "default_max_tokens", "logprobs", "structured"})
 _WIRE_NAMES = {name: each.wire_name or name for name, each in PARAMETERS.items() if name not in _APART}
 
-# How the forms that Python keeps are written in JSON, and what stands for nothing.
+# Type in SamplingParams -> type in JSON, and the factory of its empty default.
 _FORMS: dict[object, tuple[object, type]] = {
     tuple[str, ...]: (Words, list),
     tuple[int, ...]: (Annotated[list[int], Field(fail_fast=True)], list),
@@ -89,7 +89,7 @@ _FORMS: dict[object, tuple[object, type]] = {
 
 
 def _sampling_fields() -> dict[str, Any]:
-    """For each sampling parameter a field of requests: its form and its default."""
+    """A request field for each sampling parameter: its type and default."""
     made: dict[str, Any] = {}
     for each in fields(SamplingParams):
         if each.name not in _WIRE_NAMES:
@@ -106,7 +106,7 @@ def _sampling_fields() -> dict[str, Any]:
 if TYPE_CHECKING:
 
     class _SamplingFields(RequestModel):
-        """Those that are read by name."""
+        """The fields that code reads by name."""
 
         n: int
         temperature: float | None
@@ -185,7 +185,7 @@ class Usage(WireModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = left_out()
-    """Only if the model's reasoning is told from its text."""
+    """Only if the model's reasoning is separated from its text."""
 
 
 class PromptLogprob(WireModel):

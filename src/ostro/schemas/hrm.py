@@ -11,7 +11,7 @@ _Number = Annotated[int, Field(ge=0)]
 
 
 class SolveRequest(RequestModel):
-    """Inputs are what upstream's datasets hold: all positions of a puzzle, padded as the model was trained."""
+    """Inputs are as in upstream's datasets: all positions of a puzzle, padded as in training."""
 
     model: str = "default"
     inputs: Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]

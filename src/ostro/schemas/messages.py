@@ -1,4 +1,4 @@
-"""POST /v1/messages, Anthropic's API: requests, content blocks, and the message that answers."""
+"""POST /v1/messages, Anthropic's API: requests, content blocks, and the response."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -53,7 +53,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Another server's, which nobody here can read: left out."""
+    """Another server's encrypted reasoning, which cannot be read here: left out."""
 
     type: Literal["redacted_thinking"]
     data: Text
@@ -176,7 +176,7 @@ class Thinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     """The last two leave it to the model."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Only with enabled: how many tokens it may think."""
+    """Only with enabled: maximum number of reasoning tokens."""
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -199,7 +199,7 @@ class OutputConfig(RequestModel):
 
 
 class MessagesInput(GenerationRequest, TemplateFields):
-    """What the model is given: shared by creating a message and by counting its tokens."""
+    """The model's input: shared by creating a message and by counting its tokens."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
@@ -225,7 +225,7 @@ class MessagesInput(GenerationRequest, TemplateFields):
     }
 
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    """A last one of the assistant is continued."""
+    """If the last one is the assistant's, the answer continues it."""
     system: TextBlocks = Field(default_factory=list)
     """A text, or text blocks."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Prompts as the API takes them: a text, several texts, token ids, or several lists of them."""
+"""Prompts as the API takes them: a text, a list of texts, token ids, or a list of such lists."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ MAX_TOKENS = 500_000
 
 
 def _listed(value: object) -> object:
-    """A prompt that stands alone as a list of one."""
+    """Wraps a single prompt in a list."""
     alone = isinstance(value, str) or (isinstance(value, list) and len(value) > 0 and isinstance(value[0], int))
     return [value] if alone else value
 

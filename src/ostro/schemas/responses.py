@@ -253,8 +253,8 @@ _HOSTED = (
 
 
 class HostedTool(RequestModel):
-    """Run by OpenAI's own servers. Accepted, since clients send them unasked, and left out with a line in the log. New
-    kinds come up all the time, and a client whose tool is refused gives up.
+    """A tool that OpenAI's own servers run. Accepted, because clients send these unasked, but left out with a line in
+    the log. New kinds appear all the time, and a client whose tool is refused gives up.
     """
 
     type: Annotated[str, Field(max_length=64)]
@@ -266,7 +266,7 @@ class HostedTool(RequestModel):
 
 
 def _hosted(tool: dict[str, Any]) -> type[HostedTool] | None:
-    """What has parameters or a format is a tool of the client's own, whose type is misspelled."""
+    """HostedTool, unless it has parameters or a format: then it is the client's own tool, with a misspelt type."""
     return None if {"parameters", "format"} & tool.keys() else HostedTool
 
 
@@ -283,7 +283,7 @@ class NamedTool(RequestModel):
 
 
 class HostedChoice(RequestModel):
-    """Entries of allowed_tools that name a hosted kind."""
+    """An entry of allowed_tools that names a hosted kind."""
 
     type: Annotated[str, Field(max_length=64)]
 
@@ -303,7 +303,7 @@ class AllowedTools(RequestModel):
 
 
 class ChoiceWord(RequestModel):
-    """One of the words, as an object."""
+    """A tool choice that is a single word, as an object."""
 
     type: Literal["none", "auto", "required"]
 
@@ -355,7 +355,7 @@ class ReasoningConfig(RequestModel):
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """With any of them the reasoning is sent as the item's summary, whole, rather than as its content."""
+    """If set, the whole reasoning is sent as the item's summary instead of its content."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """The older name of summary."""
 
@@ -380,7 +380,7 @@ _WITHOUT_EFFECT = frozenset(
         "stream_options",
     }
 )
-# Of hosted tools and of images, of which there are none here.
+# Data of hosted tools and images, neither of which exists here.
 _INCLUDED_NEVER = frozenset(
     {
         "code_interpreter_call.outputs",
@@ -408,7 +408,7 @@ Metadata = Annotated[
 
 
 class ResponseInput(GenerationRequest, TemplateFields):
-    """What the model is given: shared by creating a response and by counting its tokens."""
+    """The model's input: shared by creating a response and by counting its tokens."""
 
     ignored: ClassVar[frozenset[str]] = _WITHOUT_EFFECT
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -420,7 +420,7 @@ class ResponseInput(GenerationRequest, TemplateFields):
     }
 
     input: InputItems
-    """A text, or items: messages, calls of tools and their outputs, reasoning."""
+    """A text, or items: messages, tool calls and their outputs, reasoning."""
     instructions: Text | None = None
     """The system text. A response that continues another one does not inherit it."""
     previous_response_id: ItemId | None = None
@@ -465,13 +465,13 @@ class ResponseInput(GenerationRequest, TemplateFields):
 
 class CreateResponse(ResponseInput):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """0 to 20; or ask for them by `include`."""
+    """0 to 20 alternatives per token; `include` alone returns log-probabilities without alternatives."""
     include: Includes = Field(default_factory=list)
     """`reasoning.encrypted_content`, `message.output_text.logprobs`. What hosted tools would add is ignored."""
     store: bool | None = None
     """Keep the response for later requests, the default unless the store is off."""
     background: bool = False
-    """Answer at once, and work on it without a connection; GET the response later."""
+    """Return at once and generate without a connection; GET the response later."""
     metadata: Metadata = Field(default_factory=dict)
     """Returned with the response."""
     user: str | None = None

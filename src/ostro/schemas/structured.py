@@ -1,7 +1,7 @@
-"""What the output must look like, as requests spell it: OpenAI's `response_format`, and the names that users of vLLM,
-llama.cpp and SGLang know. All of them become one StructuredOutput.
+"""Structured outputs as requests spell them: OpenAI's `response_format`, and the fields of vLLM, llama.cpp and SGLang.
+All of them become one StructuredOutput.
 
-Knows the spellings; what they mean is in `ostro.structured`, and whether a schema can be enforced is found elsewhere.
+Knows the spellings; `ostro.structured` defines their meaning, and `grammar` checks whether a schema can be enforced.
 """
 
 import json
@@ -20,13 +20,13 @@ NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}$"
 # A regex for the whitespace between JSON's tokens that matches none at all.
 _NO_WHITESPACE = "(?:)"
 
-# What `ostro.structured` and the compiler call the parts of a structured output.
+# Names that `ostro.structured` and the compiler use in errors.
 _OWN_NAMES = frozenset({*KINDS, "structured", "strict", "whitespace_pattern"})
 
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Where a request says what its output must look like: what errors are about."""
+    """The field of a request that defines its structured output, for errors."""
 
     param: str
     """The field, such as `response_format`."""
@@ -35,7 +35,7 @@ class FormatSource:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Errors about the structured output are raised in the words and under the name of the request."""
+        """Rewrites errors about the structured output to name the request's own field."""
         try:
             yield
         except BadRequest as error:
@@ -61,7 +61,7 @@ class NamedSchema(RequestModel):
     """1 to 64 letters, digits, `_` and `-`."""
     json_schema: Annotated[SchemaObject, Field(alias="schema")]
     description: str | None = None
-    """For the model; it is not used here, since templates have no place for it."""
+    """Accepted, but not used: templates have no place for it."""
     strict: bool = False
     """Whether a schema that cannot be enforced exactly is refused. If not, what cannot be enforced is ignored."""
 
@@ -161,14 +161,14 @@ class StructuredOutputs(RequestModel):
 
 
 class StructuredFields(RequestModel):
-    """A request's fields that say what its output must look like; at most one of them is given."""
+    """A request's fields for structured outputs; at most one may define the format."""
 
     response_format: ResponseFormat | None = None
     """OpenAI's: text, json_object, or json_schema with a schema, strict or not; or vLLM's structural_tag."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's: one of json, json_object, regex, choice, grammar and structural_tag."""
     guided_json: SchemaText | None = None
-    """vLLM's older name of structured_outputs.json; the next three likewise."""
+    """vLLM's older name for structured_outputs.json; the next three likewise."""
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
@@ -179,14 +179,14 @@ class StructuredFields(RequestModel):
     regex: GrammarText | None = None
     """SGLang's: a regular expression that the whole output matches."""
     ebnf: GrammarText | None = None
-    """SGLang's name of grammar."""
+    """SGLang's name for grammar."""
     jump_forward: bool = False
-    """Tokens that are the only possible ones are appended without being sampled, several in one step. JSON is then
-    written with `, ` and `: ` between its parts."""
+    """Tokens without an alternative are appended without being sampled, several in one step. JSON is then written with
+    `, ` and `: ` between its parts."""
 
     @property
     def format_source(self) -> FormatSource | None:
-        """Where the request says it; None if it does not."""
+        """The field that defines the structured output; None if there is none."""
         asked = self._asked()
         return None if asked is None else asked[0]
 
@@ -222,7 +222,7 @@ class StructuredFields(RequestModel):
 
 _Options = dict[str, Any]
 
-# The spellings that are one value, and what that is.
+# Fields that hold a plain value, and its kind.
 _PLAIN = {
     "guided_json": "json_schema",
     "guided_regex": "regex",

@@ -1,7 +1,7 @@
-"""Objects of several kinds in one list, told apart by their `type`. Knows pydantic; knows no endpoint.
+"""Unions of objects that are told apart by their `type`. Knows pydantic; knows no endpoint.
 
 pydantic's own unions complain about every kind that an object is not, under paths that name our classes. Here the
-`type` decides first, and what is wrong with the object is said of that kind alone: `input[7].content[0].text`.
+`type` decides first, and errors are about that kind alone: `input[7].content[0].text`.
 """
 
 from collections.abc import Callable, Iterable

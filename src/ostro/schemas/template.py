@@ -12,7 +12,7 @@ _TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_fina
 
 class TemplateFields(RequestModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables for the chat template, such as `{"enable_thinking": false}`. They win over the other fields."""
+    """Variables for the chat template, such as `{"enable_thinking": false}`. They override the other fields."""
 
     @model_validator(mode="after")
     def _check_variables(self) -> Self:

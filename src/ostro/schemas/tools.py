@@ -22,7 +22,7 @@ class FunctionSpec(RequestModel):
     name: ToolName
     description: Description | None = None
     parameters: SchemaObject | None = None
-    """The arguments as a JSON schema; none if it is left out."""
+    """JSON schema of the arguments. None is a function without arguments."""
     strict: bool = False
     """Whether a schema that cannot be enforced exactly is refused. If not, what cannot be enforced is ignored."""
 
@@ -51,7 +51,7 @@ class CustomSpec(RequestModel):
 
 
 class _OneKind(RequestModel):
-    """`type` names the one among the other fields that is given."""
+    """An object whose `type` names the one other field that is given."""
 
     type: str
 
@@ -116,7 +116,7 @@ ToolChoiceField = Annotated[
 
 
 class ToolFields(RequestModel):
-    """A request's fields about tools, in the order in which they are complained about."""
+    """A request's fields about tools, in the order in which errors are reported."""
 
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     """Functions with their parameters' JSON schemas, and custom tools."""

@@ -1,6 +1,6 @@
-"""What all wire objects share: JSON read strictly, null as the default, and refusals that name the field at fault.
+"""The base of all wire objects: strict JSON, null as the default, and errors that name the field at fault.
 
-Knows pydantic; knows no endpoint. A request passes `parse`, and whatever is wrong with it comes out as one BadRequest.
+Knows pydantic; knows no endpoint. Requests go through `parse`, which turns any error into one BadRequest.
 """
 
 import reprlib
@@ -28,11 +28,11 @@ _LONGEST_NAME = 64
 
 
 class WireModel(BaseModel):
-    """An object of the API. Strict: "1" is no number, and a misspelt field is no field."""
+    """An object of the API. Strict: "1" is not a number, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    # As a dict of the same JSON is read, for code that was written for one: answer["choices"][0]["message"]["content"].
+    # Reads like a dict of the same JSON, for code written for one: answer["choices"][0]["message"]["content"].
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
@@ -47,7 +47,7 @@ class WireModel(BaseModel):
 
 
 def left_out() -> Any:
-    """A field of a response that is absent, rather than null, if there is nothing to tell."""
+    """A response field that is omitted, rather than null, if it has no value."""
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
@@ -55,9 +55,9 @@ class RequestModel(WireModel):
     """An object that clients send. Null means default, whatever the field."""
 
     ignored: ClassVar[frozenset[str]] = frozenset()
-    """OpenAI's fields that cannot change the output: accepted, and nothing is done about them."""
+    """OpenAI's fields that cannot change the output: accepted and ignored."""
     unserved: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """OpenAI's fields that ask for what Ostro does not do, each with the values by which they ask for nothing."""
+    """OpenAI's fields for what Ostro does not support, each with the values that ask for nothing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -68,7 +68,7 @@ class RequestModel(WireModel):
         for name, harmless in cls.unserved.items():
             if name in given and given.pop(name) not in harmless:
                 raise refusal(name, "is not supported", kind=_UNSUPPORTED)
-        # One of them says it: pydantic would describe each, and there may be as many as the body has room for.
+        # Keep one unknown field for the error: pydantic would describe each, and a body has room for very many.
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name in [name for name in given if name not in known][1:]:
             del given[name]
@@ -76,7 +76,7 @@ class RequestModel(WireModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Tells of the nulls and of the fields without an effect too."""
+        """Documents nulls and fields without effect too."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         properties, required = schema.setdefault("properties", {}), schema.get("required", ())
         for name, field in properties.items():
@@ -92,12 +92,12 @@ _REFUSED, _UNSUPPORTED = "refused", "unsupported"
 
 
 def refusal(field: str, complaint: str, *, kind: str = _REFUSED) -> PydanticCustomError:
-    """For a validator of a whole object to raise about one of its fields: "<field> <complaint>."."""
+    """The error that a model validator raises about one field: "<field> <complaint>."."""
     return PydanticCustomError(kind, "{complaint}", {"field": field, "complaint": complaint})
 
 
 def shape(complaint: str) -> WrapValidator:
-    """Says in one sentence what a field of several forms may be, where pydantic tells what is wrong with each form."""
+    """One complaint about a field of several forms, in place of pydantic's about each form."""
 
     def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -112,7 +112,7 @@ Schema = TypeVar("Schema", bound=RequestModel)
 
 
 def parse(schema: type[Schema], body: object) -> Schema:
-    """The request in a decoded JSON value; raises BadRequest that names the first field at fault."""
+    """Validates a decoded JSON value; raises BadRequest, which names the first field at fault."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
@@ -146,6 +146,6 @@ def _complaint(error: "ErrorDetails") -> str:
 
 
 def _dotted(path: tuple[int | str, ...]) -> str:
-    """As OpenAI names them: messages[0].content."""
+    """The path as OpenAI writes it: messages[0].content."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_LONGEST_NAME]}" for part in path)
     return text.removeprefix(".")
