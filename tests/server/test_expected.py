@@ -44,4 +44,4 @@ def test_on_a_gpu_it_is_planned_for_when_others_have_gone(model: Path, monkeypat
     monkeypatch.setattr(backends, "gpu_memory", lambda: (GIB, GIB))
     refused = expected(model)
     assert isinstance(refused, ModelError)
-    assert "no room for keys and values on this GPU of 1.0 GiB" in str(refused)
+    assert "no room for a KV cache on this GPU of 1.0 GiB" in str(refused)

@@ -90,7 +90,7 @@ def test_the_operators_word_counts_before_the_models(model: Path, tmp_path: Path
 
 def test_no_default_is_shown_that_a_request_could_not_ask_for(model: Path, tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", str(model), "--max-new-tokens", "7", "--print-config")
-    assert "; a silent request gets temperature 0.0, max_tokens 7\n" in told
+    assert "; default sampling: temperature 0.0, max_tokens 7\n" in told
     with live_server(tmp_path, str(model), "--max-new-tokens", "7", faults="") as live, live.client() as client:
         [card] = client.get("/v1/models").json()["data"]
         assert card["sampling_defaults"] == {"temperature": 0.0, "max_tokens": 7}
@@ -116,15 +116,15 @@ def ostro(directory: Path, *args: str, **env: str) -> str:
 def test_print_config_shows_what_a_silent_request_gets(model: Path, tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", str(model), "--default-temperature", "0.5", "--print-config")
     assert 'generation_config: "auto"' in told
-    assert "; a silent request gets temperature 0.5, max_tokens 40\n" in told
+    assert "; default sampling: temperature 0.5, max_tokens 40\n" in told
     ignored = ostro(tmp_path, "serve", str(model), "--print-config", OSTRO_GENERATION_CONFIG="ignore")
     assert 'generation_config: "ignore"' in ignored
-    assert "silent request" not in ignored
+    assert "default sampling" not in ignored
 
 
 def test_the_embedded_models_defaults_are_its_cards(tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", "--print-config")
-    assert "; a silent request gets temperature 0.2, top_p 0.9, max_tokens 1024\n" in told
+    assert "; default sampling: temperature 0.2, top_p 0.9, max_tokens 1024\n" in told
 
 
 def test_the_commands_take_the_models_defaults(model: Path, tmp_path: Path) -> None:

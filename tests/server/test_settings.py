@@ -353,7 +353,7 @@ def test_a_server_of_one_model_keeps_it_and_one_of_roots_has_no_model_of_its_own
     ("text", "words"),
     [
         ("model: [a=./x, a=./y]", "Two models are called 'a'"),
-        ("models: ./m\nlora: x=./y", "needs a model to sit on"),
+        ("models: ./m\nlora: x=./y", "needs a base model"),
         ("lora: ./y", "NAME=DIRECTORY"),
         ("model: [a=./x, b=./y]\nserved_model_name: b", "'b' means the first model"),
         ("model: [a=./x, default=./y]", "'default' means the first model"),

@@ -1,4 +1,4 @@
-"""What every endpoint gets: the models, the admission gate, the limits, and helpers to answer with."""
+"""What every endpoint has access to: models, admission gate, limits, and helpers for responses."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from ostro.server.limits import Gate
 from ostro.server.models import Models
 from ostro.server.record import RequestRecord
 
-# Fewer are converted sooner than a thread is woken.
+# Fewer are converted faster than a thread wakes up.
 _MANY_PARTS = 64
 
 
@@ -32,25 +32,25 @@ class SamplingRequest(Protocol):
 class HttpOptions:
     body: BodyLimits = field(default_factory=BodyLimits)
     ping_seconds: float = 15.0
-    """After so long a silence a stream says that it is alive: proxies cut off what is silent for a minute."""
+    """A stream sends a ping after this much silence: proxies close connections that are silent for a minute."""
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """What the operator sets for requests that are silent; it counts before the model's own."""
+    """The operator's sampling defaults, which take precedence over the model's own."""
     seed: int | None = None
-    """For requests that bring none; without one here each draws its own."""
+    """The seed of requests that set none. If None, each of them draws its own."""
     openai_strict: bool = False
-    """Whether answers keep to OpenAI's own values."""
+    """Whether responses use only values that OpenAI's API defines."""
     healthz_waits: bool = False
     """Whether /healthz means ready, as /readyz does, rather than alive."""
 
     response_store_bytes: int = 64 << 20
-    """What stored responses may take; 0 stores none."""
+    """Memory for stored responses; 0 stores none."""
     response_store_seconds: float = 3600.0
 
     def params(self, request: SamplingRequest) -> SamplingParams:
-        """What a request asks for, with the operator's defaults for what it leaves open."""
+        """The request's parameters, with the operator's defaults for those that it does not set."""
         params = self.defaults.fill(request.sampling_params())
         if params.max_tokens is None and self.defaults.max_tokens is not None:
-            # Before the endpoint's own number, too.
+            # It takes precedence over the endpoint's own default, too.
             params = params.with_changes(default_max_tokens=self.defaults.max_tokens)
         if params.seed is None and self.seed is not None:
             params = params.with_changes(seed=self.seed)
@@ -66,13 +66,13 @@ class Api:
     started: int = field(default_factory=lambda: int(time.time()))
 
     async def read(self, schema: type[Schema], http: Request) -> Schema:
-        """The request in the body; raises what is wrong with it. A body that could not be let in is not read."""
+        """Parses the body; raises if it is invalid. Does not read the body of a request that cannot be admitted."""
         self.gate.check(record_of(http))
         return await read_request(schema, http, self.options.body)
 
 
 async def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """The messages as chat templates expect them; many of them, or of their parts, are converted off the event loop."""
+    """The messages as chat templates expect them. If they have many parts, they are converted off the event loop."""
 
     def convert() -> list[dict[str, object]]:
         return [message.for_template() for message in messages]
@@ -86,8 +86,8 @@ def json_response(body: WireModel) -> Response:
 
 
 def written(body: WireModel) -> bytes:
-    """The object as JSON. Entries of its longest list are written one by one: each holds the interpreter's lock, and
-    an answer of a million log-probabilities at one stroke would hold it for a second.
+    """The object as JSON. Entries of its longest list are encoded one by one: each call holds the GIL, and one call for
+    a million log-probabilities would hold it for a second.
     """
     lists = [(len(value), name) for name, value in body if isinstance(value, list) and value]
     length, name = max(lists, default=(0, ""))
@@ -100,7 +100,7 @@ def written(body: WireModel) -> bytes:
 
 
 def record_of(http: Request) -> RequestRecord:
-    """The request's record, which the request log has put there."""
+    """The request's record, set by the request log."""
     record = http.scope["state"]["record"]
     assert isinstance(record, RequestRecord)
     return record

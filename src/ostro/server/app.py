@@ -1,4 +1,4 @@
-"""The HTTP application: assembles endpoints, error handlers and middleware. Does nothing else itself."""
+"""Assembles the HTTP application from endpoints, error handlers and middleware. Does nothing else."""
 
 from collections.abc import Sequence
 from importlib import metadata
@@ -43,10 +43,10 @@ def build_app(
     lifespan: Lifespan[FastAPI] | None = None,
     version: str | None = None,
 ) -> FastAPI:
-    """The app over models that somebody else starts and stops, which may be its `lifespan`.
+    """The app for models that are started and stopped elsewhere, for example by `lifespan`.
 
-    `middlewares` are pure ASGI, outermost first, and one of them is RequestLog: it makes the record that endpoints
-    write to. None is that one alone.
+    `middlewares` are pure ASGI, outermost first, and must include RequestLog, which creates the record that endpoints
+    write to. None stands for RequestLog alone.
     """
     version = version or metadata.version("ostro")
     options = options or HttpOptions()
@@ -59,10 +59,10 @@ def build_app(
         # A redirect would send clients to whatever host their request named.
         redirect_slashes=False,
         lifespan=lifespan,
-        # FastAPI's own pages fetch their scripts from elsewhere; ours do not.
+        # FastAPI's own pages load scripts from a CDN; ours do not.
         docs_url=None,
         redoc_url=None,
-        # FastAPI's own, which would tell every request a second time, and the words of those it cannot parse.
+        # FastAPI's own would report every request a second time, and leak the text of those that it cannot parse.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         middleware=[
             *(middlewares if middlewares is not None else [Middleware(RequestLog, on_end=_ignore, access_log=False)]),

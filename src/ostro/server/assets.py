@@ -1,4 +1,4 @@
-"""Files of the server's own pages: read once, and sent with headers that restrict a page to what it needs."""
+"""Static files of the server's own pages: read once, and sent with headers that restrict a page to what it needs."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-# Not the system's table: on some machines a script is plain text there, and browsers refuse that.
+# Not the system's table: on some machines it maps scripts to text/plain, which browsers refuse.
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -20,7 +20,7 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    # Kept, but asked for each time: a new version's scripts must not meet an old one's page.
+    # Cached but always revalidated: a new version's scripts must not run in an old version's page.
     "cache-control": "no-cache",
 }
 
@@ -32,7 +32,7 @@ class Asset:
     etag: str
 
     def response(self, headers: Headers, *, policy: str) -> Response:
-        """The file, or a 304 to a request that has it already. `policy` is the Content-Security-Policy."""
+        """The file, or a 304 if the client has it already. `policy` is the Content-Security-Policy."""
         shared = {**_HEADERS, "content-security-policy": policy, "etag": self.etag}
         if _matches(headers.get("if-none-match", ""), self.etag):
             return Response(status_code=304, headers=shared)
@@ -40,7 +40,7 @@ class Asset:
 
 
 def read_folder(directory: Path) -> dict[str, Asset]:
-    """All files in it and below, by their paths relative to it."""
+    """All files in the directory and below, by their relative paths."""
     files = (path for path in sorted(directory.rglob("*")) if path.suffix in _MEDIA_TYPES)
     return {path.relative_to(directory).as_posix(): make_asset(path.read_bytes(), path.suffix) for path in files}
 

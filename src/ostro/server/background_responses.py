@@ -55,7 +55,7 @@ async def _run(
         record.status = error.http_status
         run.write(writer.fail(error))
     except Exception:  # noqa: BLE001  nobody else would see it
-        _log.exception("a response in the background met a fault", request_id=record.id)
+        _log.exception("a background response failed unexpectedly", request_id=record.id)
         record.status = HTTPStatus.INTERNAL_SERVER_ERROR
         run.write(writer.fail(internal_error()))
     else:

@@ -109,8 +109,8 @@ class BodyLease:
         count = self._count
         if count.used + size > count.most:
             raise TryLater(
-                f"The bodies of requests under way take {count.used} of {count.most} bytes already, and this one "
-                "finds no room. Try again in a moment.",
+                f"The bodies of current requests already take {count.used} of {count.most} bytes, and there is no room "
+                "for this one. Try again in a moment.",
                 retry_after=_RETRY_SECONDS,
             )
 

@@ -1,4 +1,4 @@
-"""Builds the pool of models from settings: which models there are, and each one's engine settings."""
+"""Builds the pool of models from settings: the models, and the engine settings of each."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_models(settings: ServeSettings) -> Models:
-    """Starts nothing."""
+    """The models as configured. Starts nothing."""
     specs = fixed_specs(settings)
     for config in (settings.engine(), *(spec.config for spec in specs)):
         check_settings(config)
@@ -73,14 +73,14 @@ def build_models(settings: ServeSettings) -> Models:
 
 
 def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
-    """The models that were named, the first of which answers by default, and the adapters of that one."""
+    """The models named in settings, the first of which is the default, and the adapters of that one."""
     given: Sequence[str | None] = settings.references or ((None,) if not roots(settings) else ())
     named = [(name or parse_model(reference).name, reference) for name, reference in map(_split, given)]
     names = [*(name for name, _ in named), *(name for name, _ in map(_adapter, settings.lora))]
     specs = [_spec(settings, name, reference, names) for name, reference in named]
     if settings.lora:
         if not specs:
-            raise BadRequest("An adapter needs a model to sit on: name one with --model.", param="lora")
+            raise BadRequest("An adapter needs a base model: name one with --model.", param="lora")
         adapters = tuple(_adapter(each) for each in settings.lora)
         specs[0] = replace(specs[0], config=replace(specs[0].config, adapters=adapters))
         specs += [
@@ -90,7 +90,7 @@ def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
     _names_elsewhere(settings, specs)
     if not specs:
         return []
-    # A server of one model keeps it, and who wants an adapter to stay wants its base.
+    # The only model of a server stays loaded, and pinning an adapter pins its base.
     alone = len(named) == 1 and not roots(settings)
     by_other_names = {*_names_of_first(settings), *names[len(named) :]}
     stays = alone or any(_said_of(name, settings.pin, names) is not None for name in by_other_names)
@@ -98,7 +98,7 @@ def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
 
 
 def outlook(settings: ServeSettings) -> list[str]:
-    """What will compute each model that was named, in words. Downloads nothing: of what is not here yet it says so."""
+    """One line per named model that says what will run it, or that it is not on this machine yet. Downloads nothing."""
     try:
         specs = [spec for spec in fixed_specs(settings) if spec.base is None]
     except OstroError as error:
@@ -122,18 +122,18 @@ def _outlook(spec: ModelSpec, defaults: SamplingDefaults, cap: int | None) -> st
         return error.message
     reason = "" if planned.not_native is None else f" ({planned.not_native})"
     chosen = ", ".join(f"{name} {value}" for name, value in defaults.over(own).capped(cap).given.items())
-    sampling = f"; a silent request gets {chosen}" if chosen else ""
+    sampling = f"; default sampling: {chosen}" if chosen else ""
     return f"{planned.backend}, {planned.precision}{reason}{sampling}"
 
 
 def roots(settings: ServeSettings) -> tuple[str, ...]:
-    """Where models are looked for."""
+    """The directories and buckets that are searched for models."""
     bucket = settings.gcs_bucket
     return (*settings.models, *(() if bucket is None else (f"gs://{bucket}/{settings.gcs_model_prefix}",)))
 
 
 def _found_spec(settings: ServeSettings, fixed: Collection[str], found: "FoundModel") -> ModelSpec:
-    """Of a model under a root, or an adapter: see `Catalog`."""
+    """The spec of a model or adapter that was found under a root: see `Catalog`."""
     name = found.name
     if name in _names_of_first(settings):
         raise BadRequest(f"{name!r} means the first model here, or none in particular. Give this one another name.")
@@ -151,9 +151,8 @@ def _found_spec(settings: ServeSettings, fixed: Collection[str], found: "FoundMo
 
 
 def _base(adapter: "AdapterFiles") -> str:
-    """What it calls its base. Raises ModelError or ModelNotFound for an adapter that would keep its base from loading.
-
-    Checks what can be told without the weights.
+    """The adapter's name for its base. Raises ModelError or ModelNotFound for an adapter that would keep its base from
+    loading, as far as can be told without the weights.
     """
     told = read_base(adapter.config)
     if not adapter.has_weights:
@@ -172,13 +171,13 @@ def _spec(settings: ServeSettings, name: str, reference: str | None, names: Coll
 
 
 def _said_of(name: str, said: Collection[str], names: Collection[str]) -> str | None:
-    """As what settings speak of a model, if they do. Another spelling of its name will do, unless that is another's."""
+    """The model's name in settings, if it is there: maybe in another spelling, unless that is another model's name."""
     found = resolve(name, said)
     return None if found != name and found in names else found
 
 
 def _names_elsewhere(settings: ServeSettings, specs: Sequence[ModelSpec]) -> list[str]:
-    """What settings speak of and only roots can have. Raises BadRequest if there are no roots."""
+    """Names in settings that can only be models under a root. Raises BadRequest if there are no roots."""
     bases = [spec.name for spec in specs if spec.base is None]
     pinnable = [*(spec.name for spec in specs), *(_names_of_first(settings) if specs else ())]
     known = {"pin": pinnable, "model_settings": bases}
@@ -211,12 +210,12 @@ def _check_names(settings: ServeSettings, names: Sequence[str]) -> None:
 
 
 def _names_of_first(settings: ServeSettings) -> tuple[str, ...]:
-    """Beside its own."""
+    """Other names of the first model, besides its own."""
     return (ANY, *settings.served_model_name)
 
 
 def _tell_limits(settings: ServeSettings) -> None:
-    """What nobody may have set."""
+    """Logs limits that may be defaults, which users do not know of."""
     if settings.memory_budget is not None:
         _log.info("All models together may use %.1f GiB of memory (memory_budget).", settings.memory_budget / (1 << 30))
     if settings.fills_gpu:
@@ -226,13 +225,13 @@ def _tell_limits(settings: ServeSettings) -> None:
             else (_log.warning, "a second one will not fit beside it")
         )
         tell(
-            "A model takes what it finds of the GPU, so %s. To have several, set kv_memory or gpu_memory_budget.",
+            "A model takes all free GPU memory, so %s. To load several, set kv_memory or gpu_memory_budget.",
             outcome,
         )
 
 
 def _split(given: str | None) -> tuple[str | None, str | None]:
-    """NAME=REFERENCE or REFERENCE, as (name, reference). What exists as a path is one."""
+    """Splits NAME=REFERENCE or REFERENCE into (name, reference). An existing path is always a reference."""
     match = None if given is None or Path(given).exists() else _NAMED.fullmatch(given)
     return (None, given) if match is None else (match["name"], match["rest"])
 
@@ -257,18 +256,18 @@ def _service(settings: ServeSettings, spec: ModelSpec, files: Files | None) -> M
 
 
 def _here(spec: ModelSpec, files: Files) -> EngineConfig:
-    """With the adapters where they are on this machine."""
+    """The spec's config, with the adapters' paths on this machine."""
     return replace(spec.config, adapters=files.adapters)
 
 
 async def _expected(spec: ModelSpec, files: Files | None) -> Footprint | ModelError | None:
-    """What a model will take, by its files."""
+    """The memory that a model will take, estimated from its files."""
     assert files is not None
     planned = await asyncio.to_thread(_planned, files.path, _here(spec, files))
     if BACKENDS[planned.device].has_own_memory:
         if not planned.num_pages:
             return ModelError(
-                f"{spec.name} leaves no room for keys and values on this GPU of {planned.memory / (1 << 30):.1f} GiB. "
+                f"{spec.name} leaves no room for a KV cache on this GPU of {planned.memory / (1 << 30):.1f} GiB. "
                 "Raise gpu_memory_utilization, lower max_batch_tokens, quantize it, or serve a smaller model."
             )
         return Footprint(bytes=planned.host_bytes, device_bytes=planned.total_bytes)
@@ -276,7 +275,7 @@ async def _expected(spec: ModelSpec, files: Files | None) -> Footprint | ModelEr
 
 
 def _planned(path: str, config: EngineConfig) -> "Plan":
-    """Of a GPU, all of it: what is there now makes room, if need be."""
+    """The plan for this machine. Counts all of a GPU's memory, since loaded models are unloaded if necessary."""
     from ostro.planning import plan
 
     backend = backend_here(config.device)

@@ -1,5 +1,5 @@
-"""What a chat request comes to for one model, up to the text of its prompt: planned, checked and rendered. Knows no
-engine process: servers and offline batches share it.
+"""Prepares a chat request for one model: plans, checks and renders it into the text of the prompt. Knows no engine
+process: servers and offline batches share it.
 """
 
 import asyncio
@@ -17,16 +17,14 @@ from ostro.text.tokenizer import ChatText
 
 class ChatPreparation:
     def __init__(self, frontend: Frontend, *, constrains: bool, max_characters: int) -> None:
-        """`constrains` is whether the engine can hold outputs to grammars. Texts longer than `max_characters` are
-        refused.
-        """
+        """`constrains`: whether the engine can enforce grammars. Texts longer than `max_characters` are refused."""
         self._frontend = frontend
         self._constrains = constrains
         self._max_characters = max_characters
 
     async def prompt(self, chat: ChatRequest) -> tuple[AnswerPlan, ChatText, Reading]:
-        """The prompt's text, by the model's chat template, and how to read what follows it. Raises BadRequest if the
-        request contradicts itself, or the messages or the text are too long.
+        """The prompt, rendered by the model's chat template, and how to read the output. Raises BadRequest if the
+        request contradicts itself, or if the messages or the text are too long.
         """
         if not self._frontend.is_probed:
             await asyncio.to_thread(lambda: self._frontend.profile)
@@ -44,14 +42,14 @@ class ChatPreparation:
         return plan, rendered._replace(text=rendered.text + reading.prompt_suffix), reading
 
     async def constraint(self, chat: ChatRequest, plan: AnswerPlan, reading: Reading) -> Constraint | None:
-        """What the output is held to: the grammar of calls, of which a structured output is a part, or a structured
-        output alone. Raises BadRequest if it cannot be compiled. That may take a while: find out first whether the
-        prompt has room in the context.
+        """The constraint on the output: a grammar for calls, which includes a structured output, or a structured output
+        alone. Raises BadRequest if it cannot be compiled. That may take a while, so check first that the prompt fits
+        into the context.
         """
         checker, structured = self._frontend.checker, chat.params.structured
         schemas = await self._schemas(plan)
         if reading.lazy and not self._constrains:
-            # Calls are still read, as far as the model writes them well.
+            # Calls are still parsed if the model writes them correctly.
             return None
         if reading.asked is None and structured is not None:
             alone = await checker.check_async(structured)
@@ -61,7 +59,7 @@ class ChatPreparation:
         constraint = _constraint(chat, reading)
         if constraint is None:
             return None
-        # Each part has passed by itself.
+        # Each part has passed on its own, but the whole may still exceed the limits.
         param = structured.kind if structured is not None and not chat.tools else "tools"
         try:
             await checker.check_constraint_async(constraint, param)
@@ -74,8 +72,8 @@ class ChatPreparation:
         return constraint
 
     async def _schemas(self, plan: AnswerPlan) -> dict[str, Mapping[str, object]]:
-        """What calls are held to, by the tools' names. A tool whose schema cannot be enforced at all is not there, or,
-        if it is strict, named in the BadRequest that this raises.
+        """The enforced schemas, by tool name. If a schema cannot be enforced at all, raises BadRequest if the tool is
+        strict, and omits it otherwise.
         """
         outcomes = await self._frontend.checker.check_schemas_async([check.structured for check in plan.checks])
         schemas: dict[str, Mapping[str, object]] = {}
@@ -87,8 +85,8 @@ class ChatPreparation:
         return schemas
 
     def _check_length(self, values: Sequence[object]) -> None:
-        """Raises BadRequest for values with more characters in all than a text may have. Counts every string, names of
-        fields included: the template may ignore it, but it is still sent to the render process.
+        """Raises BadRequest if the values have more characters in total than a text may have. Counts every string,
+        including field names: the template may ignore it, but it is still sent to the render process.
         """
         total = 0
         left: list[object] = list(values)

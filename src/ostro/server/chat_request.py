@@ -1,5 +1,5 @@
-"""One turn of a conversation, whatever dialect it was asked for in: the request that chat completions, Responses and
-Messages are all translated into. Plain data; knows no wire and no engine.
+"""A chat request independent of its dialect: chat completions, Responses and Messages are all translated into it. Plain
+data; knows no wire format and no engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from ostro.text.chat import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What to answer, and how. A dialect that has no word for a field leaves it at its default."""
+    """A dialect that does not have a field leaves it at its default."""
 
     messages: Sequence[Message]
     """In the form of chat completions: role, content (a text, or text parts), `tool_calls` whose arguments are
@@ -28,24 +28,24 @@ class ChatRequest:
     """Whether one answer may hold more than one call."""
     reasoning: ReasoningSettings = field(default_factory=ReasoningSettings)
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    """Variables for the chat template. They win over what `reasoning` comes to."""
+    """Variables for the chat template. They take precedence over those that `reasoning` sets."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Whether the answer continues the last message instead of starting one."""
     jump_forward: bool = False
-    """Whether tokens of calls that are the only possible ones are appended without being sampled; of the text,
-    `params.structured` says it."""
+    """Whether tokens of calls that have no alternative are appended without being sampled. For the text, this is set in
+    `params.structured`."""
     format_source: FormatSource | None = None
-    """Where the dialect's request says what the text must look like; errors about that name it."""
+    """The field of the dialect's request that sets the structured output, for error messages."""
     fits_output: bool = False
-    """Whether a `max_tokens` that the context has no room for is lowered rather than refused."""
+    """Whether a `max_tokens` that does not fit into the context is lowered rather than refused."""
     cache_salt: str = ""
     priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A chat request as the engine gets it, and how to read what comes back. One model's own."""
+    """A chat request as sent to the engine, and how to read the output. Specific to one model."""
 
     request: Request
     plan: AnswerPlan

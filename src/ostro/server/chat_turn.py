@@ -1,10 +1,10 @@
-"""A chat request on its way through a job: prepared for the engine, and its output read as events. Knows no wire.
+"""Takes a chat request through a job: prepares it for the engine, and reads its output as events. Knows no wire format.
 
     turn = ChatTurn(chat_request)
     Job(name, turn.prepare, respond, chunks)
 
-    respond(model, completions)     for answer in turn.answers(completions[0]): …      the answer as a whole
-    chunks(model, completions)      stream = turn.stream(completions[0])               the answer as it comes
+    respond(model, completions)     for answer in turn.answers(completions[0]): …      the whole answer
+    chunks(model, completions)      stream = turn.stream(completions[0])               the answer, streamed
                                     for delta in deltas: for event in stream.events(delta): …
 
 All dialects write the same events, so one request gets the same text, calls and counts in each of them.
@@ -33,14 +33,14 @@ class ChatAnswer:
     index: int
     text: str
     reasoning: str
-    """Empty if there is none, or if the request does not want to see it."""
+    """Empty if there is none, or if the request excludes it."""
     calls: Sequence[Call]
     finish_reason: str
     """stop, length, tool_calls or repetition."""
     stopped_by: str | None
     """The stop string that ended it, if one did."""
     logprobs: Sequence[TokenLogprob] | None
-    """Of all its tokens, whatever part of the answer they belong to."""
+    """Log-probabilities of all tokens, whatever part of the answer they belong to."""
 
 
 class ChatTurn:
@@ -51,7 +51,7 @@ class ChatTurn:
         self._prepared: PreparedChat | None = None
 
     async def prepare(self, model: Model) -> list[Request]:
-        """For `Job.prepare`. Called again if the model was loaded anew: the last outcome counts."""
+        """For `Job.prepare`. Called again if the model was reloaded: the last result counts."""
         source = self.request.format_source
         with nullcontext() if source is None else source.named_in_errors():
             self._prepared = await model.service.prepare_chat(self.request, adapter=model.adapter)
@@ -59,16 +59,16 @@ class ChatTurn:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of the output is text, so that deltas can be written as they are. For a writer's fast path."""
+        """Whether the whole output is text, so that deltas can be written unparsed: a fast path for writers."""
         return self._ready.reading.is_plain
 
     def answers(self, completion: Completion) -> list[ChatAnswer]:
-        """A finished completion's choices; raises SequenceFailed if the engine gave up on one."""
+        """The choices of a finished completion. Raises SequenceFailed if one of them failed."""
         stream = self.stream(completion)
         return [stream.answer(choice) for choice in completion.choices]
 
     def stream(self, completion: Completion) -> "AnswerStream":
-        """Reads a completion that is about to grow. Create one for each completion, before its first delta."""
+        """A reader of a completion that is being generated. Create it before the completion's first delta."""
         return AnswerStream(completion, self._ready, shows_reasoning=self.request.reasoning.include)
 
     @property
@@ -78,12 +78,12 @@ class ChatTurn:
 
 
 class AnswerStream:
-    """The choices of one completion as they are read."""
+    """Reads the choices of one completion."""
 
     def __init__(
         self, completion: Completion, prepared: PreparedChat | None = None, *, shows_reasoning: bool = True
     ) -> None:
-        """Without `prepared` all of the output is text."""
+        """Without `prepared`, the whole output is text."""
         self._completion = completion
         self._prepared = None if prepared is None or prepared.reading.is_plain else prepared
         self._shows_reasoning = shows_reasoning
@@ -92,7 +92,7 @@ class AnswerStream:
         self._lengths = [0] * len(completion.choices)
 
     def events(self, delta: Delta) -> list[Event]:
-        """What a choice has gained. Its last delta brings what was held back too."""
+        """The events of a delta. A choice's last delta also releases text that was held back."""
         reader = self._readers[delta.index]
         if reader is None:
             begin = self._lengths[delta.index]
@@ -104,8 +104,8 @@ class AnswerStream:
         return found if self._shows_reasoning else [event for event in found if not isinstance(event, Reasoning)]
 
     def finish_reason(self, index: int) -> str:
-        """Of a choice whose last delta was read: stop, length, tool_calls or repetition. Raises SequenceFailed if the
-        engine gave up on it.
+        """The finish reason of a choice whose last delta was read: stop, length, tool_calls or repetition. Raises
+        SequenceFailed if the choice failed.
         """
         choice, reader = self._completion.choices[index], self._readers[index]
         if choice.finish_reason in (None, "error"):
@@ -115,12 +115,12 @@ class AnswerStream:
         return self._prepared.plan.finish_reason(choice.finish_reason, reader)
 
     def has_open_call(self, index: int) -> bool:
-        """Whether a choice, whose last delta was read, was cut off within a call."""
+        """Whether a choice whose last delta was read was cut off within a call."""
         reader = self._readers[index]
         return reader is not None and reader.has_open_call
 
     def answer(self, choice: Choice) -> ChatAnswer:
-        """A choice that has ended, as a whole. Only for a choice of which no delta was read."""
+        """The whole answer of a choice that has ended. Only for a choice of which no delta was read."""
         reader = self._readers[choice.index]
         if reader is not None:
             reader.push(choice.text)
@@ -136,7 +136,7 @@ class AnswerStream:
         )
 
     def num_reasoning(self, tokenizer: Tokenizer) -> int | None:
-        """Tokens of reasoning in all choices so far, shown or not. None if the answer is plain."""
+        """Number of reasoning tokens in all choices so far, shown or not. None if the answer is plain text."""
         if self._prepared is None:
             return None
         pairs = zip(self._completion.choices, self._readers, strict=True)
@@ -144,12 +144,12 @@ class AnswerStream:
 
 
 def _was_cut(choice: Choice) -> bool:
-    """Whether it ended before the model meant it to."""
+    """Whether it was cut off by a limit or a stop string."""
     return choice.finish_reason != "stop" or choice.stopped_by is not None
 
 
 def _num_reasoning(choice: Choice, reader: AnswerReader, tokenizer: Tokenizer) -> int:
-    """The tokens up to the end of the reasoning's text, so that the count does not depend on how deltas were cut."""
+    """Counts tokens up to the end of the reasoning, so that the count does not depend on how the text was split."""
     if not reader.reasoning:
         return 0
     end = choice.text.find(reader.reasoning) + len(reader.reasoning)

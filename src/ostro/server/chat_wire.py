@@ -1,4 +1,4 @@
-"""From a chat completion request to the inner one: the same wishes in our own words. Knows no engine and no sockets."""
+"""Translates a chat completion request into a `ChatRequest`. Knows no engine and no sockets."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ostro.text.chat import Message
 
 
 def chat_request(request: ChatCompletionRequest, messages: Sequence[Message], params: SamplingParams) -> ChatRequest:
-    """`messages` are the request's own, as templates expect them, and `params` what it and the operator set."""
+    """`messages` are the request's, as templates expect them; `params` are its own with the operator's defaults."""
     return ChatRequest(
         messages=messages,
         params=params,
@@ -39,7 +39,7 @@ def tool_of(spec: ToolSpec) -> Tool:
         return Tool(
             name=spec.function.name,
             description=spec.function.description,
-            # True, as a schema, allows anything; arguments are an object all the same.
+            # The schema `true` allows anything, but arguments are always an object.
             parameters=({"type": "object"} if parameters is True else parameters) or None,
             strict=spec.function.strict,
         )

@@ -34,27 +34,27 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Chunks(Protocol):
-    """One answer's events."""
+    """Writes one answer's events."""
 
     @property
     def id(self) -> str | None:
-        """The answer's, if it has one."""
+        """The answer's id, if it has one."""
 
     @property
     def framing(self) -> Framing: ...
 
     def start(self) -> bytes:
-        """What comes before the first text."""
+        """The events before the first text."""
 
     def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
-        """What prompt `number` has gained; raises SequenceFailed for a choice that came to no good end."""
+        """The events for new deltas of prompt `number`. Raises SequenceFailed if a choice failed."""
 
     def end(self) -> bytes:
-        """What comes after the last text."""
+        """The events after the last text."""
 
 
 class _Envelope:
-    """What all events of one stream have in common."""
+    """The fields that all events of one stream share."""
 
     def __init__(
         self, id: str, kind: str, completions: Sequence[Completion], options: StreamOptions | None, *, model: str
@@ -71,7 +71,7 @@ class _Envelope:
         return self._head + _encode(fields) + (self._usage_so_far() if self._always else self._tail)
 
     def usage(self, *, num_reasoning: int | None = None) -> bytes:
-        """Nothing, unless it was asked for."""
+        """The usage event; empty unless it was requested."""
         if not self._with_usage:
             return b""
         counted = usage(self._completions, num_reasoning=num_reasoning).model_dump()
@@ -82,7 +82,7 @@ class _Envelope:
 
 
 class ChatChunks:
-    """A chat answer that is all text: its deltas are written as they are."""
+    """A chat answer that is plain text: its deltas are written unparsed."""
 
     framing: Final = OPENAI
 
@@ -134,7 +134,7 @@ class ChatChunks:
 
 
 class AnswerChunks(ChatChunks):
-    """A chat answer that is read as it comes: reasoning, text and tool calls, each under its own name."""
+    """A chat answer that is parsed while it streams: reasoning, text and tool calls, each under its own name."""
 
     def __init__(
         self,
@@ -150,10 +150,10 @@ class AnswerChunks(ChatChunks):
         self._answers = answers
         self._unopened = {choice.index for choice in completion.choices}
         self._custom_calls: set[tuple[int, int]] = set()
-        """Of custom tools, by choice and call: OpenAI has another name for their input."""
+        """Calls of custom tools, by choice and call index: OpenAI has a different name for their input."""
 
     def start(self) -> bytes:
-        # The first delta of a choice says whether there is content, so it waits for the first event.
+        # The first chunk of a choice says whether there is content, so it waits for the first event.
         return b""
 
     def end(self) -> bytes:
@@ -162,7 +162,7 @@ class AnswerChunks(ChatChunks):
     def _of(self, delta: Delta) -> bytes:
         index, events = delta.index, self._answers.events(delta)
         logprobs = chat_logprobs(delta.logprobs, self._tokenizer)
-        # The log-probabilities of a delta's tokens go with the first of what they came to.
+        # A delta's log-probabilities are sent with the first of its events.
         told = None if not delta.logprobs or logprobs is None else logprobs.model_dump()
         parts = [self._part(index, event) for event in events]
         if not parts and told is not None:
@@ -200,7 +200,7 @@ class AnswerChunks(ChatChunks):
 
 
 class CompletionChunks:
-    """Of one or several prompts, each with its choices."""
+    """Completions of one or several prompts, each with its choices."""
 
     framing: Final = OPENAI
 
@@ -237,7 +237,7 @@ class CompletionChunks:
 
 
 class _CompletionChoice:
-    """One choice of a completion: whether its prompt was echoed yet, and where in the text its tokens are."""
+    """One choice of a completion: whether its prompt has been echoed, and the text offset of its next token."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class _CompletionChoice:
         self._decoder = _Utf8Decoder(errors="replace")
 
     def of(self, delta: Delta) -> dict[str, object] | None:
-        """The choice's part of an event; None while there is nothing to tell."""
+        """The choice's part of an event; None if there is nothing to report."""
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return None
         reason = None if delta.finish_reason is None else finish_reason(self._choice, strict=self._strict)
@@ -270,7 +270,7 @@ class _CompletionChoice:
         entries: Sequence[TokenLogprob | None] = delta.logprobs or ()
         offsets = [] if self._top is None else self._offsets(delta)
         if self._echo is not None:
-            # All of the prompt's log-probabilities are there before the first text is.
+            # All of the prompt's log-probabilities are known before the first text.
             prompt = self._completion
             ids = [*prompt.prompt_ids, *ids]
             entries = [*(prompt.prompt_logprobs or ()), *entries]
@@ -283,7 +283,7 @@ class _CompletionChoice:
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _offsets(self, delta: Delta) -> list[int]:
-        """Where the tokens begin. What a stop has cut off lies at the end."""
+        """Text offsets of the tokens. Those that a stop string has cut off get the offset of the end."""
         offsets = [self._advance(token) for token in delta.token_ids]
         if delta.finish_reason is None:
             return offsets

@@ -13,13 +13,13 @@ from starlette.types import Receive
 
 
 class ClientGone(Exception):
-    """There is nobody left to answer."""
+    """The client has disconnected."""
 
 
 class UntilDisconnect:
-    """`async with UntilDisconnect(receive)`: the block is cancelled when the client goes, and ClientGone is raised.
+    """`async with UntilDisconnect(receive)`: cancels the block when the client disconnects, and raises ClientGone.
 
-    The request's body must have been read: what `receive` brings next is the end.
+    The request's body must have been read, so that `receive` waits for the disconnect.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -45,7 +45,7 @@ class UntilDisconnect:
         if not self._gone:
             return
         if kind is None:
-            # The block ended in the same moment: the cancellation waits for the next await, and must not hit another.
+            # The block ended at the same moment, so the cancellation is still pending: consume it here.
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         outer = self._task.uncancel() > self._cancelling

@@ -1,6 +1,7 @@
-"""The OpenAPI document: what each endpoint takes and gives. Knows schemas; knows no behaviour.
+"""The OpenAPI document: what each endpoint takes and returns. Knows schemas; knows no behaviour.
 
-Bodies are read by `schemas.parse`, whose messages are ours, so FastAPI does not see their models: it is told here.
+Bodies are parsed by `schemas.parse`, which has our own error messages, so FastAPI does not see their models. They are
+declared here.
 """
 
 from typing import Any, TypedDict
@@ -21,22 +22,22 @@ _REFERENCE = "#/components/schemas/{model}"
 _SHARED_ERRORS = {
     401: "The API key is missing or unknown.",
     403: "The caller may not ask for this; the message says what would have to be set.",
-    500: "The server met a fault.",
+    500: "Internal error.",
     503: "The model is loading, the server is draining or the engine is down; see Retry-After.",
 }
 _BODY_ERRORS = {
     400: "The request cannot be served as it is; the message says why.",
     404: "There is no such model.",
-    408: "The body came too slowly.",
+    408: "The body arrived too slowly.",
     413: "The body is too large.",
-    415: "The body is not called JSON.",
-    429: "Too much is waiting already; see Retry-After.",
-    504: "The request took longer than it may.",
+    415: "The Content-Type is not JSON.",
+    429: "Too many requests are waiting; see Retry-After.",
+    504: "The request exceeded its deadline.",
 }
 
 
 class RouteArguments(TypedDict):
-    """Of a FastAPI route."""
+    """Keyword arguments for a FastAPI route."""
 
     responses: dict[int | str, Json]
     openapi_extra: Json | None
@@ -53,7 +54,9 @@ def described(
     refusable: bool = False,
     error: type[WireModel] = ErrorBody,
 ) -> RouteArguments:
-    """For an endpoint that answers with `answer`, in a stream with `events`, and `unready` with a 503 of the same."""
+    """Describes an endpoint that responds with `answer`, streams `events`, and, if `unready`, sends `answer` with 503
+    too.
+    """
     content: Json = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
         content["text/event-stream"] = {"schema": {"description": event_words.format(name=events.__name__)}}
@@ -77,18 +80,18 @@ def described(
 
 
 def document(app: FastAPI) -> Json:
-    """The app's OpenAPI document, with every schema that its routes refer to. Made once."""
+    """The app's OpenAPI document, with every schema that its routes refer to. Built once."""
     if app.openapi_schema is None:
         whole = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operations in whole["paths"].values():
             for operation in operations.values():
-                # FastAPI's own answer to parameters that it cannot read; ours is a 400 or a 404.
+                # FastAPI's own response to invalid parameters; ours is a 400 or a 404.
                 operation["responses"].pop("422", None)
         whole["components"] = {
             "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         }
-        # With a key or, where none is set, without.
+        # With a key, or without one if the server has none.
         whole["security"] = [{"key": []}, {}]
         app.openapi_schema = whole
     return app.openapi_schema

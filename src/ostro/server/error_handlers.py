@@ -15,34 +15,34 @@ from ostro.schemas import ErrorBody, ErrorDetail, WireModel
 from ostro.server.dialects import message_errors
 from ostro.server.disconnect import ClientGone
 
-# The status that others' logs show for a client that left; nobody receives it.
+# nginx's status for a client that disconnected. It is only logged.
 _CLIENT_GONE = 499
 
 
 def internal_error() -> OstroError:
-    """For a fault of ours: what it was is for the log, not for the client."""
-    return OstroError("The server met an unexpected fault. Its log says more, under this answer's x-request-id.")
+    """For a bug of ours: the details are for the log, not for the client."""
+    return OstroError("Internal server error. The server's log says more, under this response's x-request-id.")
 
 
 async def refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) -> None:
-    """For middlewares, whose errors no handler sees."""
+    """Sends an error from a middleware, whose exceptions do not reach the handlers."""
     note_error(scope, error)
     await error_response(error, scope)(scope, receive, send)
 
 
 def error_response(error: OstroError, scope: Scope | None = None) -> Response:
-    """In the dialect of the request, if that is given."""
+    """The error in the dialect of the request, or OpenAI's if `scope` is None."""
     headers: dict[str, str] = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
     if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        # It would fail in the same way again, and clients try all errors of this status twice more.
+        # It would fail again, and clients retry errors of this status twice.
         headers["x-should-retry"] = "false"
     if error.http_status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if error.http_status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
-        # The rest of the body is still on its way, and nobody will read it.
+        # The rest of the body is still arriving, and will not be read.
         headers["connection"] = "close"
     if scope is not None and message_errors.speaks_messages(scope):
         return _messages_error(error.http_status, message_errors.words_of(error), scope, headers)
@@ -57,7 +57,7 @@ def install(app: Starlette) -> None:
 
 
 class FaultBarrier:
-    """ASGI middleware, innermost: a fault of ours still gets an answer, then goes on to the server's log."""
+    """ASGI middleware, innermost: sends a response for an unexpected exception, then re-raises it for the log."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,7 +83,7 @@ class FaultBarrier:
 
 
 def note_error(scope: Scope, error: OstroError) -> None:
-    """For the log: what ended the request, and which of its fields was at fault."""
+    """Records for the log which error ended the request, and which field caused it."""
     _note(scope, error.openai_code or error.openai_type, error.param)
 
 
@@ -100,7 +100,7 @@ async def _on_ostro_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """The router's own: an unknown path, a method that the path does not have."""
+    """Handles the router's own errors: an unknown path, or a method that the path does not support."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     match error.status_code:
@@ -110,7 +110,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             message, code = f"There is no {path} here. {cure}", "not_found"
         case HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = (error.headers or {}).get("Allow", "another method")
-            message, code = f"{request.method[:20]} is not for {path}. Use {allowed}.", "method_not_allowed"
+            message, code = f"{path} does not support {request.method[:20]}. Use {allowed}.", "method_not_allowed"
         case _:
             message, code = f"{HTTPStatus(error.status_code).phrase}.", "bad_request"
     _note(request.scope, code)
@@ -121,8 +121,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _similar_path(request: Request) -> str | None:
-    """What a path that nobody serves was most likely meant to be: clients are often given an address without /v1, or
-    with a slash too many.
+    """The path that was most likely meant: clients are often configured with a base URL without /v1, or with an extra
+    slash.
     """
     given = request.scope["path"][:200]
     path = re.sub(r"/{2,}", "/", given).rstrip("/")
@@ -137,7 +137,7 @@ def _is_served(request: Request, path: str) -> bool:
 
 
 async def _on_memory_error(request: Request, error: Exception) -> Response:
-    """What this request needed is free again; others go on."""
+    """The memory of this request has been freed again; others continue."""
     told = TryLater("The server has too little memory for this request. Try again later, or ask for less.")
     note_error(request.scope, told)
     return error_response(told, request.scope)

@@ -1,10 +1,10 @@
-"""From an HTTP request to its response: through admission, to the engine, and back as one body or a stream of events.
+"""Takes an HTTP request through admission to the engine, and back as one body or as a stream of events.
 
 read, parse ──> model ──> prepare ──┬─────────────────────────────┬──> engine ──┬──> one JSON body
    4xx         404, 503     4xx     └──> wait in line ──> model ──┘             └──> first event in hand: 200, events,
                                            429, 503    404, 503                      [DONE]
 
-If the client disconnects, everything from the model on ends. Knows jobs; knows no endpoint.
+If the client disconnects, everything after parsing is cancelled. Knows jobs; knows no endpoint.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from ostro.server.record import RequestRecord
 from ostro.server.service import Generation
 from ostro.server.sse import EventStream
 
-# Fewer are written sooner than a thread is woken.
+# Fewer are written faster than a thread wakes up.
 _MANY_ENTRIES = 256
-# Prompts that are handed to the engine between two turns of the event loop.
+# Prompts that are submitted to the engine before other tasks get a turn on the event loop.
 _FEW = 32
 
 _T = TypeVar("_T")
@@ -42,18 +42,18 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one HTTP request asks of the engine, and how the outcome becomes its answer."""
+    """One HTTP request's work for the engine, and how to write its response."""
 
     model: str
-    """What the client calls it."""
+    """The client's name for the model."""
     prepare: Callable[[Model], Awaitable[list[EngineRequest]]]
     respond: Callable[[Model, list[Completion]], WireModel]
     chunks: Callable[[Model, list[Completion]], Chunks] | None = None
-    """For a stream: its events, given the completions that grow as it goes."""
+    """For a stream: creates the writer of its events, given the completions that are being generated."""
 
 
 class Answer(Response):
-    """A job's outcome, worked out while it is sent: so one block holds from the gate to the last byte."""
+    """A job's response. The job runs while it is sent, so that one block spans all from the gate to the last byte."""
 
     def __init__(self, api: Api, http: Request, job: Job) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Answer(Response):
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # In a task of its own: each token would else wake two dozen callers, down to this one.
+        # In its own task: otherwise each token would resume two dozen nested coroutines.
         await asyncio.create_task(self._answer(scope, receive, send), name="answer")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,10 +84,10 @@ class Answer(Response):
             self._record.error = "client_gone"
 
     async def _turn(self, ticket: Ticket) -> tuple[Model, list[EngineRequest]]:
-        """The model, in use, and the requests, which its engine may have now.
+        """Waits for admission. Returns the model, in use, and the requests to submit to its engine.
 
-        Who waits in line lets go of the model, since others may need its room. If it is gone when the turn comes, the
-        turn is lent to others until it is loaded again; but only once, or a request might never have both.
+        A request that waits releases the model, since others may need its memory. If it has been unloaded when the turn
+        comes, the turn is lent to others until it is loaded again; but only once, or a request might never have both.
         """
         prepare, keeps_turn = self._job.prepare, False
         model = await self._take(ticket)
@@ -101,12 +101,12 @@ class Answer(Response):
                 again = await self._take(ticket)
             keeps_turn = True
             if again.service is not model.service:
-                # It was loaded again, and requests are one service's own.
+                # The model was reloaded, and requests are specific to one service.
                 model, requests = again, ticket.enlist(await ticket.prepare(partial(prepare, again)))
         return model, requests
 
     async def _take(self, ticket: Ticket) -> Model:
-        """It may have to be loaded: that is part of the request's time."""
+        """The model, in use. Loading it, if necessary, counts against the request's deadline."""
         return await ticket.take(self._api.models.use(self._job.model), self._job.model)
 
     async def _respond(self, model: Model, completions: list[Completion]) -> Response:
@@ -115,7 +115,7 @@ class Answer(Response):
             self._record.response_id = getattr(body, "id", None)
             return json_response(body)
 
-        # An evaluation's answer may hold a million of them, and take a second to write.
+        # The response to an evaluation may have a million entries, and take a second to write.
         many = sum(map(_num_entries, completions)) > _MANY_ENTRIES
         return await model.service.run_off_loop(respond) if many else respond()
 
@@ -130,7 +130,7 @@ class Answer(Response):
         self._record.response_id = chunks.id
         streams = [ticket.watch(generation) for generation in generations]
         async with aclosing(_merged(streams) if len(streams) > 1 else _alone(streams[0])) as progress:
-            # Not a byte is sent before the engine has: until then an error still has a status of its own.
+            # Nothing is sent before the first engine event: until then, an error can still set the status.
             first = chunks.start() + chunks.of(*await anext(progress))
             try:
                 async with EventStream(send, chunks.framing, ping_seconds=self._api.options.ping_seconds) as events:
@@ -141,12 +141,12 @@ class Answer(Response):
                             await events.write(data)
                     await events.write(chunks.end())
             except OstroError as error:
-                # The stream has told it.
+                # The stream has already reported it.
                 self._record.error = error.openai_code or error.openai_type
 
 
 async def _all(ticket: Ticket, generations: Sequence[Generation]) -> list[Completion]:
-    """All of them; the first failure ends the others."""
+    """Runs all generations to their ends. The first failure cancels the others."""
     if len(generations) == 1:
         return [await ticket.complete(generations[0].run())]
     try:
@@ -168,8 +168,8 @@ async def _alone(stream: _Deltas) -> _Numbered:
 
 
 async def _merged(streams: Sequence[_Deltas]) -> _Numbered:
-    """Several prompts' deltas as they come, each with its prompt's number."""
-    # One place: what is not taken yet waits in its own stream, which merges it.
+    """The deltas of several prompts in order of arrival, each with its prompt's number."""
+    # A queue of one: deltas that are not consumed yet stay in their own stream, which merges them.
     queue: asyncio.Queue[tuple[int, list[Delta]] | Exception | None] = asyncio.Queue(1)
 
     async def pump(number: int) -> None:
@@ -202,7 +202,7 @@ async def _merged(streams: Sequence[_Deltas]) -> _Numbered:
 
 
 async def _spread(make: Callable[[_T], _Made], items: Sequence[_T]) -> list[_Made]:
-    """What `make` makes of each. Of thousands it makes a few at a time: others have the event loop in between."""
+    """`[make(item) for item in items]`, which yields to the event loop every few items."""
     made = []
     for number, item in enumerate(items, 1):
         made.append(make(item))
@@ -212,13 +212,13 @@ async def _spread(make: Callable[[_T], _Made], items: Sequence[_T]) -> list[_Mad
 
 
 def _num_entries(completion: Completion) -> int:
-    """What the answer lists: choices, tokens with their log-probabilities, numbers of a vector."""
+    """The number of entries in the response: choices, tokens with log-probabilities, numbers of a vector."""
     of_choices = sum(1 + len(choice.logprobs or ()) for choice in completion.choices)
     return of_choices + len(completion.prompt_logprobs or ()) + len(completion.embedding or ())
 
 
 def _note_course(record: RequestRecord, generations: Sequence[Generation]) -> None:
-    """What the engine has told of them by the end. Of several the earliest counts."""
+    """Records timings and counts that the engine reported. Of several prompts' times, the earliest counts."""
     record.began = min((each.began for each in generations if each.began is not None), default=None)
     if record.began is None:
         return

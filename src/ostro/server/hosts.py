@@ -61,7 +61,7 @@ class HostRule:
 
 
 def check_pattern(pattern: str) -> str:
-    """Raises ValueError for what is neither a name nor a pattern."""
+    """Raises ValueError if it is neither a host name nor a pattern."""
     name = pattern.removeprefix("*.")
     is_name = bool(name) and not any(each in name for each in "*/ :")
     if pattern != _ANY and not is_name and not _is_address(pattern.strip("[]")):

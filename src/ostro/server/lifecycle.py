@@ -1,4 +1,4 @@
-"""From binding the port to the last byte: starts the models and the HTTP server, drains on a signal. Knows processes
+"""One run of the server: binds the port, starts the models and the HTTP server, and drains on a signal. Knows processes
 and signals; knows no endpoint.
 
     bind ──> listen, load ──> ready ──> signal: unready, new requests 503 ──> the last one has ended ──> exit 0

@@ -17,14 +17,14 @@ _DIM, _RED, _GREEN, _YELLOW, _RESET = "\033[2m", "\033[31m", "\033[32m", "\033[3
 _LEVEL_COLORS = {"warning": _YELLOW, "error": _RED, "critical": _RED}
 _NOT_FIELDS = frozenset({"event", "level", "logger", "timestamp", "exception"})
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
-# The kind of OpenAI's that most refusals have; the field says what is wrong.
+# OpenAI's type of most errors. The field that follows is more telling.
 _SHORT = {"invalid_request_error": "invalid"}
 
 Fields = Mapping[str, Any]
 
 
 class TextRenderer:
-    """structlog's last processor: the line, without its end."""
+    """structlog's last processor: renders the line, without a newline."""
 
     def __init__(self, *, color: bool) -> None:
         self._color = color
@@ -40,7 +40,7 @@ class TextRenderer:
         return line if not exception else f"{line}\n{_CONTROL.sub(_escaped, exception)}"
 
     def _text(self, event: Fields) -> str:
-        """A sentence for the events of a server's life; of any other event what it has."""
+        """A sentence for the server's own lifecycle events; the name and fields of any other event."""
         if (sentence := _SENTENCES.get(event["event"])) is not None and event.get("logger") == "ostro.server":
             return sentence(event)
         fields = " ".join(f"{name}={value}" for name, value in event.items() if name not in _NOT_FIELDS)
@@ -49,13 +49,13 @@ class TextRenderer:
     def _request(self, event: Fields) -> str:
         status: int | None = event.get("status")
         color = _RED if status is None or status >= 500 else _YELLOW if status >= 400 else _GREEN
-        # Without one the client was gone before there was an answer.
+        # No status means that the client was gone before there was a response.
         outcome = self._paint("gone" if status is None else str(status), color)
         parts = [event["method"], event["path"], outcome, _duration(event["seconds"]), *_tokens(event)]
         if error := event.get("error"):
             parts.append(self._paint(_complaint(error, event.get("param")), color))
         if status is not None and status >= 500:
-            # The lines about the fault have the same one.
+            # The log lines about the error have the same id.
             parts.append(event["request_id"])
         return " ".join(parts)
 
@@ -84,7 +84,7 @@ def _duration(seconds: float) -> str:
 
 
 def _source(event: Fields) -> str:
-    """Whose line it is, if it is not ours."""
+    """The library that logged the line; empty if it is ours."""
     name = str(event.get("logger") or "")
     return "" if not name or name.partition(".")[0] == "ostro" else f"{name}: "
 
@@ -93,7 +93,7 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found.group()):04x}"
 
 
-# --- a server's life ------------------------------------------------------------------------------------------------
+# --- lifecycle events -----------------------------------------------------------------------------------------------
 
 
 def _starting(event: Fields) -> str:

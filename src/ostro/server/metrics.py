@@ -97,8 +97,8 @@ class Metrics:
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Time until the engine ran it.", _LONG_SECONDS)
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that the engine took.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._success = self._counter("vllm:request_success", "Choices that came to their end.", "finished_reason")
-        self._http = self._counter("ostro_http_requests", "Answers by status.", "path", "status")
+        self._success = self._counter("vllm:request_success", "Choices that have finished.", "finished_reason")
+        self._http = self._counter("ostro_http_requests", "Responses by status.", "path", "status")
 
     def render(self) -> bytes:
         """The Prometheus exposition; its content type is CONTENT_TYPE."""
@@ -143,18 +143,18 @@ def _observe(histogram: Histogram, value: float | None) -> None:
 _GAUGES: Sequence[tuple[str, str, Callable[[Heartbeat], float]]] = (
     ("vllm:num_requests_running", "Sequences that the engine runs.", lambda beat: beat.running),
     ("vllm:kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", lambda beat: _used(beat)),
-    ("ostro_pages_total", "Pages of keys and values.", lambda beat: beat.pages_total),
-    ("ostro_pages_free", "Pages that hold nothing.", lambda beat: beat.pages_free),
-    ("ostro_pages_cached", "Pages that hold a prefix which nobody uses now.", lambda beat: beat.pages_cached),
+    ("ostro_pages_total", "Pages of the KV cache.", lambda beat: beat.pages_total),
+    ("ostro_pages_free", "Pages that are free.", lambda beat: beat.pages_free),
+    ("ostro_pages_cached", "Pages of cached prefixes that are not in use.", lambda beat: beat.pages_cached),
 )
 _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
-    ("vllm:num_preemptions", "Sequences that gave up their pages.", lambda totals: totals.preemptions),
+    ("vllm:num_preemptions", "Sequences that were preempted.", lambda totals: totals.preemptions),
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda totals: totals.cache_queries),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda totals: totals.cache_hits),
     ("ostro_engine_steps", "Steps of the engine.", lambda totals: totals.steps),
     ("ostro_computed_tokens", "Tokens computed, prompts and outputs.", lambda totals: totals.computed_tokens),
     ("ostro_sampled_tokens", "Tokens sampled, aborted requests included.", lambda totals: totals.sampled_tokens),
-    ("ostro_forced_tokens", "Tokens that structures left no choice about.", lambda totals: totals.forced_tokens),
+    ("ostro_forced_tokens", "Tokens that a grammar left no choice about.", lambda totals: totals.forced_tokens),
     ("ostro_outer_steps", "Outer steps of an HRM.", lambda totals: totals.outer_steps),
     ("ostro_outer_steps_saved", "Outer steps that halting early has saved.", lambda totals: totals.saved_steps),
     ("ostro_engine_restarts", "Number of times the engine was restarted.", lambda totals: totals.restarts),
@@ -197,9 +197,9 @@ class _Live(Collector):
         yield GaugeMetricFamily("ostro_requests_under_way", "HTTP requests inside the gate.", self._line.num_inside)
         yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(loaded))
         yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._models.num_loads)
-        yield CounterMetricFamily("ostro_model_evictions", "Models that made room.", self._models.num_evictions)
+        yield CounterMetricFamily("ostro_model_evictions", "Models unloaded to make room.", self._models.num_evictions)
         failures = self._models.num_load_failures
-        yield CounterMetricFamily("ostro_model_load_failures", "Loads that came to nothing.", failures)
+        yield CounterMetricFamily("ostro_model_load_failures", "Loads that failed.", failures)
 
 
 def _family(

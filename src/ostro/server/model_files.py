@@ -25,7 +25,7 @@ from ostro.sources.tokenizer_files import find_tokenizer, naming_tokenizer
 
 
 class CachedModelFiles:
-    """Files on this machine as they are; all others by way of the caches of models."""
+    """Uses files on this machine in place, and downloads all others into the model cache."""
 
     def __init__(self, find_seconds: float = 600.0) -> None:
         """`find_seconds` is how long it may take to look for files that are on this machine."""
@@ -51,7 +51,7 @@ class CachedModelFiles:
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
             fetched = await _outcome(reader, spec.name)
-            # The process holds them too, until it is ended.
+            # Until it is killed, the process holds them too.
             files = await _in_thread(lambda: _held(fetched.path, fetched.name, fetched.adapters, fetched.tokenizer))
             assert files is not None
             return files
@@ -64,7 +64,7 @@ class CachedModelFiles:
 
 
 def sweep_cache() -> None:
-    """Begins to delete what broken downloads left behind; another process may keep it waiting."""
+    """Deletes the remains of failed downloads, in a thread: it may have to wait for another process."""
     threading.Thread(target=ModelStore().sweep, name="sweep", daemon=True).start()
 
 
@@ -87,7 +87,7 @@ def _found(config: EngineConfig) -> Files | None:
     try:
         return _held(str(place.path), place.name, tuple(adapters), None if tokenizer is None else str(tokenizer))
     except ModelNotFound:
-        # Evicted in the moment between.
+        # Evicted in the meantime.
         return None
 
 
@@ -99,7 +99,7 @@ def _held(path: str, name: str | None, adapters: tuple[tuple[str, str], ...], to
 
 
 async def _in_thread(work: Callable[[], Files | None]) -> Files | None:
-    """What is held is let go if nobody is there any more to take it."""
+    """Runs the work in a thread. If the caller is cancelled, the files are released when it is done."""
     found = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(found)
@@ -114,7 +114,7 @@ def _let_go(found: asyncio.Future[Files | None]) -> None:
 
 
 def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A download worker, and our end of the socket between us."""
+    """A download worker, and our end of its socket."""
     order = msgspec.json.encode(Order(config.model, config.tokenizer, config.adapters)).decode()
     try:
         return spawn("ostro.sources.download_worker", order, environment=download_environment())
@@ -123,7 +123,7 @@ def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket
 
 
 async def _outcome(reader: asyncio.StreamReader, name: str) -> Fetched:
-    """What the worker says in the end; what it logs until then is logged here."""
+    """The worker's result. Its log records are logged here."""
     while line := await reader.readline():
         match msgspec.json.decode(line, type=Word):
             case Logged() as logged:

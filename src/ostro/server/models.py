@@ -18,7 +18,7 @@ from ostro.pool.pool import ModelPool, ModelView, PoolState
 from ostro.server.service import ModelService
 
 ANY = "default"
-"""What a request that names no model asks for."""
+"""The model name of requests that name none."""
 
 _COMING = (PoolState.FETCHING, PoolState.LOADING)
 _AGAIN_SECONDS = 0.1
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model, for the time of a request."""
+    """One model, for the duration of a request."""
 
     name: str
-    """In answers."""
+    """The name in responses."""
     service: ModelService
     adapter: str | None = None
 
@@ -46,9 +46,9 @@ class Models:
         first: Sequence[str] = (),
         mentioned: Sequence[str] = (),
     ) -> None:
-        """`served_names` are what clients may call the first model, the first of them in answers; with `any_name` it
-        answers to any name that is no other's. `first` are loaded at the start. `mentioned` are names that settings
-        speak of: if there is no such model, that is told.
+        """`served_names` are the first model's names for clients, the first of which is used in responses; with
+        `any_name`, it also answers to any name that is not another model's. `first` are loaded at startup. `mentioned`
+        are names that occur in settings: a warning is logged if there is no such model.
         """
         self.pool = pool
         self.served_names = tuple(served_names)
@@ -60,7 +60,7 @@ class Models:
         self._beginning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins to load the first models; returns at once."""
+        """Starts loading the first models; does not wait for them."""
         await self.pool.start()
         self._beginning = asyncio.create_task(self._begin(), name="first models have come")
 
@@ -71,20 +71,20 @@ class Models:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Model]:
-        """The model, loaded if need be, and kept until the block is left."""
+        """The model, loaded if necessary, and kept loaded until the block is left."""
         async with self.pool.use(await self._meant(name)) as (spec, service):
             self.counters.note(spec.base or spec.name, service.counters)
             yield Model(self.shown(spec), service, spec.adapter)
 
     async def _meant(self, name: str) -> str:
-        """As `find`, for a request that is to be answered. Not for operators: a slip must not unload another model."""
+        """Like `find`, but with `any_name`. Not for operators: a typo must not unload another model."""
         found, first = await self.find(name), self.pool.catalog.default
         if self._any_name and first is not None and resolve(found, [s.name for s in self.pool.catalog.specs()]) is None:
             return first.name
         return found
 
     async def find(self, name: str) -> str:
-        """The pool's name for what a client calls a model; what it does not know itself it leaves to the pool."""
+        """The pool's name of a model, given the client's. Returns names that are unknown here as they are."""
         first = self.pool.catalog.default
         if first is not None and name in (ANY, *self.served_names):
             return first.name
@@ -97,7 +97,7 @@ class Models:
                     "There are several models here, so the request must name one. GET /v1/models lists them.",
                     param="model",
                 )
-            # If there is none, the catalog knows what to say.
+            # If there is none, the catalog raises the right error.
             return known[0].name if known else name
         return name
 
@@ -109,11 +109,11 @@ class Models:
         return self.pool.view_of(await self.pool.spec(await self.find(name)))
 
     def loaded(self) -> list[tuple[str, ModelService]]:
-        """What has an engine, by its name in answers."""
+        """Models that have an engine, by their names in responses."""
         return [(self.shown(view.spec), view.service) for view in self.pool.touched() if view.service is not None]
 
     def totals(self) -> list[tuple[str, Counters]]:
-        """What each model's engines have counted since the start, by its name in answers; also of what is unloaded."""
+        """Each model's engine counters since startup, by its name in responses. Includes unloaded models."""
         touched = self.pool.touched()
         for view in touched:
             if view.service is not None:
@@ -138,11 +138,11 @@ class Models:
         return self.pool.counters.failures.total()
 
     def shown(self, spec: ModelSpec) -> str:
-        """What answers call a model."""
+        """The model's name in responses."""
         return self.names(spec)[0]
 
     def names(self, spec: ModelSpec) -> tuple[str, ...]:
-        """All that clients may call a model, and are told of."""
+        """All names of a model that are listed for clients."""
         first = self.pool.catalog.default
         if first is None or spec.name != first.name or not self.served_names:
             return (spec.name,)
@@ -150,7 +150,7 @@ class Models:
 
     @property
     def only(self) -> ModelView[ModelService] | None:
-        """The one model of a server that serves no other, but for adapters of it."""
+        """The model of a server that serves only one, apart from its adapters; None if there may be several."""
         if not self.pool.catalog.is_fixed:
             return None
         whole = [spec for spec in self.pool.catalog.specs() if spec.base is None]
@@ -158,10 +158,10 @@ class Models:
 
     @property
     def state(self) -> PoolState:
-        """Of what must be there before requests are taken: the models that are loaded at the start.
+        """The server's readiness, which depends on the models that are loaded at startup.
 
-        A server of many models is ready once all of those have come or failed, and stays so: that one of them is
-        loaded again keeps nobody from the others. One of a single model is what that is.
+        A server with a single model is in the state of that model. One with several is ready once all of them have
+        loaded or failed, and stays ready: reloading one of them does not affect the others.
         """
         if (only := self.only) is not None:
             return PoolState.LOADING if only.state in _COMING else only.state
@@ -176,11 +176,11 @@ class Models:
             except UnknownModel as error:
                 _log.warning("The settings name a model that does not exist. %s", error)
             except OstroError:
-                # The place where it may be cannot be listed, which is told already.
+                # The root where it may be cannot be listed, which has been logged.
                 pass
 
     async def _come(self, name: str) -> None:
-        """Waits until a model was loaded, or could not be."""
+        """Waits until a model has loaded or failed."""
         with suppress(OstroError):
             while not await self._has_come(name):
                 await asyncio.sleep(_AGAIN_SECONDS)
@@ -189,6 +189,6 @@ class Models:
         try:
             await self.pool.load(name)
         except Unavailable:
-            # It takes longer than a request would wait, or there is no room for it.
+            # Loading takes longer than a request would wait, or there is no room for the model.
             return self.pool.view_of(await self.pool.spec(name)).state not in _COMING
         return True

@@ -34,17 +34,17 @@ class Address:
 
     @property
     def local_url(self) -> str:
-        """By which this machine's programs reach it."""
+        """The URL for programs on this machine."""
         return browser.page_url(self.host, self.port).removesuffix("/")
 
     @property
     def is_private(self) -> bool:
-        """Whether this machine alone reaches it."""
+        """Whether only this machine can reach it."""
         return ipaddress.ip_address(self.host).is_loopback
 
 
 class Opening:
-    """Call `tell` again and again: it says each thing once, when it is so."""
+    """Call `tell` repeatedly: it reports each event once, when it has happened."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Opening:
         self._log = structlog.stdlib.get_logger("ostro.server")
         self._began = self._reminded = time.monotonic()
         self.is_listening = False
-        """Whether `listening` was logged. Requests were taken before: that is for programs to know."""
+        """Whether `listening` was logged, for programs that wait for it. Requests were accepted even before."""
         self._is_over = False
 
     def tell(self) -> None:
@@ -80,7 +80,7 @@ class Opening:
             self._remind()
 
     def _is_found(self) -> bool:
-        """Whether the files of the one model are here. Of several, one that is missing keeps nobody from the others."""
+        """Whether the only model's files are present. With several models, the others work even if one is missing."""
         return (only := self._models.only) is None or only.service is not None
 
     def _tell_address(self) -> None:
@@ -91,7 +91,7 @@ class Opening:
                 "no API key is set: anyone who can reach this address can use the server", url=address.url
             )
         if self._has_page:
-            # It can be looked at while the model loads.
+            # The page can be opened while the model loads.
             page = f"{address.local_url}/"
             if self._say is None:
                 self._log.info(f"open {page} in a browser")
@@ -99,7 +99,7 @@ class Opening:
                 browser.show(page)
 
     def _remind(self) -> None:
-        """What takes long is still at work."""
+        """Logs now and then that a slow start is still in progress."""
         now = time.monotonic()
         if now - self._reminded < _REMIND_SECONDS:
             return
@@ -107,7 +107,7 @@ class Opening:
         only = self._models.only
         fetching = only is not None and only.state is PoolState.FETCHING
         if fetching and self._say is not None:
-            # There is a bar already.
+            # There is a progress bar already.
             return
         doing = "fetching" if fetching else "loading"
         self._log.info(f"still {doing} {self._models.first_name}", seconds=round(now - self._began))
@@ -127,12 +127,12 @@ class Opening:
         )
 
     def _curl(self, url: str) -> str:
-        """A command that works as it stands."""
+        """A command that works without changes."""
         key = ' -H "Authorization: Bearer $OSTRO_API_KEY"' if self._has_keys else ""
         first = self._models.pool.catalog.default
         service = None if first is None else self._models.pool.view_of(first).service
         if service is None:
-            # Which models there are is known only where they are kept.
+            # The models are only known once their roots have been listed.
             return f"curl {url}/v1/models{key}"
         path, body = _example(service)
         return f"curl {url}{path} -H 'Content-Type: application/json'{key} \\\n  -d '{json.dumps(body)}'"

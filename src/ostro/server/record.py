@@ -8,23 +8,23 @@ from ostro.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What became of one HTTP request. Every part of the server writes what it learns here."""
+    """Facts about one HTTP request. Every part of the server adds what it learns."""
 
     id: str
     method: str
     path: str
     route: str | None = None
-    """The template of its path, such as /v1/models/{id}; None for a path that nobody serves."""
+    """The template of its path, such as /v1/models/{id}; None if no route matches."""
     key: str = "anonymous"
-    """The label of the key it came with; never the key."""
+    """The label of the request's key; never the key itself."""
     may_hurry: bool = True
     """Whether it may ask for a negative priority."""
     asked_model: str | None = None
-    """What the client calls the model."""
+    """The client's name for the model."""
     model: str | None = None
     stream: bool | None = None
     params: SamplingParams | None = None
-    """Its numbers may be told; texts in it are the client's own."""
+    """Numbers in it may be logged; texts are the client's own."""
     num_prompts: int = 0
     status: int | None = None
     prompt_tokens: int | None = None
@@ -38,22 +38,22 @@ class RequestRecord:
     """The field of the request that the error is about."""
     traceparent: str | None = None
     tracestate: str | None = None
-    """Whose trace it belongs to, as its headers say; noted only where requests are traced."""
+    """The trace that it belongs to, from its headers; set only if tracing is on."""
     trace_id: str | None = None
     span_id: str | None = None
     started: float = field(default_factory=time.monotonic)
     lined_up: float | None = None
     let_in: float | None = None
-    """When it joined the line for the engine, and when it left it."""
+    """When it joined the admission queue, and when it was admitted."""
     began: float | None = None
-    """When the engine's first step of it began."""
+    """When the engine's first step with it began."""
     preemptions: int = 0
     first_token: float | None = None
     last_token: float | None = None
     ended: float | None = None
 
     def count(self, tokens: int, finish_reason: str | None) -> None:
-        """Takes in what the engine has brought for one choice."""
+        """Counts new tokens of one choice, and its finish reason once it has one."""
         if tokens:
             self.last_token = time.monotonic()
             if self.first_token is None:
@@ -64,7 +64,7 @@ class RequestRecord:
 
     @property
     def queue_seconds(self) -> float | None:
-        """In line before the engine, and in it until it first ran, or until it left without having run."""
+        """Time in the admission queue, and in the engine's until it first ran, or ended without having run."""
         if self.lined_up is None or self.let_in is None:
             return None
         return max(self.began or self.ended or self.let_in, self.let_in) - self.lined_up
@@ -79,13 +79,13 @@ class RequestRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the time that the engine had it."""
+        """Generation speed since admission."""
         if not self.completion_tokens or self.let_in is None or self.last_token is None:
             return None
         return self.completion_tokens / max(self.last_token - self.let_in, 1e-6)
 
     def fields(self) -> dict[str, object]:
-        """What the log line says; what is not known is left out."""
+        """The fields of the log line, without those that are not known."""
         given: dict[str, object] = {
             "request_id": self.id,
             "method": self.method,

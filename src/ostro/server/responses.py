@@ -40,12 +40,12 @@ from ostro.server.chat_turn import AnswerStream, ChatAnswer
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 
-# JSON has no infinity; OpenAI writes an impossible token so.
+# JSON has no infinity; OpenAI uses this for an impossible token.
 _LOWEST_LOGPROB = -9999.0
 
 
 def new_id(kind: str) -> str:
-    """A fresh id in OpenAI's manner: cmpl-…, chatcmpl-…"""
+    """A new id like OpenAI's: cmpl-…, chatcmpl-…"""
     return f"{kind}{uuid.uuid4().hex}"
 
 
@@ -75,7 +75,7 @@ def completion_response(
     model: str,
     strict: bool = False,
 ) -> CompletionResponse:
-    """One completion a prompt, in order; raises SequenceFailed if the engine gave up on one."""
+    """`completions` has one per prompt, in order. Raises SequenceFailed if one of them failed."""
     return CompletionResponse(
         id=new_id("cmpl-"),
         created=int(time.time()),
@@ -98,7 +98,7 @@ def _completion_choice(
     *,
     strict: bool,
 ) -> CompletionChoice:
-    """`number` is the prompt's."""
+    """`number` is the index of the prompt."""
     echoed = echoed_prompt(request, number, completion, tokenizer) if request.echo else None
     return CompletionChoice(
         index=number * request.n + choice.index,
@@ -110,7 +110,7 @@ def _completion_choice(
 
 
 def echoed_prompt(request: CompletionRequest, number: int, completion: Completion, tokenizer: Tokenizer) -> str:
-    """A prompt's text, as it stands before its choices; of one that may be truncated, what was kept."""
+    """A prompt's text, to be put before its choices. If it may be truncated, only the part that was kept."""
     prompt = request.prompt[number]
     if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
         return prompt
@@ -120,7 +120,7 @@ def echoed_prompt(request: CompletionRequest, number: int, completion: Completio
 def _completion_logprobs(
     top: int | None, completion: Completion, choice: Choice, echoed: str | None, tokenizer: Tokenizer
 ) -> CompletionLogprobs | None:
-    """Of every generated token, also one that ended the text and does not show in it."""
+    """Log-probabilities of every generated token, including one that ended the text and is not part of it."""
     if top is None:
         return None
     ids: list[int] = choice.token_ids
@@ -140,7 +140,7 @@ def token_arrays(
     offsets: list[int],
     tokenizer: Tokenizer,
 ) -> CompletionLogprobs:
-    """The parallel arrays of some tokens in a row."""
+    """The parallel arrays for consecutive tokens."""
     return CompletionLogprobs(
         tokens=[_token_name(token, tokenizer) for token in ids],
         token_logprobs=[None if entry is None else finite(entry.logprob) for entry in entries],
@@ -150,7 +150,7 @@ def token_arrays(
 
 
 def _alternatives(entry: TokenLogprob | None, top: int, tokenizer: Tokenizer) -> dict[str, float] | None:
-    """The likeliest tokens and the one that is there. Of those that share a name the likeliest counts."""
+    """The most likely tokens and the actual one. Among tokens with the same name, the most likely one counts."""
     if entry is None:
         return None
     named: dict[str, float] = {}
@@ -161,7 +161,7 @@ def _alternatives(entry: TokenLogprob | None, top: int, tokenizer: Tokenizer) ->
 
 
 def _token_name(token: int, tokenizer: Tokenizer) -> str:
-    """Its text; one that is not whole characters goes by its bytes, so that it keeps a name of its own."""
+    """The token's text, or its bytes if it is not valid UTF-8, so that names stay distinct."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode()
@@ -181,7 +181,7 @@ def chat_response(
     model: str,
     strict: bool = False,
 ) -> ChatCompletionResponse:
-    """Raises SequenceFailed if the engine gave up on a choice."""
+    """Raises SequenceFailed if a choice failed."""
     choices = [_chat_choice(answers.answer(choice), tokenizer, strict=strict) for choice in completion.choices]
     return ChatCompletionResponse(
         id=new_id("chatcmpl-"),
@@ -241,14 +241,14 @@ def _chat_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> ChatTokenLogprob
 
 
 def finish_reason(choice: Choice, *, strict: bool = False) -> FinishReason:
-    """Raises SequenceFailed or StructureFailed for a choice that came to no good end. `strict`: one of OpenAI's own."""
+    """Raises SequenceFailed or StructureFailed for a choice that failed. `strict`: only reasons that OpenAI defines."""
     if choice.finish_reason in (None, "error"):
         raise SequenceFailed.of_choice(choice.error)
     return wire_reason(choice.finish_reason, strict=strict)
 
 
 def wire_reason(reason: str, *, strict: bool) -> FinishReason:
-    """A finish reason as answers give it. `strict`: one of OpenAI's own."""
+    """A finish reason for responses. `strict`: only those that OpenAI defines."""
     match reason:
         case "length" | "tool_calls":
             return reason
@@ -264,7 +264,7 @@ def _prompt_logprobs(top: int | None, completion: Completion, tokenizer: Tokeniz
 
 
 def _ranked(entry: TokenLogprob, top: int, tokenizer: Tokenizer) -> dict[int, PromptLogprob]:
-    """The likeliest tokens of a place and the one that is there."""
+    """The most likely tokens at a position, and the actual one."""
     likeliest = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:top], 1)]
     return {
         token: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=tokenizer.token_text(token))
@@ -282,7 +282,7 @@ def finite(logprob: float) -> float:
 def embedding_response(
     request: EmbeddingRequest, vectors: Sequence[Sequence[float]], *, num_tokens: int, model: str
 ) -> EmbeddingResponse:
-    """One vector an input, in order; raises Unsupported if they are not of the length that was asked for."""
+    """`vectors` has one per input, in order. Raises Unsupported if their length is not the requested one."""
     length = len(vectors[0])
     if request.dimensions not in (None, length):
         raise Unsupported(f"{model} has vectors of {length} dimensions and no shorter ones.", param="dimensions")

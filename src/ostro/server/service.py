@@ -31,14 +31,14 @@ from ostro.weights import Pooling, open_checkpoint
 
 __all__ = ["Generation", "ModelService", "State"]
 
-# Shorter texts are tokenised sooner than a thread is woken.
+# Shorter texts are tokenised faster than a thread wakes up.
 _LONG_TEXT = 2_000
-# What is tokenised in a thread before another request has its turn.
+# Characters tokenised in a thread before another request gets a turn.
 _BATCH = 50_000
-# What a request costs beside its text, in characters tokenised.
+# Cost of a request besides its text, in characters tokenised.
 _EACH = 50
 _THREADS = 2
-# What is tokenised at all: so many characters, or for each token of the context so many, if that is more.
+# Longest text that is tokenised at all: this many characters, or this many per token of the context if that is more.
 _LONGEST_TEXT = 1 << 20
 _CHARACTERS_A_TOKEN = 8
 
@@ -46,10 +46,10 @@ _T = TypeVar("_T")
 
 
 class Generation:
-    """One request's text as it comes; iterate it once. What it has brought so far is `completion`.
+    """Streams one request's text; iterate it once. `completion` holds everything generated so far.
 
-    Each item holds the new deltas of all choices since the last look. Leave it by `aclose` (as `contextlib.aclosing`
-    does): what is unfinished then is aborted in the engine. Raises Unavailable if the engine is not ready, or dies.
+    Each item holds the deltas of all choices since the last one. Close it with `aclose` (or `contextlib.aclosing`):
+    this aborts an unfinished request in the engine. Raises Unavailable if the engine is not ready, or dies.
     """
 
     def __init__(self, handle: EngineHandle, frontend: Frontend, request: Request) -> None:
@@ -57,13 +57,13 @@ class Generation:
         self._collector = frontend.collector(request)
         self.completion: Completion = self._collector.completion
         self.first_token: float | None = None
-        """When it came, by `time.monotonic`."""
+        """When the first token arrived, by `time.monotonic`."""
         self._stream: Stream | None = None
         self._deltas = self._run(handle)
 
     @property
     def began(self) -> float | None:
-        """When the engine's first step of it began, by the same clock."""
+        """When the engine's first step with it began, by the same clock."""
         return None if self._stream is None else self._stream.began
 
     @property
@@ -71,7 +71,7 @@ class Generation:
         return 0 if self._stream is None else self._stream.preemptions
 
     async def run(self) -> Completion:
-        """To its end."""
+        """Runs it to its end."""
         async with aclosing(self._deltas):
             async for _ in self._deltas:
                 pass
@@ -97,7 +97,7 @@ class Generation:
                 for step in steps:
                     delta = take(step)
                     if step.finish_reason is None and delta.finish_reason is not None:
-                        # A stop string: the engine, which knows no text, would go on.
+                        # A stop string: the engine, which knows no text, would continue.
                         stream.finish_choice(step.choice)
                     deltas.append(delta)
                 yield deltas
@@ -106,7 +106,7 @@ class Generation:
 
 
 class ModelService:
-    """Use within one event loop. `start` begins to load, `settled` waits for the outcome, `stop` ends everything."""
+    """Use within one event loop. `start` starts loading, `settled` waits for the outcome, `stop` ends everything."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class ModelService:
         stall_seconds: float = 60.0,
         load_stall_seconds: float = 600.0,
     ) -> None:
-        """`path` is where the model's files are, if that is known, and `name` what their source calls it; `tokenizer`
-        is where the tokenizer is that the settings name, if they name one and that is known.
+        """`path` is the location of the model's files, if known, and `name` the model's name at their source.
+        `tokenizer` is the location of a separate tokenizer, if settings name one and it is known.
         """
         self.config = config
         self._tokenizer_path = None if tokenizer is None else Path(tokenizer)
@@ -133,14 +133,14 @@ class ModelService:
 
     @property
     def state(self) -> State:
-        """READY once the engine is and the tokenizer is loaded too."""
+        """READY once the engine is ready and the tokenizer is loaded."""
         if self._handle.state is State.READY and self._frontend is None:
             return State.LOADING
         return self._handle.state
 
     @property
     def failure(self) -> OstroError | None:
-        """What keeps the model from being served, once that is sure."""
+        """Why the model cannot be served, once that is final."""
         return self._handle.failure
 
     @property
@@ -154,7 +154,7 @@ class ModelService:
 
     @property
     def counters(self) -> EngineCounters:
-        """What its engine has counted in all its processes."""
+        """The engine's counters, across restarts."""
         return self._handle.counters
 
     @property
@@ -167,7 +167,7 @@ class ModelService:
 
     @property
     def num_requests(self) -> int:
-        """Requests that the engine is at work on."""
+        """Requests in the engine."""
         return self._handle.num_streams
 
     @property
@@ -191,12 +191,12 @@ class ModelService:
         return None if self._frontend is None else self._frontend.pooling
 
     async def start(self) -> None:
-        """Begins to load the model and its tokenizer; returns at once."""
+        """Starts loading the model and its tokenizer; does not wait for them."""
         self._handle.start()
         self._loading = asyncio.create_task(self._load_frontend(), name="tokenizer")
 
     async def settled(self) -> None:
-        """Waits until requests can be taken; raises what kept the model from getting there."""
+        """Waits until requests are accepted; raises the error if loading fails."""
         assert self._loading is not None, "start the service first"
         await self._handle.settled()
         await asyncio.wait([self._loading])
@@ -205,7 +205,7 @@ class ModelService:
             await self._handle.settled()
 
     async def stop(self) -> None:
-        """Ends the engine. Requests under way end with Unavailable."""
+        """Ends the engine. Unfinished requests fail with Unavailable."""
         await self._handle.stop()
         if self._loading is not None:
             await asyncio.wait([self._loading])
@@ -256,7 +256,7 @@ class ModelService:
         return await self._make_all(make, prompts, len)
 
     async def prepare_chat(self, chat: ChatRequest, *, turn: int = 0, adapter: str | None = None) -> PreparedChat:
-        """The engine's request for a conversation's next message, by the model's chat template."""
+        """The engine's request for a conversation's next message, rendered by the model's chat template."""
         frontend, admission = self._ready()
         if chat.params.truncate_prompt_tokens is None:
             _check_fits(_last_words(chat.messages), frontend.tokenizer, admission, "messages")
@@ -322,7 +322,7 @@ class ModelService:
     async def prepare_embeddings(
         self, texts: Sequence[Prompt], *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
     ) -> list[Request]:
-        """The engine's requests for the texts' vectors; raises Unsupported for a model that gives none."""
+        """The engine's requests for the texts' embeddings; raises Unsupported for a model that has none."""
         frontend, admission = self._ready()
 
         def make(text: Prompt) -> Request:
@@ -338,8 +338,8 @@ class ModelService:
         return await self._make_all(make, texts, len)
 
     async def prepare_solving(self, puzzles: Sequence[tuple[Sequence[int], int]]) -> list[Request]:
-        """The engine's requests for a token at every position of each puzzle at once: pairs of its inputs and its id.
-        Refused for models that are not made for it.
+        """The engine's requests to solve puzzles, each given as its inputs and its id: a token for every position.
+        Raises Unsupported for models other than HRM.
         """
         frontend, admission = self._ready()
 
@@ -352,7 +352,7 @@ class ModelService:
         return await self._make_all(make, puzzles, lambda puzzle: len(puzzle[0]))
 
     def stream(self, request: Request) -> Generation:
-        """Runs a prepared request. Submitted when first read; ended in the engine when closed or cancelled."""
+        """Runs a prepared request. It is submitted when first read, and aborted when closed or cancelled."""
         return Generation(self._handle, self._loaded(), request)
 
     async def complete(self, request: Request) -> Completion:
@@ -360,13 +360,13 @@ class ModelService:
         return await self.stream(request).run()
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
-        """Completes one prompt, text or token ids, beside whatever else runs."""
+        """Completes one prompt, text or token ids."""
         return await self.complete(await self.prepare(prompt, params or SamplingParams()))
 
     async def stream_generate(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Completes one prompt, text as it comes. Closing the generator ends the generation."""
+        """Completes one prompt and streams the text. Closing the generator aborts the request."""
         generation = self.stream(await self.prepare(prompt, params or SamplingParams()))
         async with aclosing(generation):
             async for deltas in generation:
@@ -384,12 +384,12 @@ class ModelService:
         [outcome] = await asyncio.gather(loading, return_exceptions=True)
         if isinstance(outcome, Frontend):
             self._frontend = outcome
-            # Not part of becoming ready: the first chat waits for it.
+            # Readiness does not depend on it: the first chat request waits for it.
             loop.run_in_executor(self._threads, lambda: outcome.profile)
         elif isinstance(outcome, OstroError):
             await self._handle.fail(outcome)
         else:
-            # Whatever it was, a service that is neither ready nor failed would keep its callers waiting.
+            # Fail on any other exception too, or callers would wait forever.
             await self._handle.fail(ModelError(f"The tokenizer of {located.name} cannot be loaded ({outcome!r})."))
 
     def _loaded(self) -> Frontend:
@@ -414,8 +414,8 @@ class ModelService:
         return frontend, self._admission
 
     async def render_chat(self, chat: ChatRequest) -> ChatText:
-        """The text of the prompt that `prepare_chat` makes, for callers that only count or show it; raises BadRequest
-        if the messages or the text are too long.
+        """The text of the prompt that `prepare_chat` tokenises, for callers that only count or show it. Raises
+        BadRequest if the messages or the text are too long.
         """
         _, rendered, _ = await self._chat_preparation().prompt(chat)
         return rendered
@@ -425,13 +425,13 @@ class ModelService:
         return ChatPreparation(frontend, constrains=admission.constrains, max_characters=_most_characters(admission))
 
     def check_text(self, text: str, name: str) -> None:
-        """Raises BadRequest for a text that is too long to be tokenised; `name` is the caller's name for it."""
+        """Raises BadRequest for a text that is too long to be tokenised. `name` is the request's field."""
         _, admission = self._ready()
         _check_text(text, admission, name)
 
     async def run_off_loop(self, work: Callable[[], _T]) -> _T:
-        """Runs what takes long on texts in one of the model's threads, of which there are few: a model whose texts
-        take forever leaves other models theirs. Raises Unavailable if the service is stopped before its turn comes.
+        """Runs slow text processing in one of the model's own few threads, so that it does not block other models.
+        Raises Unavailable if the service is stopped before a thread is free.
         """
         if self._handle.state is State.STOPPED:
             raise self._handle.unavailable()
@@ -452,9 +452,9 @@ class ModelService:
     async def _make_all(
         self, make: Callable[[_T], Request], items: Sequence[_T], length: Callable[[_T], int]
     ) -> list[Request]:
-        """Off the event loop unless there is little to tokenise: it has other callers to serve meanwhile.
+        """Tokenises off the event loop, unless there is little to tokenise.
 
-        In batches, so that a request of many long prompts takes turns with others in the threads.
+        Works in batches, so that a request with many long prompts shares the threads with others.
         """
         if sum(map(length, items)) + _EACH * len(items) <= _LONG_TEXT:
             return list(map(make, items))
@@ -482,7 +482,7 @@ def _open_frontend(located: Located, config: EngineConfig, tokenizer: Path | Non
 
 
 def _fitted(request: Request, max_len: int) -> Request:
-    """With a `max_tokens` that the context has room for, if there is any room at all."""
+    """Lowers `max_tokens` to what fits into the context, if anything does."""
     room, asked = max_len - len(request.prompt_ids), request.params.max_tokens
     if asked is None or not 0 < room < asked:
         return request
@@ -490,17 +490,17 @@ def _fitted(request: Request, max_len: int) -> Request:
 
 
 def _name_of(reference: str | None) -> str:
-    """What to call a model before its files are found."""
+    """The name of a model before its files are found."""
     return "default" if reference is None else Path(reference.partition("@")[0]).name
 
 
 def _check_text(text: Prompt, admission: AdmissionRules, name: str) -> None:
-    """Raises BadRequest for a text that is not worth tokenising, which takes 250 bytes of memory a character."""
+    """Raises BadRequest for a text that is too long to tokenise, which takes 250 bytes of memory per character."""
     most = _most_characters(admission)
     if isinstance(text, str) and len(text) > most:
         raise BadRequest(
-            f"{name} holds a text of {len(text)} characters, and the context {admission.max_len} tokens: a text of at "
-            f"most {most} characters is tokenised. Send less of it.",
+            f"{name} has a text of {len(text)} characters; for a context of {admission.max_len} tokens, at most {most} "
+            "characters are tokenised. Send a shorter text.",
             param=name,
         )
 
@@ -510,12 +510,12 @@ def _most_characters(admission: AdmissionRules) -> int:
 
 
 def _check_fits(text: Prompt, tokenizer: Tokenizer, admission: AdmissionRules, name: str) -> None:
-    """Raises ContextLengthExceeded, with the fewest tokens it can have, for a text that cannot fit."""
+    """Raises ContextLengthExceeded, with the least possible number of tokens, for a text that cannot fit."""
     if isinstance(text, str) and (fewest := tokenizer.fewest_tokens(text)) > admission.max_len:
         raise ContextLengthExceeded(limit=admission.max_len, prompt=fewest, output=0, param=name)
 
 
 def _last_words(messages: Sequence[Message]) -> str:
-    """What every template puts into the conversation's text: others it may leave out, and white space around it."""
+    """The last user message, stripped. Templates may drop other messages and white space, but never this."""
     content = messages[-1].get("content") if messages and messages[-1].get("role") == "user" else None
     return content.strip() if isinstance(content, str) else ""

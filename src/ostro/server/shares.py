@@ -1,12 +1,12 @@
-"""A capacity that several keys share, such as places or slots. Knows keys' labels and amounts; knows no requests.
+"""A capacity that several API keys share, such as slots. Knows keys' labels and amounts; knows no requests.
 
 Half of it is reserved for the keys, in equal parts; the rest is first come, first served:
 
     [ key 1 | key 2 | key 3 |        common        ]
 
-So a key that takes all it can get leaves every other key its part, and a key that is alone in using the server still
-gets at least half. A key that holds nothing may always take something, even where there are more keys than parts. With
-a single key there is nobody to keep anything for, and all is common.
+So a key that takes all it can get leaves every other key its part, and the only active key still gets at least half. A
+key that holds nothing may always take something, even if there are more keys than parts. With a single key, everything
+is common.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ class Shares:
         return self._used[key]
 
     def has_room(self, key: str, amount: int = 1) -> bool:
-        """Whether the key may take so much more. One of several keys may always if it holds nothing, however much it
-        asks for; a single key may if nothing is taken.
+        """Whether the key may take this much more. A key that holds nothing may take any amount; if it is the only key,
+        the same goes if nothing is taken at all.
         """
         used = self._used[key]
         if not (used if self._has_several_keys else self.used):

@@ -1,4 +1,4 @@
-"""An answer as a stream of server-sent events: framing, keep-alive, errors, a proper end. Knows no tokens."""
+"""Responses as server-sent events: framing, keep-alive, errors, a proper end. Knows no tokens."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ PING: Final = b": ping\n\n"
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Or nginx would hold events back until it has some kilobytes.
+    # Otherwise nginx buffers events until it has a few kilobytes.
     (b"x-accel-buffering", b"no"),
 ]
 
@@ -30,14 +30,14 @@ class Framing(Protocol):
 
     @property
     def ping(self) -> bytes:
-        """Breaks a silence."""
+        """Sent during long silences."""
 
     @property
     def done(self) -> bytes:
-        """After the last event."""
+        """Sent after the last event."""
 
     def failed(self, error: OstroError) -> bytes:
-        """In place of what was still to come, and of `done`."""
+        """Sent in place of the remaining events and of `done`."""
 
 
 class OpenAiFraming:
@@ -54,7 +54,7 @@ OPENAI: Final = OpenAiFraming()
 class EventStream:
     """`async with EventStream(send, framing) as events: await events.write(data)`.
 
-    Enter it with the first event in hand: from then on the status is 200, and an error is one more event.
+    Enter it once the first event is available: this sends status 200, and errors become events.
     """
 
     def __init__(self, send: Send, framing: Framing, *, ping_seconds: float) -> None:
@@ -73,7 +73,7 @@ class EventStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tells an error, which then goes on its way."""
+        """Sends an error, if there is one, and lets it propagate."""
         assert self._attendant is not None
         self._attendant.cancel()
         if error is None:
@@ -83,7 +83,7 @@ class EventStream:
             await self._write(self._framing.failed(shown), more=False)
 
     async def write(self, data: bytes) -> None:
-        """Waits while the client reads slower than we write."""
+        """Waits if the client reads more slowly than we write."""
         self._writing = True
         await self._write(data, more=True)
         self._writing = False
@@ -93,7 +93,7 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _attend(self) -> None:
-        """Breaks long silences, so that proxies keep the connection."""
+        """Sends pings during long silences, so that proxies keep the connection open."""
         while True:
             await asyncio.sleep(self._ping_seconds / 2)
             if not self._writing and time.monotonic() - self._last >= self._ping_seconds:

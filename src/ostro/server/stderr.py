@@ -1,4 +1,4 @@
-"""Standard error as a source of log lines: what libraries, native code and child processes write there."""
+"""Turns standard error into log lines: libraries, native code and child processes write there."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from typing import TextIO
 
 _STDERR = 2
 _LAST_LINES_SECONDS = 1.0
-# A longer one is logged in pieces: its writer may never end it.
+# A longer line is logged in pieces: it may never end.
 _LONGEST_LINE = 4_000
 
 _log = logging.getLogger("stderr")
@@ -18,9 +18,9 @@ _log = logging.getLogger("stderr")
 
 @contextmanager
 def stderr_logged() -> Iterator[TextIO]:
-    """Whatever is written to standard error, by this process or one that it starts, is logged line by line instead.
+    """Logs everything that this process or one that it starts writes to standard error, line by line.
 
-    Yields the real one, for the log itself. Afterwards standard error is what it was.
+    Yields the real standard error, for the log itself, and restores it afterwards.
     """
     sys.stderr.flush()
     real = os.dup(_STDERR)
@@ -36,7 +36,7 @@ def stderr_logged() -> Iterator[TextIO]:
         with suppress(OSError):
             sys.stderr.flush()
         os.dup2(real, _STDERR)
-        # A process that was not ours to end may keep its end of the pipe open.
+        # A process that we do not control may keep its end of the pipe open.
         reader.join(_LAST_LINES_SECONDS)
         logging.getLogger().handlers[0].flush()
 

@@ -1,8 +1,8 @@
-"""How often an address may be wrong about a key. Knows addresses; knows no keys.
+"""Limits how many wrong keys an address may send. Knows addresses; knows no keys.
 
-Every address has a few attempts, and gets a new one every few seconds. Once they are used up, wrong keys are answered
-by 429 and a time to wait. A right key is never held up: many clients may share an address, behind a proxy for one, and
-a guesser among them must not lock the others out. So it is a key's length, not this, that makes guessing hopeless.
+Every address has a few attempts, and gets a new one every few seconds. Once they are used up, a wrong key gets 429 and
+Retry-After. A valid key is never delayed: many clients may share an address, for example behind a proxy, and one that
+guesses must not lock out the others. So guessing is made infeasible by the length of keys, not by this limit.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from ostro.errors import TooManyAttempts
 _ATTEMPTS: Final = 20
 _SECONDS_EACH: Final = 3.0
 _MOST_ADDRESSES: Final = 4096
-# One user of IPv6 has as many addresses as they like, but one network.
+# An IPv6 user has any number of addresses, but one network.
 _NETWORK_BITS: Final = 64
 
 
@@ -31,11 +31,11 @@ class _Visitor:
 class Throttle:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # The one that was heard of last is last.
+        # Least recently seen first.
         self._visitors: OrderedDict[str, _Visitor] = OrderedDict()
 
     def fail(self, address: str) -> None:
-        """It came with a key that nobody knows. Raises TooManyAttempts if that was one too many."""
+        """Counts a wrong key from this address. Raises TooManyAttempts if no attempts are left."""
         visitor = self._visitor(address)
         self._check(visitor)
         visitor.attempts -= 1
@@ -59,7 +59,7 @@ class Throttle:
 
 
 def network_of(host: str | None) -> str:
-    """What attempts are counted by."""
+    """The network that attempts are counted by: an IPv4 address or an IPv6 prefix."""
     if host is None or ":" not in host:
         return host or ""
     try:

@@ -15,13 +15,13 @@ from ostro.server.assets import Asset, make_asset, read_folder
 
 _STATIC = Path(__file__).with_name("static")
 _REDOC = "vendor/redoc.standalone.js"
-# Redoc shows its maker's logo from there; an empty picture takes its place. What is vendored stays as it came.
+# Redoc loads its logo from this URL, which is replaced by an empty picture on reading. The vendored file is unmodified.
 FOREIGN_LOGO = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# Redoc makes its styles as it goes, and searches in a worker that it makes of a text.
+# Redoc injects styles at run time, and searches in a worker created from a blob.
 _REDOC_POLICY = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'; worker-src blob:")
 
 
@@ -52,7 +52,7 @@ def _response(http: Request, name: str, policy: str = _POLICY) -> Response:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """By name: three megabytes, read when somebody first looks."""
+    """All files by name: three megabytes, read on first use."""
     files = read_folder(_STATIC)
     script = files[_REDOC].content
     return {**files, _REDOC: make_asset(script.replace(FOREIGN_LOGO, b"data:,"), ".js")}

@@ -1,4 +1,4 @@
-"""The engine's output on its way into an Anthropic message, as events or as a whole. Knows no sockets."""
+"""Turns the engine's output into an Anthropic message, as events or as a whole. Knows no sockets."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -25,7 +25,7 @@ class MessageChunks:
         self.framing = self
 
     def start(self) -> bytes:
-        # How much of the prompt was cached is known with the first output.
+        # The number of cached prompt tokens is only known with the first output.
         return b""
 
     def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
@@ -41,7 +41,7 @@ class MessageChunks:
         return error_event(error, self._request_id)
 
     def whole(self) -> AssistantMessage:
-        """Of an answer that has ended."""
+        """The message of an answer that has ended."""
         self.of(0, [self._reading.whole()])
         self.end()
         return AssistantMessage.model_validate(self._writer.message)

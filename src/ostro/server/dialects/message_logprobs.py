@@ -1,4 +1,4 @@
-"""Which log-probabilities belong to a message's text, and which to reasoning and calls. Knows token ids and texts."""
+"""Selects the log-probabilities of a message's text, without reasoning and calls. Knows token ids and texts."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ostro.text.tokenizer import Tokenizer
 
 
 class MessageLogprobs:
-    """Of one choice, as it comes or as a whole: how it is cut makes no difference to which tokens there are."""
+    """Log-probabilities of one choice, streamed or whole. The selection does not depend on how the text was split."""
 
     def __init__(self, choice: Choice, tokenizer: Tokenizer) -> None:
         self._choice = choice
@@ -21,7 +21,7 @@ class MessageLogprobs:
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()
 
     def of(self, delta: Delta, events: Sequence[Event]) -> list[list[TokenLogprob]]:
-        """For each of the events that came of the delta: the tokens of a text, nothing for others."""
+        """For each event of the delta: the tokens of a text event, and none for others."""
         self._entries += delta.logprobs or ()
         ended = delta.finish_reason is not None
         for begin, end in self._spans.push(delta.token_ids, self._choice.text, ended=ended):
@@ -29,7 +29,7 @@ class MessageLogprobs:
         return [self._within(event) if isinstance(event, Text) else [] for event in events]
 
     def _within(self, text: Text) -> list[TokenLogprob]:
-        """Tokens that have some of the text; one that has some of the next too is this one's."""
+        """Tokens that overlap the text. One that also overlaps the next text counts only here."""
         found = []
         while self._waiting and self._waiting[0][0] < text.begin + len(text.text):
             begin, end, entry = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""How an answer ended, and its token counts: what both writers need at the end."""
+"""How an answer ended, and its token counts, for both dialects' writers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -32,5 +32,5 @@ class Outcome:
 
 
 def sse(kind: str, fields: dict[str, object]) -> bytes:
-    """A server-sent event with its type in both places, as both dialects have it."""
+    """A server-sent event with its type in the event line and in the data, as in both dialects."""
     return b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind} | fields) + b"\n\n"

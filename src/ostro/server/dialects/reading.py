@@ -1,4 +1,4 @@
-"""Turns the engine's output into what writers need, the same for every dialect. Knows completions; knows no wire."""
+"""Turns the engine's output into events and outcomes for any dialect's writer. Knows completions; no wire format."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ class Reading:
         self._max_len = None if model.service.info is None else model.service.info.max_len
 
     def of(self, deltas: Iterable[Delta]) -> list[Event]:
-        """Raises SequenceFailed if the engine gave up."""
+        """The deltas' events. Raises SequenceFailed if the choice failed."""
         events: list[Event] = []
         for delta in deltas:
             events += self._answers.events(delta)
@@ -34,7 +34,7 @@ class Reading:
 
     @property
     def choice(self) -> Choice:
-        """The one that it reads."""
+        """The choice that it reads."""
         [choice] = self._completion.choices
         return choice
 
@@ -45,7 +45,7 @@ class Reading:
         return Counts(prompt=len(prompt.prompt_ids), cached=prompt.num_cached, generated=prompt.num_generated)
 
     def outcome(self) -> Outcome:
-        """For a choice that has ended."""
+        """The outcome of a choice that has ended."""
         [choice] = self._completion.choices
         length = len(self._completion.prompt_ids) + len(choice.token_ids)
         return Outcome(

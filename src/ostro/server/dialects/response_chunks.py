@@ -1,4 +1,4 @@
-"""The engine's output on its way into a Responses object, as events or as a whole. Knows no sockets."""
+"""Turns the engine's output into a Responses object, as events or as a whole. Knows no sockets."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -18,7 +18,7 @@ from ostro.text.tokenizer import Tokenizer
 
 
 class ResponseChunks:
-    """`keep` is told of the response once it has ended well."""
+    """`keep` is called once the response has ended without an error."""
 
     ping: Final = PING
     done: Final = b""
@@ -37,11 +37,11 @@ class ResponseChunks:
         writer.response["model"] = model
 
     def start(self) -> bytes:
-        # Nothing is written before there is something to write: events are numbered as they are.
+        # The first event waits for the first output: if there is none, no event must have been numbered.
         return b""
 
     def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
-        # Read first: if that fails, no event has been numbered that is never sent.
+        # Read first: if that fails, no event must have been numbered that is never sent.
         read = [(events := self._reading.of([delta]), self._logprobs(delta, events)) for delta in deltas]
         begun = b"" if self._has_begun else self._writer.begin()
         self._has_begun = True
@@ -56,7 +56,7 @@ class ResponseChunks:
         return self._writer.fail(error)
 
     def whole(self) -> ResponseObject:
-        """Of an answer that has ended."""
+        """The response object of an answer that has ended."""
         self.of(0, [self._reading.whole()])
         self.end()
         return ResponseObject.model_validate(self._writer.response)

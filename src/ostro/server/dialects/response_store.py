@@ -25,7 +25,7 @@ from ostro.server.dialects.response_items import Json
 _OVERHEAD = 2048
 _INDEX_ENTRY = 256
 _RETRY_SECONDS = 5
-# A log that takes more of the store is given up: everything else would have to make room for it.
+# A log that takes more of the store is dropped: everything else would have to make room for it.
 _MAX_LOG_SHARE = 1 / 4
 
 _encode = msgspec.json.Encoder().encode
@@ -88,7 +88,7 @@ class StoredResponse:
     run: BackgroundRun | None = None
     """Its background run, if it has one, even after the run has ended."""
     num_bytes: int = 0
-    """What the store has counted for it, without its exchange."""
+    """Bytes counted for it in the store, without its exchange."""
 
     @property
     def is_running(self) -> bool:
@@ -294,8 +294,8 @@ class ResponseStore:
             self._remove(oldest)
 
     def _make_room(self, for_owner: str | None = None) -> bool:
-        """Drops the oldest response that has ended of whoever has stored the most, as often as it takes. With
-        `for_owner`, those who have stored less lose nothing. Returns whether there is room now.
+        """Repeatedly drops the oldest finished response of the key that has stored the most. With `for_owner`, keys
+        that have stored less lose nothing. Returns whether there is room now.
         """
         while self.num_bytes > self.max_bytes:
             least = 0 if for_owner is None else self._owners[for_owner].num_bytes

@@ -1,4 +1,4 @@
-"""Prepares a response's conversation, which may lose its beginning if it is too long. Knows messages; knows no wire."""
+"""Prepares a response's conversation, dropping its beginning if it is too long. Knows messages; no wire format."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -20,6 +20,6 @@ def show(url: str) -> None:
 
 
 def page_url(host: str, port: int) -> str:
-    """Where the page is for a browser on this machine; all addresses is no address that one can go to."""
+    """The page's URL for a browser on this machine. Wildcard addresses such as 0.0.0.0 become loopback addresses."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"

@@ -23,12 +23,12 @@ _POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancest
 
 
 def read_assets(directory: Path = _STATIC) -> dict[str, Asset]:
-    """Path -> file, for all files that the page is made of."""
+    """All files of the page, by path."""
     return {PAGE if name == _INDEX else FOLDER + name: asset for name, asset in read_folder(directory).items()}
 
 
 class PlaygroundEndpoint:
-    """ASGI middleware, outside the one that asks for keys: answers GET and HEAD of the page's files."""
+    """ASGI middleware, outside authentication: answers GET and HEAD requests for the page's files."""
 
     def __init__(self, app: ASGIApp, assets: Mapping[str, Asset]) -> None:
         self.app = app

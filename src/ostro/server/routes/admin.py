@@ -17,21 +17,21 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/load/{model:path}", **described(ModelStats, not_found=True))
     async def load(model: str) -> Response:
-        """Loads a model and waits for it; others may have to go for it."""
+        """Loads a model and waits for it. Other models may be unloaded to make room."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.load(spec.name)
         return _told(api, spec)
 
     @routes.post("/unload/{model:path}", **described(ModelStats, not_found=True))
     async def unload(model: str) -> Response:
-        """Unloads a model once its requests have ended. It is loaded again when somebody asks for it."""
+        """Unloads a model once its requests have ended. The next request for it loads it again."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.unload(spec.name)
         return _told(api, spec)
 
     @routes.post("/pin/{model:path}", **described(ModelStats, not_found=True))
     async def pin(model: str) -> Response:
-        """Keeps a model loaded, whatever else is asked for; loads it if it is not."""
+        """Loads a model if necessary, and keeps it loaded whatever else is requested."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.pin(spec.name, True)
         await api.models.pool.load(spec.name)
@@ -39,14 +39,14 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/unpin/{model:path}", **described(ModelStats, not_found=True))
     async def unpin(model: str) -> Response:
-        """Lets a model go when others need its room."""
+        """Allows a model to be unloaded when others need its memory."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.pin(spec.name, False)
         return _told(api, spec)
 
     @routes.get("/stats", **described(Stats))
     async def stats() -> Response:
-        """All models and what each of them takes and does."""
+        """All models with their memory, requests and counters."""
         pool = api.models.pool
         return json_response(
             Stats(
@@ -65,7 +65,7 @@ def router(api: Api) -> APIRouter:
 
 
 def _told(api: Api, spec: ModelSpec) -> Response:
-    """Also of a model that is gone from its place, and now from here."""
+    """The model's stats, even if its files are gone and it has just been removed."""
     return json_response(_stats(api, api.models.pool.view_of(spec)))
 
 

@@ -31,7 +31,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/v1/{model:path}/chat/completions", include_in_schema=False)
     async def create_chat_completion_of(http: Request, model: str) -> Response:
-        """The same of a model that the path names."""
+        """The same, for the model named in the path."""
         return await _answer(api, http, model)
 
     return routes

@@ -7,7 +7,7 @@ from ostro.server.chat_request import ChatRequest
 
 
 async def num_prompt_tokens(api: Api, http: Request, name: str, chat: ChatRequest) -> int:
-    """Of the prompt that the model would get, as one of those requests that the gate lets in."""
+    """The number of tokens in the prompt that the model would get. Passes the admission gate."""
     async with api.gate.admit(record_of(http)) as ticket:
         model = await ticket.take(api.models.use(name), name)
         service = model.service

@@ -19,7 +19,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/v1/embeddings", **described(EmbeddingResponse, request=EmbeddingRequest))
     async def create_embedding(http: Request) -> Response:
-        """A vector for each text, from a model that was made for it."""
+        """A vector for each text, from an embedding model."""
         request = await api.read(EmbeddingRequest, http)
         return Answer(api, http, _job(request))
 

@@ -1,6 +1,4 @@
-"""GET /healthz, /readyz, /health and /version: for probes, load balancers and people. None of them waits for
-anything.
-"""
+"""GET /healthz, /readyz, /health and /version: for probes, load balancers and people. None of them blocks."""
 
 from http import HTTPStatus
 from typing import Literal
@@ -35,13 +33,13 @@ def router(api: Api, version: str) -> APIRouter:
 
     @routes.get("/readyz", **described(Readiness, unready=True))
     async def readyz() -> Response:
-        """What is to be loaded is loaded and warm, and requests are taken."""
+        """The models to load at startup are loaded and warm, and requests are accepted."""
         hindrance = _hindrance(api)
         return _judged(Readiness(status=hindrance or "ready"), hindrance)
 
     @routes.get("/health", **described(Health, unready=True))
     async def health() -> Response:
-        """Whether requests are taken, and what people ask next. Tells no model's name: it needs no key."""
+        """Whether requests are accepted, and basic facts. Reveals no model's name, because it needs no key."""
         hindrance = _hindrance(api)
         services = [view.service for view in api.models.pool.touched() if view.service is not None]
         infos = [service.info for service in services if service.info is not None]
@@ -64,7 +62,7 @@ def router(api: Api, version: str) -> APIRouter:
 
 
 def _hindrance(api: Api) -> _Hindrance | None:
-    """What keeps requests from being served."""
+    """Why requests are not accepted; None if they are."""
     return "draining" if api.gate.draining else _HINDRANCES.get(api.models.state)
 
 

@@ -18,7 +18,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/hrm/solve", **described(SolveResponse, request=SolveRequest))
     async def solve(http: Request) -> Response:
-        """A token for every position of each puzzle at once, from an HRM of upstream's dialect."""
+        """A token for every position of each puzzle at once, from an HRM in upstream's dialect."""
         request = await api.read(SolveRequest, http)
         return Answer(api, http, _job(request))
 

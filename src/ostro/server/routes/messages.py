@@ -46,7 +46,7 @@ def router(api: Api) -> APIRouter:
         "/v1/messages/count_tokens", **described(MessageTokens, request=CountMessageTokens, error=MessagesError)
     )
     async def count_message_tokens(http: Request) -> Response:
-        """How many tokens a conversation has."""
+        """The number of tokens in a conversation."""
         request = await api.read(CountMessageTokens, http)
         chat = chat_request(request, SamplingParams())
         return json_response(MessageTokens(input_tokens=await num_prompt_tokens(api, http, request.model, chat)))
@@ -71,7 +71,7 @@ def _job(api: Api, request: CreateMessage, request_id: str) -> Job:
 
 def _params(api: Api, request: CreateMessage) -> SamplingParams:
     params, cap = api.options.params(request), api.gate.limits.new_tokens
-    # Clients must set a limit, and set one that is out of reach: it is lowered, as it is to the context.
+    # Clients must set a limit and often set a huge one. It is lowered to the cap, as it is to the context.
     if cap is None or params.max_tokens is None or params.max_tokens <= cap:
         return params
     return params.with_changes(max_tokens=cap)

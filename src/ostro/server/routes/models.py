@@ -13,7 +13,7 @@ from ostro.server.dialects.message_errors import speaks_messages
 from ostro.server.documentation import described
 from ostro.server.service import ModelService
 
-# A place that takes longer to answer is listed as it was; before anything is known, that would be nothing at all.
+# If listing a root takes longer, its last known models are shown. The first listing gets more time: none are known yet.
 _LOOK_SECONDS, _FIRST_LOOK_SECONDS = 1.0, 5.0
 
 
@@ -22,8 +22,8 @@ def router(api: Api) -> APIRouter:
 
     @routes.get("/v1/models", **described(ModelList))
     async def list_models(http: Request) -> Response:
-        """What is served here: loaded, loading, and what would be loaded if it were asked for. With the header
-        `anthropic-version`, in Anthropic's form.
+        """All models: loaded, loading, or to be loaded on request. With the header `anthropic-version`, in Anthropic's
+        format.
         """
         catalog = api.models.pool.catalog
         await catalog.refresh_if_old(wait_seconds=_LOOK_SECONDS if catalog.specs() else _FIRST_LOOK_SECONDS)
@@ -32,7 +32,7 @@ def router(api: Api) -> APIRouter:
             return json_response(_messages_list(cards))
         return json_response(ModelList(data=cards))
 
-    # An id may have slashes.
+    # An id may contain slashes.
     @routes.get("/v1/models/{id:path}", **described(ModelCard, not_found=True))
     async def retrieve_model(http: Request, id: str) -> Response:
         """One model of the list."""
@@ -45,7 +45,7 @@ def router(api: Api) -> APIRouter:
 
 
 def _messages_list(cards: list[ModelCard]) -> MessagesModelList:
-    """All of them on one page."""
+    """All models on one page."""
     return MessagesModelList(
         data=[_messages_model(card) for card in cards],
         first_id=cards[0].id if cards else None,
@@ -62,7 +62,7 @@ def _messages_model(card: ModelCard) -> MessagesModel:
 def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
     info = None if view.service is None else view.service.info
     own = None if view.service is None else view.service.sampling_defaults
-    # What a silent request gets.
+    # The sampling defaults of a request that sets none.
     silent = None if own is None else api.options.defaults.over(own).capped(api.gate.limits.new_tokens)
     return ModelCard(
         id=name,

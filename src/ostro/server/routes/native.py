@@ -41,7 +41,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/generate_stream", **described(GenerateEvent, request=GenerateRequest, events=GenerateEvent))
     async def generate_stream(http: Request) -> Response:
-        """The same as it comes."""
+        """A continuation of each prompt, streamed."""
         return await _generate(api, http, stream=True)
 
     @routes.post("/loglikelihood", **described(LoglikelihoodResponse, request=LoglikelihoodRequest))
@@ -52,7 +52,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/pseudo_loglikelihood", **described(PseudoLoglikelihoodResponse, request=LoglikelihoodRequest))
     async def pseudo_loglikelihood(http: Request) -> Response:
-        """For models that see what comes after a token: the same in one pass over all of it."""
+        """For bidirectional models: the pseudo-log-likelihood of each continuation, in one pass over it."""
         request = await api.read(LoglikelihoodRequest, http)
         return Answer(api, http, _scoring(request, one_pass=True))
 

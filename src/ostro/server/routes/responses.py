@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's Responses API, with stored responses and responses in the background."""
+"""/v1/responses: OpenAI's Responses API, with stored and background responses."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +54,7 @@ def router(api: Api) -> APIRouter:
         **described(ResponseObject, request=CreateResponse, events=ResponseEvent, event_words=_EVENTS),
     )
     async def create_response(http: Request) -> Response:
-        """The model's answer to a text or to items: messages, calls of tools and their outputs."""
+        """The model's answer to a text or to items: messages, tool calls and their outputs."""
         request = await api.read(CreateResponse, http)
         record_of(http).stream = request.stream
         for field in ("store", "background"):
@@ -66,7 +66,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/v1/responses/input_tokens", **described(InputTokens, request=CountResponseTokens))
     async def count_input_tokens(http: Request) -> Response:
-        """How many tokens a response's input has."""
+        """The number of tokens in a response's input."""
         request = await api.read(CountResponseTokens, http)
         asked = await translated(request, SamplingParams(), store, record_of(http).key)
         return json_response(InputTokens(input_tokens=await num_prompt_tokens(api, http, request.model, asked.chat)))
@@ -87,13 +87,13 @@ def router(api: Api) -> APIRouter:
 
     @routes.delete("/v1/responses/{id}", **described(DeletedResponse, not_found=True))
     async def delete_response(http: Request, id: str) -> Response:
-        """Forgets a stored response, and ends it if it is still worked on. Those that continue it are kept."""
+        """Deletes a stored response, and cancels it if it is still running. Responses that continue it are kept."""
         store.delete(record_of(http).key, id)
         return json_response(DeletedResponse(id=id))
 
     @routes.post("/v1/responses/{id}/cancel", **described(ResponseObject, not_found=True, refusable=True))
     async def cancel_response(http: Request, id: str) -> Response:
-        """Ends a response in the background."""
+        """Cancels a background response."""
         stored = store.get(record_of(http).key, id)
         if stored.run is None or stored.run.is_over:
             why = "was not created with background" if stored.run is None else "has ended"
@@ -104,8 +104,8 @@ def router(api: Api) -> APIRouter:
 
     @routes.get("/v1/responses/{id}/input_items", **described(InputItemList, not_found=True, refusable=True))
     async def list_input_items(http: Request, id: str) -> Response:
-        """The items that a stored response was given, the newest first unless `order` is asc; `after` (an item's id)
-        and `limit` choose among them.
+        """The input items of a stored response, newest first unless `order` is asc. `after` (an item's id) and `limit`
+        select a page.
         """
         return json_response(_listed(http, store.get(record_of(http).key, id)))
 
@@ -143,8 +143,8 @@ def _job(
 
 
 def _tell_left_out(asked: Translated, told: set[str]) -> None:
-    """Clients send hosted tools unasked, so they are dropped rather than refused; each kind is logged once. A client
-    may make up any number of kinds: only so many are.
+    """Clients send hosted tools by default, so they are dropped rather than refused, and each kind is logged once. The
+    number of kinds is limited, because clients may make them up.
     """
     new = [kind for kind in asked.tools.left_out if kind not in told][: _MAX_TOLD - len(told)]
     if new:

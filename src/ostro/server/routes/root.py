@@ -30,7 +30,7 @@ def router() -> APIRouter:
 
     @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def root(http: Request) -> Response:
-        """For people who look, in a browser or by curl. Tells nothing of the model: it needs no key."""
+        """For people with a browser or curl. Reveals nothing about the model, because it needs no key."""
         if "text/html" in http.headers.get("accept", ""):
             return HTMLResponse(_PAGE, headers=_POLICY)
         return JSONResponse(_HINTS)

@@ -36,13 +36,13 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/detokenize", **described(DetokenizeResponse, request=DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
-        """The text of token ids, special ones too."""
+        """The text of token ids, including special tokens."""
         request = await api.read(DetokenizeRequest, http)
         return await _with_model(api, http, request.model, partial(_detokenized, request))
 
     @routes.get("/tokenizer_info", **described(TokenizerInfo, not_found=True))
     async def tokenizer_info(http: Request, model: str = ANY) -> Response:
-        """What a client must know to count and cut tokens as the server does."""
+        """What a client needs to know to tokenise as the server does."""
         return await _with_model(api, http, model, _described)
 
     return routes
@@ -51,7 +51,7 @@ def router(api: Api) -> APIRouter:
 async def _with_model(
     api: Api, http: Request, name: str, answer: Callable[[ModelService], Awaitable[Response]]
 ) -> Response:
-    """As one of those that the gate lets in."""
+    """Passes the admission gate, and answers with the model in use."""
     async with api.gate.admit(record_of(http)) as ticket:
         model = await ticket.take(api.models.use(name), name)
         return await ticket.prepare(partial(answer, model.service))
