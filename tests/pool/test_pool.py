@@ -534,7 +534,7 @@ async def test_adapter_uses_the_service_of_its_base() -> None:
 @in_world
 async def test_adapter_on_an_adapter_is_refused() -> None:
     pool = Pool(models("a"), adapters={"one": "a", "two": "one"})
-    with pytest.raises(ModelError, match="two sits on one"):
+    with pytest.raises(ModelError, match="The base of two is one"):
         await pool.work("two")
     await pool.end()
 

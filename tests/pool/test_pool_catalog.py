@@ -237,7 +237,7 @@ async def test_name_in_two_roots_is_told_once() -> None:
         await catalog.refresh()
     finally:
         log.removeHandler(handler)
-    assert told == ["m under two is not served: a place named before it has a model of that name."]
+    assert told == ["m under two is not served: an earlier root has a model of that name."]
     assert (await catalog.find("m")).config.model == "one/m"
 
 
@@ -310,13 +310,13 @@ async def test_adapter_without_its_base_is_left_out_and_that_is_told_once() -> N
         await catalog.refresh()
         await catalog.refresh()
     assert names(catalog) == ["a-b/c", "a/b-c", "french", "tiny"]
-    beside = "and no such model lies beside it or was named at the start."
+    beside = "but there is no such model next to it or named at startup."
     assert sorted(line.partition(" Add that")[0] for line in told.lines) == [
         "either under one is not served: 'a-b-c' could be 'a/b-c' or 'a-b/c'. Ask for one of them by its own name.",
         # That of the other place is served under this name, and may be quite another.
         f"german under two is not served: it is an adapter of 'tiny', {beside}",
         f"lost under one is not served: it is an adapter of 'org/large', {beside}",
-        "tiny under two is not served: a place named before it has a model of that name.",
+        "tiny under two is not served: an earlier root has a model of that name.",
         f"upper under one is not served: it is an adapter of 'french', {beside}",
     ]
     roots.holds["one"].append("org-large")

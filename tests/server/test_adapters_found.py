@@ -95,7 +95,7 @@ def test_adapters_of_a_directory_answer_as_those_that_were_named(tmp_path: Path)
     with live_server(tmp_path, *args, faults="") as live, live.client() as client:
         check(client, texts)
         for name, why in {
-            "lost": "it is an adapter of 'org/unknown', and no such model lies beside it",
+            "lost": "it is an adapter of 'org/unknown', but there is no such model next to it",
             "broken": "adapter_config.json is not valid JSON",
             "dora": "adapter_config.json: use_dora is set",
             "pickled": "there is no adapter_model.safetensors",

@@ -166,7 +166,7 @@ def _started(llm: LLM, line: BatchRequest) -> _Job | BatchResult:
     return _Job(line.custom_id, requests, respond)
 
 
-# Of a conversation's text: a file has been read already, so this is only a bound on what a template makes of it.
+# Length of a rendered conversation: the input is in memory already, so this only bounds what a template makes of it.
 _MAX_CHARACTERS = 64 << 20
 
 _Work = tuple[list[Request], Callable[[list[Completion]], WireModel]]
@@ -199,7 +199,7 @@ async def _prepared_chat(llm: LLM, request: ChatCompletionRequest, chat: ChatReq
     plan, rendered, reading = await preparation.prompt(chat)
     constraint = await preparation.constraint(chat, plan, reading)
     ids = llm.tokenizer.encode_rendered(rendered)
-    # The constraint has what the params say of the output.
+    # The constraint already includes the structured output.
     [made] = _prepared(llm, request, [ids], chat.params.with_changes(structured=None))
     return PreparedChat(replace(made, constraint=constraint, shown_ids=reading.kept_ids), plan, reading)
 

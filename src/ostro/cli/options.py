@@ -151,29 +151,29 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_structured_options(parser: argparse.ArgumentParser) -> None:
-    """What the output must look like. See `structured_fields`."""
+    """Options for structured outputs. See `structured_fields`."""
     group = parser.add_argument_group("structured output")
     group.add_argument("--json", action="store_true", help="answer with a JSON object")
     group.add_argument(
-        "--json-schema", metavar="FILE", help="answer with JSON of this schema: a file, or the schema itself"
+        "--json-schema", metavar="FILE", help="answer with JSON that matches this schema: a file, or the schema itself"
     )
     group.add_argument(
         "--lenient",
         action="store_true",
-        help="ignore what cannot be enforced of the schema, instead of refusing it",
+        help="ignore the parts of the schema that cannot be enforced, instead of refusing it",
     )
     group.add_argument("--regex", metavar="TEXT", help="answer with text that this regular expression matches")
     group.add_argument("--choice", action="append", metavar="TEXT", help="answer with one of these texts; repeatable")
-    group.add_argument("--grammar", metavar="FILE", help="answer by this grammar, in GBNF or in Lark's notation")
+    group.add_argument(
+        "--grammar", metavar="FILE", help="answer with text that matches this grammar, in GBNF or in Lark's notation"
+    )
     group.add_argument(
         "--jump-forward", action="store_true", help="append the only possible tokens without sampling them"
     )
 
 
 def structured_fields(args: argparse.Namespace) -> dict[str, object]:
-    """The fields of a request that say what `add_structured_options` took; raises BadRequest for a file that cannot
-    be read.
-    """
+    """Request fields for the options of `add_structured_options`. Raises BadRequest for a file that cannot be read."""
     given: dict[str, object] = {}
     if args.json:
         given["response_format"] = {"type": "json_object"}

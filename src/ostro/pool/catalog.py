@@ -192,7 +192,7 @@ class Catalog:
         for found in listing:
             name = found.name
             if not is_name(name):
-                self._tell(root, repr(name), "it is not fit to be a model's name.")
+                self._tell(root, repr(name), "this is not a valid model name.")
             elif name in specs:
                 self._tell(root, name, "there is another of that name. Rename one.")
             else:
@@ -209,7 +209,7 @@ class Catalog:
         for root in self._roots:
             specs = self._found.get(root, {})
             for name in sorted(specs.keys() & found.keys()):
-                self._tell(root, name, "a place named before it has a model of that name.")
+                self._tell(root, name, "an earlier root has a model of that name.")
             found = specs | found
         merged = self._fixed | {name: found[name] for name in sorted(found.keys() - self._fixed.keys())}
         adapters = [(root, spec) for root in self._roots for spec in self._found.get(root, {}).values() if spec.base]
@@ -264,8 +264,8 @@ def _base_of(adapter: ModelSpec, known: Collection[str]) -> str:
     base = resolve_base(adapter.base, known)
     if base is None:
         raise UnknownModel(
-            f"it is an adapter of {adapter.base[:_MOST_SHOWN]!r}, and no such model lies beside it or was named at the "
-            "start. Add that, or name another in a file base_model in its directory."
+            f"it is an adapter of {adapter.base[:_MOST_SHOWN]!r}, but there is no such model next to it or named at "
+            "startup. Add that, or name another in a file base_model in its directory."
         )
     return base
 
@@ -275,6 +275,6 @@ def _listing_error(root: str, error: BaseException) -> OstroError:
     if isinstance(error, OstroError):
         return error
     return DownloadFailed(
-        f"A place where models are kept cannot be listed ({type(error).__name__}), so it is not known whether there "
-        "is such a model. Try again later."
+        f"One of the roots that hold models cannot be listed ({type(error).__name__}), so it is not known whether "
+        "there is such a model. Try again later."
     )

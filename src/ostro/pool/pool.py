@@ -234,7 +234,7 @@ class ModelPool(Generic[S]):
         base = spec if spec.base is None else await self.catalog.find(spec.base)
         if base.base is not None:
             raise ModelError(
-                f"{spec.name} sits on {base.name}, which is an adapter too. Name a whole model as its base."
+                f"The base of {spec.name} is {base.name}, which is an adapter too. Name a full model as its base."
             )
         self._bases[spec.name] = base.name
         entry = self._entries.get(base.name)
@@ -316,7 +316,7 @@ class ModelPool(Generic[S]):
         elif entry.state is PoolState.LOADING:
             message = f"{entry.name} is still loading after a wait of {waited}. Try again in {retry_after} s."
         else:
-            message = f"{entry.name} waits for room: in {waited} no other model could go. Try again in {retry_after} s."
+            message = f"There is no room for {entry.name} yet, after a wait of {waited}. Try again in {retry_after} s."
         return Unavailable(message, retry_after=retry_after)
 
     def _retry_after(self, entry: Entry[S], now: float) -> int:
@@ -415,7 +415,7 @@ class ModelPool(Generic[S]):
             entry.end_bringing(brought.result())
         else:
             entry.abandon_bringing()
-            message = f"The files of {entry.name} cannot be had ({error!r}). See the server's messages."
+            message = f"Cannot get the files of {entry.name} ({error!r}). See the server's log."
             self._fail(entry, error if isinstance(error, OstroError) else ModelError(message))
         self._decide()
 
@@ -642,7 +642,7 @@ async def _settled(service: Service, *, start: bool) -> OstroError | None:
     [outcome] = await asyncio.gather(settle(), return_exceptions=True)
     if outcome is None or isinstance(outcome, OstroError):
         return outcome
-    return ModelError(f"The model cannot be loaded ({outcome!r}). See the server's messages.")
+    return ModelError(f"The model cannot be loaded ({outcome!r}). See the server's log.")
 
 
 def _measured(service: Service) -> Footprint:
