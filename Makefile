@@ -25,10 +25,11 @@ test: dev
 	@$(MAKE) --no-print-directory -j 2 check run-tests
 
 # Three processes of one thread each, for two cores: the tests are many and small, and wait for a third of their time. A
-# file's tests share what it sets up. Bytecode is kept though the environment may say otherwise, as it does in many
+# file's tests share what it sets up. They run in the order of their names: sorted by their number of tests, the last
+# files would be those with one long test. Bytecode is kept though the environment may say otherwise, as it does in many
 # containers: each process would compile all tests anew.
 run-tests: dev
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-slow: dev
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -132,7 +132,7 @@ def agree(planned: int, found: int) -> None:
     ("config", "dtype"),
     [
         (LLAMA, torch.bfloat16),
-        (GPT2, torch.float32),
+        pytest.param(GPT2, torch.float32, marks=pytest.mark.slow),
         pytest.param(GEMMA2, torch.float16, marks=pytest.mark.slow),
     ],
     ids=["llama", "gpt2", "gemma2"],
@@ -180,7 +180,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("config", "dtype", "quantize"),
     [
         (LLAMA, torch.bfloat16, "none"),
-        (GPT2, torch.float32, "none"),
+        pytest.param(GPT2, torch.float32, "none", marks=pytest.mark.slow),
         pytest.param(GEMMA2, torch.float16, "none", marks=pytest.mark.slow),
         pytest.param(OLMO3, torch.bfloat16, "none", marks=pytest.mark.slow),
         pytest.param(GRANITE, torch.bfloat16, "none", marks=pytest.mark.slow),

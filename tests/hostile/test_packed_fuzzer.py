@@ -26,7 +26,7 @@ def fuzz(*arguments: str) -> None:
 
 
 def test_mutated_packed_files_are_packed_anew_or_refused() -> None:
-    fuzz("--count", "600", "--seed", "1")
+    fuzz("--count", "300", "--seed", "1")
 
 
 @pytest.mark.slow
