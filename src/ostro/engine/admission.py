@@ -91,8 +91,8 @@ class AdmissionRules:
     def _check_puzzle(self, puzzle: int) -> None:
         if not self.num_puzzles:
             raise Unsupported(
-                "This model cannot predict all positions at once: /hrm/solve is for HRM checkpoints of upstream's dialect. "
-                "Ask /generate or /v1/completions for a continuation.",
+                "This model cannot predict all positions at once: /hrm/solve is for HRM checkpoints of upstream's "
+                "dialect. Ask /generate or /v1/completions for a continuation.",
                 param="model",
             )
         if not 0 <= puzzle < self.num_puzzles:
