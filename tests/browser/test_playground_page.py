@@ -67,7 +67,8 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
         assert "".join(answers(page)[-1].split()) == "".join(text.split())
         said.append({"role": "assistant", "content": text})
     facts = page.locator("#chat .facts").inner_text()
-    assert re.search(r"to the first token · [\d.]+ tokens/s · \d+ in \(\d+ cached\) · 8 out", facts)
+    # Tokens that a busy machine brings all at once have no rate.
+    assert re.search(r"to the first token · ([\d.]+ tokens/s · )?\d+ in \(\d+ cached\) · 8 out", facts)
     assert page.locator("#announcer").text_content() == f"Answer: {text}"
     # The request has loaded the model, and the page has seen that.
     page.wait_for_selector("#model-dot[data-state=ready]")
