@@ -4,8 +4,8 @@
     python bench/hostile_structures.py --no-save
 
 Each of the structures of tests/hostile/test_grammars.py is asked for alone, three tokens of it: the time until it is
-refused or served. Then a trivial schema is asked for, alone and behind twenty hostile structures that were sent before
-it, while /healthz is probed. No API keys: with them, each key prepares one request at a time.
+refused or served; any other answer ends the run. And a trivial structure is asked for, alone and behind twenty hostile
+ones that were sent before it, while /healthz is probed. Without API keys: each key prepares one request at a time.
 """
 
 import argparse
@@ -31,17 +31,23 @@ from serving import Server, serving  # noqa: E402
 RESULTS = Path(__file__).parent / "results"
 BAR_SECONDS = 2.0
 NUM_HOSTILE = 20
-TRIVIAL = {"json_schema": json.dumps({"enum": ["yes", "no"]})}
 # One for all: each would parse all public certificates, and hold up the threads that measure.
 CLIENT = httpx.Client(timeout=300, limits=httpx.Limits(max_connections=None))
 
 
-def ask(server: Server, structure: dict[str, Any]) -> tuple[int, float]:
+def ask(server: Server, structure: dict[str, Any], *, expected: tuple[int, ...] = (200, 400)) -> tuple[int, float]:
     """The status, and the seconds until it was known."""
     body = {"prompt": "Answer:", "max_tokens": 3, "structured_outputs": vllm_spelling(structure)}
     began = time.perf_counter()
     status = CLIENT.post(f"http://{server.host}:{server.port}/v1/completions", json=body).status_code
-    return status, time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    if status not in expected:
+        raise RuntimeError(f"status {status} after {seconds:.1f} s for {str(structure)[:80]}")
+    return status, seconds
+
+
+def ask_trivial(server: Server, *choices: str) -> float:
+    return ask(server, {"choice": choices}, expected=(200,))[1]
 
 
 def vllm_spelling(structure: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +80,12 @@ def beside_hostile(server: Server) -> dict[str, Any]:
         prober.start()
         sent = [attackers.submit(ask, server, fresh_bomb(number)) for number in range(NUM_HOSTILE)]
         time.sleep(0.2)
-        _, trivial = ask(server, {"choice": ["left", "right"]})
-        slowest = max(each.result()[1] for each in sent)
-        over.set()
-        prober.join()
+        try:
+            trivial = ask_trivial(server, "left", "right")
+            slowest = max(each.result()[1] for each in sent)
+        finally:
+            over.set()
+            prober.join()
     return {
         "trivial_seconds": round(trivial, 3),
         "slowest_hostile_seconds": round(slowest, 3),
@@ -95,8 +103,9 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
     with serving() as server:
-        ask(server, TRIVIAL)
-        _, quiet = ask(server, {"choice": ["up", "down"]})
+        # The first one starts the processes that check.
+        ask_trivial(server, "yes", "no")
+        quiet = ask_trivial(server, "up", "down")
         record: dict[str, Any] = {
             "cpu": platform.machine(),
             "bar_seconds": BAR_SECONDS,

@@ -350,10 +350,10 @@ def is_prefix(given: Outcome, expected: Outcome) -> bool:
 
 
 def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> None:
-    """Thousands of steps of random arrivals, lengths, page pressure, forks and aborts; pages whole after each case."""
+    """Ten thousand steps of random arrivals, lengths, page pressure, forks and aborts; pages whole after each case."""
     seen = Seen()
 
-    @settings(max_examples=110, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=220, suppress_health_check=[HealthCheck.too_slow])
     @given(cases())
     @example(FORK_WITHOUT_PAGE)
     @example(STRUCTURE_THAT_FAILS)
@@ -363,7 +363,7 @@ def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> 
         seen.add(driver, aborted)
 
     each_case_holds()
-    assert seen.steps >= 4_000, seen
+    assert seen.steps >= 10_000, seen
     assert all(vars(seen).values()), f"some trouble was never met: {seen}"
 
 

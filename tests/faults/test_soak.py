@@ -102,9 +102,9 @@ async def soak() -> None:
     async with live_service(EngineConfig(max_batch_seqs=32)) as service:
         pid = service.engine_pid
         # Until the prefix cache is full and every token's text was asked for, growth is what was ordered.
-        await many_requests(service, 600, seed=1)
+        await many_requests(service, 1000, seed=1)
         before = Holdings.of(service)
-        await many_requests(service, 1000, seed=2)
+        await many_requests(service, 2000, seed=2)
         after = Holdings.of(service)
         assert (service.engine_pid, service.restarts, service.num_requests) == (pid, 0, 0)
         assert after.files == before.files
@@ -112,7 +112,7 @@ async def soak() -> None:
         assert after.tasks == before.tasks
         for earlier, later in zip(before.anonymous, after.anonymous, strict=True):
             # 0.1 MiB when it was written; a leak of 800 bytes a request is more.
-            assert later - earlier < 3 << 18, f"grew by {(later - earlier) >> 10} KiB"
+            assert later - earlier < 3 << 19, f"grew by {(later - earlier) >> 10} KiB"
 
 
 def test_mixed_requests_with_random_aborts_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,12 +84,12 @@ def places(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 @pytest.mark.parametrize("model", ["weights", "gpt2"])
 def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, request: pytest.FixtureRequest) -> None:
-    """Each is set to wrong values by turns: the program is refused, or what it computes stays within its memory."""
+    """Each is set to each wrong value: the program is refused, or what it computes stays within its memory."""
     weights: PackedFile = request.getfixturevalue(model)
     refused = ran = 0
-    for number, (part, name) in enumerate(list(places(weights.program))):
+    for part, name in list(places(weights.program)):
         right = part[name]
-        for wrong in _WRONG[number % 2 :: 2]:
+        for wrong in _WRONG:
             part[name] = wrong
             try:
                 program = made(weights)
@@ -99,8 +99,8 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, req
                 run(program, tokens=[1], length=1, asked=[0])
                 ran += 1
             part[name] = right
-    assert refused > 500
-    assert ran > 50
+    assert refused > 1000
+    assert ran > 100
     run(made(weights))
 
 

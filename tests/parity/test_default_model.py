@@ -14,15 +14,25 @@ from ostro.weights import open_checkpoint
 
 PROMPTS = [
     "Once upon a time",
+    "The capital of France is",
     "def fibonacci(n):\n",
+    "In 1969, humans first",
     "Q: What is 17 + 25?\nA:",
+    "The three primary colours are",
     "Dear Sir or Madam,\n\n",
+    "Water boils at",
     "import numpy as np\n\n",
+    "¿Cómo se dice 'good morning' en español?",
     "Photosynthesis is the process by which",
+    "The quick brown fox",
     "SELECT name, age FROM",
+    "To be, or not to be",
     "A recipe for pancakes:\n1.",
+    "The mitochondria is",
     "Das Wetter ist heute",
+    "My favourite book is",
     "<html>\n<head>\n",
+    "3.14159265",
 ]
 
 
