@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,17 +191,38 @@ def test_a_process_that_is_killed_is_not_the_schemas_fault() -> None:
     asyncio.run(scenario())
 
 
+def test_a_grammar_that_runs_out_of_time_costs_no_new_process() -> None:
+    checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=0.1))
+    checker.check(OBJECT)
+    [quick] = checker.pids
+    for number in (1, 2):
+        with pytest.raises(BadRequest, match=r"takes more than 0\.1 s"):
+            checker.check(slow(number))
+    assert checker.pids[0] == quick
+    assert checker.check(StructuredOutput(regex="a")).grammar
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_closed_or_forgotten_checker_leaves_no_process() -> None:
     for close in (True, False):
         checker = GrammarChecker(byte_level())
         assert not checker.pids
         checker.check(OBJECT)
         [pid] = checker.pids
+        fork = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
         if close:
             checker.close()
         del checker
         gc.collect()
         assert not Path(f"/proc/{pid}").exists()
+        while is_running(fork):
+            time.sleep(0.01)
 
 
 def tool(schema: object) -> Constraint:

@@ -6,11 +6,9 @@ main thread        inbox ──> engine ──> socket   one message a step, for
 heartbeat thread   counters ──> socket           also while a step runs
 """
 
-import ctypes
 import gc
 import os
 import resource
-import signal
 import socket
 import sys
 import threading
@@ -55,14 +53,13 @@ from ostro.errors import BadRequest, ModelError, OstroError
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.grammar.vocabulary import TokenizerLike
 from ostro.processes.log_relay import relay_logs
-from ostro.processes.spawn import leave
+from ostro.processes.spawn import die_with_parent, leave
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint, open_checkpoint
 
 HEARTBEAT_SECONDS = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 class Channel:
@@ -356,12 +353,6 @@ def _trial(core: EngineCore, token: int) -> str | None:
     while core.has_work:
         errors += [gain.error for gain in core.step() if gain.error is not None]
     return errors[0] if errors else None
-
-
-def die_with_parent() -> None:
-    """On Linux, has the kernel kill this process when its parent ends, for whatever reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:

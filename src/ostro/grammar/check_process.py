@@ -75,4 +75,4 @@ def begin(setup: bytes) -> Callable[[bytes], bytes]:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), begin)
+    serve(int(sys.argv[1]), begin, in_forks=True)

@@ -1,10 +1,12 @@
 """Starts and stops a subprocess connected by a socket pair. Knows no protocol.
 
-parent   spawn ──────> child, with its end of the socket as the first argument
-         kill_group    kills it and everything that it started
-child    leave         the same from within, once its parent is gone
+parent   spawn ──────────> child, with its end of the socket as the first argument
+         kill_group        kills it and everything that it started
+child    leave             the same from within, once its parent is gone
+         die_with_parent   the kernel kills it then, where it can
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -13,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
 
 
 def spawn(
@@ -43,6 +47,12 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kills the child's process group, which may outlive the child itself."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """On Linux, has the kernel kill this process when its parent ends, for whatever reason."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave() -> NoReturn:

@@ -2,7 +2,7 @@
 
 ask ──> Worker ──socket──> worker_process.serve ──> reply
 
-A process that hits a limit is replaced when the next message comes.
+A process that hits a limit is replaced when the next message comes; one that serves in forks replaces the fork itself.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from ostro.processes.environment import template_environment
 from ostro.processes.spawn import spawn
-from ostro.processes.worker_process import LENGTH, LIMITS
+from ostro.processes.worker_process import LENGTH, LIMITS, RAN_OUT_OF_TIME
 
 _CHUNK = 1 << 18
 
@@ -36,7 +36,9 @@ class WorkerNotStarted(WorkerError):
 
 
 class WorkerEnded(WorkerError):
-    """The process ended in the middle of an exchange; `status` is a signal's number, negative, or its exit status."""
+    """The process or its fork ended in the middle of an exchange; `status` is a signal's number, negative, or its exit
+    status.
+    """
 
     def __init__(self, status: int) -> None:
         super().__init__(f"ended with status {status}")
@@ -122,6 +124,8 @@ class Worker:
         process = self._running()
         try:
             yield process
+        except _ForkRanOutOfTime as error:
+            raise WorkerEnded(-signal.SIGPROF) from error
         except BaseException as error:
             self._process = None
             status = process.end()
@@ -192,10 +196,16 @@ class _Process:
         return b"".join(parts)
 
 
+class _ForkRanOutOfTime(Exception):
+    """The process itself lives on."""
+
+
 def _length(header: bytes, longest: int) -> int:
     if len(header) < LENGTH.size:
         raise EOFError
     (length,) = LENGTH.unpack(header)
+    if length == RAN_OUT_OF_TIME:
+        raise _ForkRanOutOfTime
     if length > longest:
         # Whatever this is, our process did not send it.
         raise EOFError
