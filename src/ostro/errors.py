@@ -26,6 +26,7 @@
     ├── DownloadFailed                502  a source could not deliver the model's files
     ├── DiskFull                      507  no room to store the model's files
     ├── SequenceFailed                500  the engine gave up on one sequence; others continue
+    ├── ProfileFailed                 500  a profile could not be recorded or written
     └── ServerError                   502  another server, called over HTTP, did not answer properly
         ├── Unreachable               502  nothing listens there, or the connection broke
         └── BadAnswer                 502  its answer was malformed
@@ -243,6 +244,10 @@ class SequenceFailed(OstroError):
         if message is not None and message.startswith(StructureFailed.opening):
             return StructureFailed(message)
         return SequenceFailed(message or "The engine gave up on this request. Try again.")
+
+
+class ProfileFailed(OstroError):
+    openai_code = "profile_failed"
 
 
 class ServerError(OstroError):

@@ -11,12 +11,15 @@ sampling deferred: `results of 1` yield the masks, then `sample 2` is launched w
 
 from collections import deque
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from ostro.engine.batch import Batch
 from ostro.engine.constraint import Prototype
+from ostro.engine.profile import Profile, Recorded
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, Step
 from ostro.engine.scheduler import Limits, Progress, Scheduler
+from ostro.errors import BadRequest
 
 
 class EngineCore:
@@ -38,6 +41,7 @@ class EngineCore:
         )
         # Steps in flight: launched, but their results are not applied yet.
         self._under_way: deque[tuple[Batch, Step]] = deque()
+        self._profile: Profile | None = None
 
     @property
     def has_work(self) -> bool:
@@ -60,13 +64,18 @@ class EngineCore:
         Returns an empty list if there is nothing to do, or nothing is due yet. `scheduled` is called before anything is
         computed.
         """
+        if (profile := self._profile) is not None:
+            return profile.step(self._step, self.runner, scheduled)
+        return self._step(self.runner, scheduled)
+
+    def _step(self, runner: ModelRunner, scheduled: Callable[[], None]) -> list[Progress]:
         try:
             batch = self.scheduler.schedule()
             scheduled()
             if batch is not None:
-                self._under_way.append((batch, self.runner.launch(batch)))
+                self._under_way.append((batch, runner.launch(batch)))
                 self.scheduler.advance(batch)
-            if len(self._under_way) <= (0 if batch is None else self.runner.spec.steps_ahead):
+            if len(self._under_way) <= (0 if batch is None else runner.spec.steps_ahead):
                 return []
             batch, step = self._under_way.popleft()
             gains = self.scheduler.apply(batch, step.results())
@@ -78,6 +87,25 @@ class EngineCore:
             self.scheduler.abort_all()
             raise
         return gains
+
+    def start_profile(self, path: Path, *, max_steps: int, ended: Callable[[Recorded], None]) -> None:
+        """Profiles the next `max_steps` steps, or those until `end_profile`, into a file; then calls `ended`, in the
+        thread that stepped last or ended it. Raises BadRequest during another profile, and ProfileFailed if the
+        runner's profiler does not start.
+        """
+        if self._profile is not None:
+            raise BadRequest("The model is being profiled already. Try again once that has ended.")
+
+        def done(recorded: Recorded) -> None:
+            self._profile = None
+            ended(recorded)
+
+        self._profile = Profile(self.runner, path, max_steps, done)
+
+    def end_profile(self) -> None:
+        """Ends the profile early; does nothing if there is none."""
+        if (profile := self._profile) is not None:
+            profile.end()
 
     def check_integrity(self) -> None:
         """Asserts that no page is lost or owned twice."""
