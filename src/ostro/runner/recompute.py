@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Solution, Step, StepOutput
 from ostro.runner.devices import weight_formats
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
+from ostro.runner.torch_profiler import TorchProfiler
 from ostro.torch_models.hrm import HrmModel
 from ostro.torch_models.ragged import Ragged
 
@@ -87,6 +89,9 @@ class RecomputeRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def profiler(self) -> Profiler:
+        return TorchProfiler(self.device)
 
     @property
     def _rows_at_a_time(self) -> int:

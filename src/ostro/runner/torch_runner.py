@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.kernels.paged_attention import PagedAttention, Piece
@@ -17,6 +18,7 @@ from ostro.runner.memory import page_bytes, second_layout_fits
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
+from ostro.runner.torch_profiler import TorchProfiler
 from ostro.torch_models.base import Model
 from ostro.torch_models.layers import Matrix
 from ostro.torch_models.lora import Adapters
@@ -68,6 +70,9 @@ class TorchRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def profiler(self) -> Profiler:
+        return TorchProfiler(self.device)
 
     def launch(self, batch: Batch) -> Step:
         output = self.run(batch)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
@@ -38,6 +39,7 @@ from ostro.runner.logprobs import logprob_table, read_logprobs
 from ostro.runner.memory import gpu_num_pages
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
+from ostro.runner.torch_profiler import TorchProfiler
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters
@@ -164,6 +166,9 @@ class GpuRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def profiler(self) -> Profiler:
+        return TorchProfiler(self.device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Step:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
@@ -22,6 +23,7 @@ from ostro.machine import free_memory
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.native.logprobs import token_logprob
 from ostro.runner.native.lora import NativeAdapters
+from ostro.runner.native.profiler import NativeProfiler
 from ostro.runner.native.sampling import Row, draws_of, edit, is_edited
 from ostro.runner.outcome import outcome
 from ostro.runner.pooling import pooled_rows
@@ -139,6 +141,9 @@ class NativeRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def profiler(self) -> Profiler:
+        return NativeProfiler(self.program)
 
     def launch(self, batch: Batch) -> Step:
         output = self.run(batch)
