@@ -6,7 +6,7 @@ Text becomes token ids here, and ids become text again; the engine below knows i
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from ostro.answers.tools import ReasoningSettings
 from ostro.config import EngineConfig
 from ostro.driver import Driver
 from ostro.engine.core import EngineCore
+from ostro.engine.profile import MOST_STEPS, Recorded, new_trace
 from ostro.engine.request import Request
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, ProfileFailed
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.outputs import Completion, Delta, Score, Solution, embedding, score, solution
@@ -216,6 +217,20 @@ class LLM:
             for each, puzzle in zip(inputs, chosen, strict=True)
         ]
         return [solution(completion) for completion in self._finish(requests)]
+
+    @contextmanager
+    def profile(self, directory: str | Path, *, max_steps: int = MOST_STEPS) -> Iterator[Path]:
+        """Profiles the first steps in the block. Yields the path of the trace, which is complete when the block is
+        left: gzipped Chrome trace JSON, for ui.perfetto.dev.
+        """
+        path, outcomes = new_trace(Path(directory), self.name), list[Recorded]()
+        self.core.start_profile(path, max_steps=max_steps, ended=outcomes.append)
+        try:
+            yield path
+        finally:
+            self.core.end_profile()
+        if (error := outcomes[0].error) is not None:
+            raise ProfileFailed(error)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, adapter: str | None = None) -> Request:
         """The engine's request for a prompt; raises BadRequest if it could never run."""

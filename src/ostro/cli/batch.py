@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from ostro.cli.files import read_lines, written_whole
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.cli.parser import describe
+from ostro.cli.profile import add_profile_option, profiled
 from ostro.cli.progress import tell_progress
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError, UnknownModel
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "why.",
     )
     add_engine_options(parser)
+    add_profile_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     llm = LLM(config=engine_config(args))
     # Opened first: an unwritable path should be reported before the work, not after a night's run.
     with nullcontext(sys.stdout) if args.output is None else written_whole(args.output) as file:
-        results = _results(llm, lines)
+        with profiled(llm, args):
+            results = _results(llm, lines)
         file.writelines(result.model_dump_json() + "\n" for result in results)
     failed = sum(not result.succeeded for result in results)
     print(f"{len(results) - failed} completed, {failed} failed", file=sys.stderr)

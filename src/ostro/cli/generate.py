@@ -17,6 +17,7 @@ from ostro.cli.options import (
     structured_fields,
 )
 from ostro.cli.parser import describe
+from ostro.cli.profile import add_profile_option, profiled
 from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend import Prompt
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_options(parser)
     add_structured_options(parser)
     add_engine_options(parser)
+    add_profile_option(parser)
     describe(
         parser,
         {
@@ -60,10 +62,12 @@ def run(args: argparse.Namespace) -> int:
         llm = LLM(config=engine_config(args))
         prompts = [_chat_prompt(llm, text, params) if args.chat else text for text in texts]
         if args.prompts is None and args.output is None and params.n == 1:
-            _stream(llm, prompts[0], params)
+            with profiled(llm, args):
+                _stream(llm, prompts[0], params)
         else:
             _check_each(llm, prompts, params)
-            completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
+            with profiled(llm, args):
+                completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
             output.writelines(_line(text, each) + "\n" for text, each in zip(texts, completions, strict=True))
     return 0
 
