@@ -6,16 +6,18 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from live_service import set_faults, until
+from traces import read_spans
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
 from ostro.engine_process.handle import EngineHandle, State, Stream
-from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable
+from ostro.errors import BadRequest, ModelError, ModelNotFound, ProfileFailed, TryLater, Unavailable
 from ostro.sampling_params import SamplingParams
 
 
@@ -281,5 +283,41 @@ def test_engine_that_dies_again_and_again_while_loading_is_given_up(monkeypatch:
             with pytest.raises(ModelError, match=r"died 3 times while it loaded the model \(exit status 70\)"):
                 await handle.settled()
             assert handle.state is State.FAILED
+
+    asyncio.run(scenario())
+
+
+def test_one_profile_at_a_time_and_one_left_early_makes_room(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started() as handle:
+            await handle.settled()
+            paths = [str(tmp_path / name) for name in ("left", "second")]
+            first = asyncio.create_task(handle.profile(paths[0], seconds=60, max_steps=1000))
+            await asyncio.sleep(0)
+            with pytest.raises(TryLater, match="already"):
+                await handle.profile(paths[1], seconds=60, max_steps=1000)
+            first.cancel()
+            await until((tmp_path / "left").exists)
+            second = await handle.profile(paths[1], seconds=0.01, max_steps=1000)
+            assert (second.path, second.steps) == (paths[1], 0)
+            assert read_spans(tmp_path / "second") == []
+
+    asyncio.run(scenario())
+
+
+def test_profile_fails_with_its_engine_and_where_there_is_no_directory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started() as handle:
+            with pytest.raises(Unavailable):
+                await handle.profile(str(tmp_path / "early"), seconds=60, max_steps=1000)
+            await handle.settled()
+            with pytest.raises(ProfileFailed, match="cannot be written"):
+                await handle.profile(str(tmp_path / "nowhere" / "a"), seconds=0.01, max_steps=1000)
+            profile = asyncio.create_task(handle.profile(str(tmp_path / "late"), seconds=60, max_steps=1000))
+            await asyncio.sleep(0)
+            assert handle.pid is not None
+            os.kill(handle.pid, signal.SIGKILL)
+            with pytest.raises(Unavailable):
+                await profile
 
     asyncio.run(scenario())

@@ -47,6 +47,7 @@ PATHS = [
     "/admin/unload/{model}",
     "/admin/pin/{model}",
     "/admin/unpin/{model}",
+    "/admin/profile",
     "/admin/stats",
 ]
 # Each has a body of some fifty fields, or takes that of another endpoint: to go through every value that is documented

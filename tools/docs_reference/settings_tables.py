@@ -17,6 +17,7 @@ from ostro.server.settings import (
     PREFIX,
     REFUSED,
     Bytes,
+    Directory,
     Hosts,
     Names,
     References,
@@ -41,6 +42,7 @@ SEE = {
     "deterministic": "gpu.md#options",
     "ui": "playground.md",
     "otlp_endpoint": "observability.md",
+    "profile": "observability.md#profiles",
 }
 _KINDS = {
     Bytes: "size",
@@ -49,6 +51,7 @@ _KINDS = {
     Secrets: "list",
     References: "text",
     Path: "file",
+    Directory: "directory",
     str: "text",
     int: "integer",
 }

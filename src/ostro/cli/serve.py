@@ -45,6 +45,7 @@ _METAVARS = {
     "priority_key": "KEY,…",
     "admin_key": "KEY,…",
     "otlp_endpoint": "URL",
+    "profile": "DIR",
 }
 
 

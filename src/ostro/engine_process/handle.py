@@ -26,14 +26,17 @@ from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
+    EndProfile,
     FromEngine,
     Heartbeat,
     LoadFailed,
     Loading,
     Located,
     ModelInfo,
+    Profiled,
     Ready,
     Refused,
+    StartProfile,
     Stepped,
     Stop,
     Submit,
@@ -43,7 +46,7 @@ from ostro.engine_process.messages import (
     frame,
 )
 from ostro.engine_process.suspects import Suspects
-from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
+from ostro.errors import BadRequest, ModelError, OstroError, ProfileFailed, TryLater, Unavailable
 from ostro.processes.environment import download_environment, engine_environment
 from ostro.processes.log_relay import Logged
 from ostro.processes.spawn import kill_group, spawn
@@ -177,6 +180,8 @@ class EngineHandle:
         # The one suspect that the engine may run, and the messages of those that wait for it to finish.
         self._suspect: int | None = None
         self._held_back: dict[int, bytes] = {}
+        # The profile under way, by its path.
+        self._profiles: dict[str, asyncio.Future[Profiled]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -249,6 +254,30 @@ class EngineHandle:
     def abort(self, request_id: int, choice: int | None = None) -> None:
         if self.state is State.READY:
             self._send(Abort(request_id, choice))
+
+    async def profile(self, path: str, *, seconds: float, max_steps: int) -> Profiled:
+        """Profiles the engine into a new file, for so long or so many steps, whichever ends first.
+
+        Raises Unavailable unless the engine is ready and stays so, TryLater during another profile, and ProfileFailed
+        if the file cannot be written.
+        """
+        if self.state is not State.READY:
+            raise self.unavailable()
+        if self._profiles:
+            raise TryLater("The model is being profiled already. Try again once that has ended.", retry_after=5)
+        ended: asyncio.Future[Profiled] = asyncio.get_running_loop().create_future()
+        self._profiles[path] = ended
+        self._send(StartProfile(path, max_steps))
+        try:
+            await asyncio.wait([ended], timeout=seconds)
+        finally:
+            # Also if the caller leaves early.
+            if not ended.done():
+                self._send(EndProfile())
+        await asyncio.wait([ended])
+        if (error := ended.result().error) is not None:
+            raise ProfileFailed(error)
+        return ended.result()
 
     def forget(self, stream: Stream) -> None:
         if self._streams.get(stream.request.id) is stream:
@@ -423,6 +452,11 @@ class EngineHandle:
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))
+            case Profiled(path=path):
+                # Writing it may have taken longer than any step.
+                self._idle_seconds = 0.0
+                if (profile := self._profiles.pop(path, None)) is not None:
+                    profile.set_result(message)
             case Logged():
                 message.write()
             case Loading(work_seconds=work):
@@ -486,6 +520,8 @@ class EngineHandle:
         self._held_back.clear()
         for stream in list(self._streams.values()):
             stream.fail(Unavailable(message))
+        while self._profiles:
+            self._profiles.popitem()[1].set_exception(Unavailable(message))
 
     def _send(self, message: ToEngine) -> None:
         self._write(frame(message))

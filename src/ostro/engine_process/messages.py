@@ -42,6 +42,17 @@ class Abort(Message, frozen=True):
     choice: int | None = None
 
 
+class StartProfile(Message, frozen=True):
+    """Profile the next steps into a file; the answer is Profiled."""
+
+    path: str
+    max_steps: int
+
+
+class EndProfile(Message, frozen=True):
+    """End the profile now, if there is one."""
+
+
 class Stop(Message, frozen=True):
     """Graceful shutdown: the engine finishes its current step and exits."""
 
@@ -142,8 +153,18 @@ class Refused(Message, frozen=True):
     param: str | None = None
 
 
-ToEngine = Boot | Submit | Abort | Stop
-FromEngine = Logged | Located | Loading | Ready | LoadFailed | Heartbeat | Stepped | Refused
+class Profiled(Message, frozen=True):
+    """A profile has ended."""
+
+    path: str
+    steps: int = 0
+    """How many steps it covers."""
+    error: str | None = None
+    """Why there is no such file."""
+
+
+ToEngine = Boot | Submit | Abort | StartProfile | EndProfile | Stop
+FromEngine = Logged | Located | Loading | Ready | LoadFailed | Heartbeat | Stepped | Refused | Profiled
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

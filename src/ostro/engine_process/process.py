@@ -25,6 +25,7 @@ from ostro.config import EngineConfig
 from ostro.engine.constraint import Grammars, Prototype
 from ostro.engine.core import EngineCore
 from ostro.engine.counters import Counters
+from ostro.engine.profile import Recorded
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import ModelRunner
 from ostro.engine_process.compiling import Compiled, ConstraintCompiler
@@ -33,14 +34,17 @@ from ostro.engine_process.messages import (
     LENGTH,
     Abort,
     Boot,
+    EndProfile,
     FromEngine,
     Heartbeat,
     LoadFailed,
     Loading,
     Located,
     ModelInfo,
+    Profiled,
     Ready,
     Refused,
+    StartProfile,
     Stepped,
     Stop,
     Submit,
@@ -157,6 +161,10 @@ class EngineLoop:
                     self._take_compiled(compiled)
                 case Abort(request_id=request_id, choice=choice):
                     self._abort(request_id, choice)
+                case StartProfile(path=path, max_steps=max_steps):
+                    self._start_profile(path, max_steps)
+                case EndProfile():
+                    self.core.end_profile()
                 case Stop():
                     return False
                 case Boot():
@@ -204,6 +212,15 @@ class EngineLoop:
 
     def _refuse(self, request: Request, error: OstroError) -> None:
         self.channel.send(Refused(request.id, error.message, error.param))
+
+    def _start_profile(self, path: str, max_steps: int) -> None:
+        def ended(recorded: Recorded) -> None:
+            self.channel.send(Profiled(path, recorded.steps, recorded.error))
+
+        try:
+            self.core.start_profile(Path(path), max_steps=max_steps, ended=ended)
+        except OstroError as error:
+            ended(Recorded(0, error.message))
 
     def _check_pages(self) -> None:
         """Crashes an idle engine that has leaked pages: it would stall later, far from the cause."""

@@ -55,6 +55,7 @@ from ostro.schemas.native import (
     PseudoLoglikelihoodResponse,
     TokenCounts,
 )
+from ostro.schemas.profile import ProfileRequest, ProfileResponse
 from ostro.schemas.responses import (
     CountResponseTokens,
     CreateResponse,
@@ -133,6 +134,8 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "ModelStats",
+    "ProfileRequest",
+    "ProfileResponse",
     "PromptLogprob",
     "PromptLogprobs",
     "PromptTokensDetails",

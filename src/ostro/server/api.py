@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from starlette.requests import Request
@@ -42,6 +43,8 @@ class HttpOptions:
     healthz_waits: bool = False
     """Whether /healthz means ready, as /readyz does, rather than alive."""
 
+    profile_directory: Path | None = None
+    """Where /admin/profile writes; None refuses it."""
     response_store_bytes: int = 64 << 20
     """Memory for stored responses; 0 stores none."""
     response_store_seconds: float = 3600.0

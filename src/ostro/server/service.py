@@ -18,7 +18,7 @@ from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request
 from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.handle import EngineHandle, State, Stream
-from ostro.engine_process.messages import Heartbeat, Located, ModelInfo
+from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profiled
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
@@ -212,6 +212,10 @@ class ModelService:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._frontend is not None:
             self._frontend.close()
+
+    async def profile(self, path: Path, *, seconds: float, max_steps: int) -> Profiled:
+        """Profiles the engine into a file: see `EngineHandle.profile`."""
+        return await self._handle.profile(str(path), seconds=seconds, max_steps=max_steps)
 
     async def prepare(
         self,

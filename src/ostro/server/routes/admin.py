@@ -1,11 +1,16 @@
-"""POST /admin/{load,unload,pin,unpin}/{model}, GET /admin/stats: for the server's operators."""
+"""POST /admin/{load,unload,pin,unpin}/{model}, POST /admin/profile, GET /admin/stats: for the server's operators."""
+
+import time
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
+from ostro.engine.profile import new_trace
+from ostro.errors import NotAllowed
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelView
-from ostro.schemas import ModelStats, Stats
+from ostro.schemas import ModelStats, ProfileRequest, ProfileResponse, Stats
 from ostro.server.api import Api, json_response
 from ostro.server.documentation import described
 from ostro.server.limits import Usage
@@ -43,6 +48,22 @@ def router(api: Api) -> APIRouter:
         spec = (await api.models.view(model)).spec
         await api.models.pool.pin(spec.name, False)
         return _told(api, spec)
+
+    @routes.post("/profile", **described(ProfileResponse, request=ProfileRequest))
+    async def profile(http: Request) -> Response:
+        """Profiles a model's engine for a while, and returns the path of the trace. Needs `--profile DIR`."""
+        request = await api.read(ProfileRequest, http)
+        directory = api.options.profile_directory
+        if directory is None:
+            raise NotAllowed("Profiles need a directory. Start the server with --profile DIR.")
+        spec = (await api.models.view(request.model)).spec
+        async with api.models.pool.use(spec.name) as (spec, service):
+            began = time.monotonic()
+            name = api.models.shown(spec)
+            path = new_trace(directory, name)
+            recorded = await service.profile(path, seconds=request.seconds, max_steps=request.max_steps)
+        seconds = time.monotonic() - began
+        return json_response(ProfileResponse(model=name, path=str(path), steps=recorded.steps, seconds=seconds))
 
     @routes.get("/stats", **described(Stats))
     async def stats() -> Response:

@@ -8,7 +8,7 @@ merging   merges all sources and applies implied settings
 wording   formats settings for messages
 """
 
-from ostro.server.settings.fields import Bytes, Hosts, References, Secrets, ServeSettings, Texts
+from ostro.server.settings.fields import Bytes, Directory, Hosts, References, Secrets, ServeSettings, Texts
 from ostro.server.settings.merging import IMPLIED, INSTALLED_DEFAULTS, Merged, read_settings
 from ostro.server.settings.names import ALIASES, GROUPS, ONLY_IN_FILES, PREFIX, REFUSED, REPEATABLE, SECRETS, Names
 from ostro.server.settings.sources import Given, check_environment
@@ -24,6 +24,7 @@ __all__ = [
     "REPEATABLE",
     "SECRETS",
     "Bytes",
+    "Directory",
     "Given",
     "Hosts",
     "Merged",

@@ -97,7 +97,15 @@ def _http_address(value: str) -> str:
     return value
 
 
+def _directory(path: Path) -> Path:
+    """A directory that exists, or may be created later."""
+    if path.exists() and not path.is_dir():
+        raise ValueError("it is not a directory")
+    return path
+
+
 Positive = Annotated[int, Field(ge=1)]
+Directory = Annotated[Path, AfterValidator(_directory)]
 Hosts = Annotated[
     tuple[Annotated[str, AfterValidator(check_pattern)], ...],
     BeforeValidator(_listed),
@@ -380,6 +388,9 @@ class ServeSettings(BaseSettings):
         None,
         description="an OpenTelemetry collector that receives a trace of each request, such as http://localhost:4318",
     )
+    profile: Directory | None = Field(
+        None, description="directory for profiles of the engines' steps, which operators may request if it is set"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -501,6 +512,7 @@ class ServeSettings(BaseSettings):
             seed=self.seed,
             openai_strict=self.openai_strict,
             healthz_waits=self.healthz_waits_for_model,
+            profile_directory=self.profile,
             response_store_bytes=self.response_store,
             response_store_seconds=self.response_store_seconds,
         )
