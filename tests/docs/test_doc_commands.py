@@ -137,7 +137,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(scratch: Path) -> Iterator[LiveServer]:
-    places = ("./my-model", "--models", "./models", "--lora", "french=./adapter")
+    places = ("./my-model", "--models", "./models", "--lora", "french=./adapter", "--profile", "./profiles")
     with live_server(scratch, *places, "--load-timeout", "240", faults="") as live:
         yield live
 
