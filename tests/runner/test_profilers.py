@@ -24,8 +24,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def torch_llm(model: Path) -> LLM:
-    return LLM(model, EngineConfig(cpu_backend="torch", threads=1))
+def torch_llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    narrow = write_model(tmp_path_factory.mktemp("models") / "narrow", heads=4)
+    return LLM(narrow, EngineConfig(device="cpu", threads=1))
 
 
 def texts(llm: LLM) -> list[str]:
@@ -34,7 +35,7 @@ def texts(llm: LLM) -> list[str]:
 
 @needs_library
 def test_native_steps_show_the_time_of_each_operation(model: Path, tmp_path: Path) -> None:
-    llm = LLM(model, EngineConfig(cpu_backend="native", threads=1))
+    llm = LLM(model, EngineConfig(device="cpu", threads=1))
     plain = texts(llm)
     before = llm.core.scheduler.counters.steps
     with llm.profile(tmp_path) as path:
