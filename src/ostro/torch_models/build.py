@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
-from ostro.errors import ModelError
+from ostro.errors import ModelError, UnsupportedModel
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.hrm_text import HrmTextModel
+from ostro.torch_models.shard import Shard
 
 
 def build_model(
@@ -18,14 +19,20 @@ def build_model(
     max_seq_len: int | None = None,
     dtype: torch.dtype,
     device: torch.device | None = None,
+    shard: Shard | None = None,
 ) -> Model:
-    """The model described by `config`, with parameters allocated on the device but not filled; see `describe`."""
+    """The model described by `config`, with parameters allocated on the device but not filled; see `describe`.
+
+    With a `shard`, one rank's part of it.
+    """
     described = describe(config, max_seq_len=max_seq_len)
+    if not isinstance(described, Architecture) and shard is not None:
+        raise UnsupportedModel("HRM-Text does not run on several devices: leave out tensor_parallel.")
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device or torch.device("cpu"):
-            model = Decoder(described) if isinstance(described, Architecture) else HrmTextModel(described)
+            model = Decoder(described, shard) if isinstance(described, Architecture) else HrmTextModel(described)
     except (RuntimeError, MemoryError) as error:
         # Sizes that are individually valid may together exceed the memory.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

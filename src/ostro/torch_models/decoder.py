@@ -4,9 +4,11 @@ from torch import Tensor, nn
 
 from ostro.errors import Unsupported
 from ostro.models import architecture as arch
+from ostro.models.cut import vocabulary_share
 from ostro.torch_models.base import AttentionContext, Model, Module
 from ostro.torch_models.layers import (
     Attention,
+    CutEmbedding,
     Embedding,
     GatedMLP,
     LayerNorm,
@@ -17,18 +19,20 @@ from ostro.torch_models.layers import (
     norm_module,
 )
 from ostro.torch_models.rope import Rotary, Rotation
+from ostro.torch_models.shard import Shard
 
 
 class DecoderLayer(Module):
     """Attention and MLP each add to the residual stream, in place. Which norms exist depends on the description."""
 
-    def __init__(self, described: arch.Layer, index: int, shape: arch.ModelShape) -> None:
+    def __init__(self, described: arch.Layer, index: int, shape: arch.ModelShape, shard: Shard | None = None) -> None:
+        """`shape` is that of the whole model."""
         super().__init__()
         self.attention_norm = _norm(described.attention_norm)
-        self.self_attn = Attention(described.attention, index, shape)
+        self.self_attn = Attention(described.attention, index, shape, shard)
         self.attention_post_norm = _norm(described.attention_post_norm)
         self.mlp_norm = _norm(described.mlp_norm)
-        self.mlp = GatedMLP(described.mlp) if described.mlp.gated else PlainMLP(described.mlp)
+        self.mlp = GatedMLP(described.mlp, shard) if described.mlp.gated else PlainMLP(described.mlp, shard)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel
 
@@ -51,12 +55,14 @@ def _norm(described: arch.Norm | None) -> RMSNorm | LayerNorm | None:
 class Backbone(Module):
     """Embedding, layers, final norm."""
 
-    def __init__(self, described: arch.Architecture, embedding: Embedding) -> None:
+    def __init__(self, described: arch.Architecture, embedding: Embedding, shard: Shard | None = None) -> None:
         super().__init__()
         shape, positions = described.shape, described.embedding.positions
         self.embed_tokens = embedding
         self.embed_positions = None if positions is None else Embedding(*positions, shape.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(layer, index, shape) for index, layer in enumerate(described.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(layer, index, shape, shard) for index, layer in enumerate(described.layers)
+        )
         self.norm = norm_module(described.norm)
         self.ropes = nn.ModuleList(
             Rotary(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len) for rope in described.ropes
@@ -84,13 +90,16 @@ class CausalLM(Model):
         head: arch.Head | None,
         *,
         backbone_name: str,
+        shard: Shard | None = None,
     ) -> None:
+        """`shape` is that of the part that is here."""
         super().__init__()
         self.shape, self.backbone_name = shape, backbone_name
+        self._shard = shard
         self.logit_scale = 1.0 if head is None else head.scale
         self.logit_softcap = None if head is None else head.softcap
         self.add_module(backbone_name, backbone)
-        self.lm_head: Embedding | Linear | None = _head(head, shape, embedding)
+        self.lm_head: Embedding | Linear | None = _head(head, shape, embedding, shard)
 
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
         return self.get_submodule(self.backbone_name)(ids, positions, ctx)
@@ -101,36 +110,49 @@ class CausalLM(Model):
     def raw_logits(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
             raise Unsupported("This model was saved without a language-model head: it can embed text, not write it.")
-        logits = self.lm_head.product(hidden)
+        logits = self.whole_logits(self.lm_head.product(hidden))
         if self.logit_scale != 1.0:
             logits = logits.mul_(self.logit_scale)
         if self.logit_softcap is None:
             return logits
         return (logits.float() / self.logit_softcap).tanh_().mul_(self.logit_softcap)
 
+    def whole_logits(self, logits: Tensor) -> Tensor:
+        """The logits of all tokens, from those of the tokens that this rank has."""
+        if self._shard is None:
+            return logits
+        return self._shard.group.gather(logits)[:, : self.shape.vocab_size].contiguous()
+
     @property
     def has_head(self) -> bool:
         return self.lm_head is not None
 
 
-def _head(described: arch.Head | None, shape: arch.ModelShape, embedding: Embedding) -> Embedding | Projection | None:
+def _head(
+    described: arch.Head | None, shape: arch.ModelShape, embedding: Embedding, shard: Shard | None
+) -> Embedding | Projection | None:
     if described is None:
         return None
     if described.name is None:
         return embedding
-    return Projection(arch.Projection(shape.hidden_size, (arch.Part(described.name, shape.vocab_size),)))
+    share = None if shard is None else vocabulary_share(shape, shard.cut, shard.rank)
+    return Projection(arch.Projection(shape.hidden_size, (arch.Part(described.name, shape.vocab_size),)), share)
 
 
 class Decoder(CausalLM):
-    """The model that an `Architecture` describes."""
+    """The model that an `Architecture` describes, or one rank's part of it."""
 
-    def __init__(self, described: arch.Architecture) -> None:
-        shape = described.shape
-        embedding = Embedding(
-            described.embedding.name, shape.vocab_size, shape.hidden_size, scale=described.embedding.scale
+    def __init__(self, described: arch.Architecture, shard: Shard | None = None) -> None:
+        """The description is of the whole model in either case."""
+        shape = described.shape if shard is None else shard.cut.shape(described.shape)
+        name, scale = described.embedding.name, described.embedding.scale
+        embedding = (
+            Embedding(name, shape.vocab_size, shape.hidden_size, scale=scale)
+            if shard is None
+            else CutEmbedding(name, shape, shard, scale=scale)
         )
-        backbone = Backbone(described, embedding)
-        super().__init__(shape, backbone, embedding, described.head, backbone_name=described.backbone)
+        backbone = Backbone(described, embedding, shard)
+        super().__init__(shape, backbone, embedding, described.head, backbone_name=described.backbone, shard=shard)
         self.described = described
 
     @property

@@ -4,6 +4,7 @@ Each module with weights states their names and layout in checkpoints, so that l
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 from ostro.kernels.linear import linear, pack
 from ostro.models import architecture as arch
+from ostro.models.cut import Share, input_share, qkv_share, up_share, vocabulary_share
 from ostro.torch_models.base import AttentionContext, Module
-from ostro.torch_models.loading import Place, Weighted
+from ostro.torch_models.loading import Place, Taken, Weighted
 from ostro.torch_models.rope import Rotation
+from ostro.torch_models.shard import Shard
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -56,33 +59,74 @@ class Linear(Matrix):
         self.bias = parameter(out_features) if bias else None
         self.adapt: Callable[[Tensor, Tensor], None] | None = None
         """Adds the adapters' terms for the rows of x to y; see `torch_models.lora`."""
+        self.reduce: Callable[[Tensor], Tensor] | None = None
+        """Sums up the ranks' results, if each has a part of the inputs only."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, self.bias)
         if self.adapt is not None:
             self.adapt(x, y)
-        return y
+        return y if self.reduce is None else self.reduce(y)
 
 
 class Projection(Linear):
-    """A described projection, which checkpoints may store in several parts."""
+    """A described projection, which checkpoints may store in several parts; of one rank of several, its share."""
 
-    def __init__(self, described: arch.Projection) -> None:
-        super().__init__(described.columns, described.rows, bias=described.bias)
-        self.described = described
+    def __init__(self, described: arch.Projection, share: Share | None = None, shard: Shard | None = None) -> None:
+        own = share or Share((range(described.rows),), range(described.columns))
+        super().__init__(len(own.columns), sum(map(len, own.rows)) + own.padding, bias=described.bias)
+        self.described, self.share, self.is_whole = described, own, share is None
+        self.adds_bias = not own.summed or shard is None or shard.rank == 0
+        """Of the ranks whose results are summed up, one adds the bias."""
+        if own.summed and shard is not None:
+            self.reduce = shard.group.sum
+
+    def own_rows(self) -> list[tuple[range, ...]]:
+        """The rows of each part of the described projection that are here, numbered within the part."""
+        found, start = [], 0
+        for _, size in self.described.parts:
+            found.append(tuple(_within(own, start, start + size) for own in self.share.rows))
+            start += size
+        return [tuple(own for own in ranges if own) or (range(0),) for ranges in found]
 
     def places(self, path: str) -> dict[str, Place]:
-        sizes = [part.rows for part in self.described.parts]
+        own = self.own_rows()
+        sizes = [sum(map(len, ranges)) for ranges in own]
         places: dict[str, Place] = {}
-        for name, whole in self.named_parameters(recurse=False):
-            for part, rows in zip(self.described.parts, whole.data.split(sizes), strict=True):
-                places[f"{part.name}.{name}"] = self._place(rows)
+        for name, local in self.named_parameters(recurse=False):
+            held = local.data[: sum(sizes)].split(sizes)
+            for part, ranges, rows in zip(self.described.parts, own, held, strict=True):
+                place = self._place(rows)
+                places[f"{part.name}.{name}"] = place if self.is_whole else self._cut(place, part.rows, ranges)
         return places
 
     def _place(self, rows: Tensor) -> Place:
         if self.described.by_head:
-            return Place(rows.unflatten(0, (3, self.described.by_head, -1)).transpose(0, 1), merged=3)
+            width = self.described.rows // (3 * self.described.by_head)
+            return Place(rows.unflatten(0, (3, -1, width)).transpose(0, 1), merged=3)
         return Place(rows.T if self.described.transposed and rows.dim() == 2 else rows)
+
+    def _cut(self, place: Place, size: int, ranges: tuple[range, ...]) -> Place:
+        """The place of a rank's share of a part with `size` rows."""
+        described = self.described
+        is_matrix = place.memory.dim() > place.merged
+        if not is_matrix:
+            shape: tuple[int, ...] = (size,)
+        else:
+            shape = (described.columns, size) if described.transposed else (size, described.columns)
+        if self.share.summed:
+            if not is_matrix:
+                return replace(place, left_out=not self.adds_bias)
+            return replace(place, taken=Taken(shape, 0 if described.transposed else 1, (self.share.columns,)))
+        if described.by_head:
+            # Stored head by head, each with its query, key and value rows: one range.
+            ranges = (range(3 * ranges[0].start, 3 * ranges[0].stop),)
+        return replace(place, taken=Taken(shape, 1 if is_matrix and described.transposed else 0, ranges))
+
+
+def _within(own: range, start: int, stop: int) -> range:
+    """The part of `own` in start .. stop, counted from start; may be empty."""
+    return range(max(own.start, start) - start, max(min(own.stop, stop), start) - start)
 
 
 class RMSNorm(Weighted):
@@ -151,10 +195,11 @@ class HeadNorm(Weighted):
 class WidthNorm(Weighted):
     """RMSNorm over all query heads as one vector, and over all key heads as another."""
 
-    def __init__(self, described: arch.QKNorm) -> None:
+    def __init__(self, described: arch.QKNorm, widths: tuple[int, int] | None = None) -> None:
+        """`widths` are those of queries and keys; None is for all heads of the model."""
         super().__init__()
         self.eps = described.query.eps
-        self.widths = (described.query.size, described.key.size)
+        self.widths = widths or (described.query.size, described.key.size)
         self.q_weight, self.k_weight = (parameter(width) for width in self.widths)
         self.described = described
 
@@ -168,6 +213,37 @@ class WidthNorm(Weighted):
         return {
             f"{self.described.query.name}.weight": Place(self.q_weight.data),
             f"{self.described.key.name}.weight": Place(self.k_weight.data),
+        }
+
+
+class CutWidthNorm(WidthNorm):
+    """The same where each rank has some of the heads: the ranks add up their sums of squares."""
+
+    def __init__(self, described: arch.QKNorm, shape: arch.ModelShape, shard: Shard) -> None:
+        """`shape` is that of the rank's part."""
+        super().__init__(described, (shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim))
+        self._head_dim, self._shard = shape.head_dim, shard
+
+    def forward(self, qk: Tensor) -> Tensor:
+        halves = qk.flatten(1).float().split(self.widths, 1)
+        squares = self._shard.group.sum(torch.stack([half.square().sum(1) for half in halves], 1))
+        norms = self.described.query, self.described.key
+        # A KV head that several ranks have was counted as often.
+        sizes = norms[0].size, norms[1].size * self._shard.cut.kv_copies
+        scaled = [
+            half * torch.rsqrt(squares[:, index : index + 1] / size + self.eps)
+            for index, (half, size) in enumerate(zip(halves, sizes, strict=True))
+        ]
+        weight = torch.cat((self.q_weight, self.k_weight))
+        return (torch.cat(scaled, 1) * weight).to(qk.dtype).view(qk.shape)
+
+    def places(self, path: str) -> dict[str, Place]:
+        cut, rank, width = self._shard.cut, self._shard.rank, self._head_dim
+        firsts = rank * cut.heads * width, cut.first_kv_head(rank) * width
+        norms = self.described.query, self.described.key
+        return {
+            name: replace(place, taken=Taken((norm.size,), 0, (range(first, first + len(place.memory)),)))
+            for (name, place), norm, first in zip(super().places(path).items(), norms, firsts, strict=True)
         }
 
 
@@ -190,17 +266,46 @@ class Embedding(Matrix):
         return super().places(self.name)
 
 
+class CutEmbedding(Embedding):
+    """One rank's rows: those of other tokens are zeros, until the ranks add up what they found."""
+
+    def __init__(self, name: str, shape: arch.ModelShape, shard: Shard, *, scale: float = 1.0) -> None:
+        super().__init__(name, shard.cut.vocab, shape.hidden_size, scale=scale)
+        [self._own] = vocabulary_share(shape, shard.cut, shard.rank).rows
+        self._shape, self._shard = shape, shard
+
+    def forward(self, ids: Tensor) -> Tensor:
+        local = ids - self._own.start
+        elsewhere = (local < 0) | (local >= len(self._own))
+        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        rows = self._shard.group.sum(rows.masked_fill_(elsewhere.unsqueeze(1), 0.0))
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)
+
+    def places(self, path: str) -> dict[str, Place]:
+        taken = Taken((self._shape.vocab_size, self._shape.hidden_size), 0, (self._own,))
+        return {f"{self.name}.weight": Place(self.weight.data[: len(self._own)], taken=taken)}
+
+
 class Attention(Module):
     """Grouped-query attention. Norms and rotation process queries and keys together."""
 
-    def __init__(self, described: arch.Attention, layer: int, shape: arch.ModelShape) -> None:
+    def __init__(
+        self, described: arch.Attention, layer: int, shape: arch.ModelShape, shard: Shard | None = None
+    ) -> None:
+        """`shape` is that of the whole model."""
         super().__init__()
+        qkv: Share | None = None
+        output: Share | None = None
+        if shard is not None:
+            qkv = qkv_share(shape, described.qkv, shard.cut, shard.rank)
+            shape = shard.cut.shape(shape)
+            output = input_share(described.output, shard.cut, shard.rank)
         self.layer, self.spec, self.head_dim = layer, described.spec, shape.head_dim
         self.q_and_k = (shape.num_heads, shape.num_kv_heads)
         self.qk_and_v = (shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)
-        self.qkv_proj = Projection(described.qkv)
-        self.qk_norm = _qk_norm(described.qk_norm, shape)
-        self.o_proj = Projection(described.output)
+        self.qkv_proj = Projection(described.qkv, qkv)
+        self.qk_norm = _qk_norm(described.qk_norm, shape, shard)
+        self.o_proj = Projection(described.output, output, shard)
 
     def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
@@ -216,10 +321,11 @@ class Attention(Module):
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)), gate and up fused."""
 
-    def __init__(self, described: arch.MLP) -> None:
+    def __init__(self, described: arch.MLP, shard: Shard | None = None) -> None:
         super().__init__()
-        self.gate_up_proj: Projection = Projection(described.up)
-        self.down_proj: Linear = Projection(described.down)
+        up, down = _mlp_projections(described, shard)
+        self.gate_up_proj: Projection = up
+        self.down_proj: Linear = down
         self.act = ACTIVATIONS[described.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -230,21 +336,32 @@ class GatedMLP(Module):
 class PlainMLP(Module):
     """down(act(up(x)))."""
 
-    def __init__(self, described: arch.MLP) -> None:
+    def __init__(self, described: arch.MLP, shard: Shard | None = None) -> None:
         super().__init__()
-        self.up_proj = Projection(described.up)
-        self.down_proj = Projection(described.down)
+        self.up_proj, self.down_proj = _mlp_projections(described, shard)
         self.act = ACTIVATIONS[described.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.up_proj(x)))
 
 
+def _mlp_projections(described: arch.MLP, shard: Shard | None) -> tuple[Projection, Projection]:
+    if shard is None:
+        return Projection(described.up), Projection(described.down)
+    cut, rank = shard.cut, shard.rank
+    return (
+        Projection(described.up, up_share(described, cut, rank)),
+        Projection(described.down, input_share(described.down, cut, rank), shard),
+    )
+
+
 def norm_module(described: arch.Norm) -> RMSNorm | LayerNorm:
     return RMSNorm(described) if described.kind == "rms" else LayerNorm(described)
 
 
-def _qk_norm(described: arch.QKNorm | None, shape: arch.ModelShape) -> HeadNorm | WidthNorm | None:
+def _qk_norm(described: arch.QKNorm | None, shape: arch.ModelShape, shard: Shard | None) -> HeadNorm | WidthNorm | None:
     if described is None:
         return None
-    return HeadNorm(described, shape) if described.over == "head" else WidthNorm(described)
+    if described.over == "head":
+        return HeadNorm(described, shape)
+    return WidthNorm(described) if shard is None else CutWidthNorm(described, shape, shard)

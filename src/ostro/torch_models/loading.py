@@ -2,12 +2,27 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.torch_models.base import Model, Module
+
+
+class Taken(NamedTuple):
+    """The part of a checkpoint's tensor that a rank holds: some ranges along one dimension."""
+
+    shape: tuple[int, ...]
+    """The whole tensor's."""
+    dim: int
+    ranges: tuple[range, ...]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """One range is a view: of a memory-mapped tensor, only that part is read."""
+        parts = [tensor.narrow(self.dim, own.start, len(own)) for own in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +36,24 @@ class Place:
     """Whether the tensor is copied to every row of the memory."""
     merged: int = 1
     """This many leading dimensions of the memory are one dimension of the tensor."""
+    taken: Taken | None = None
+    """The part of the tensor that is stored; None for all of it."""
+    left_out: bool = False
+    """Whether zeros are stored instead: another rank adds it."""
 
     @property
     def shape(self) -> torch.Size:
+        if self.taken is not None:
+            return torch.Size(self.taken.shape)
         shape = self.memory.shape[1:] if self.repeated else self.memory.shape
         return torch.Size((shape[: self.merged].numel(), *shape[self.merged :]))
 
     def fill(self, tensor: Tensor) -> None:
+        if self.left_out:
+            self.memory.zero_()
+            return
+        if self.taken is not None:
+            tensor = self.taken.of(tensor)
         self.memory.copy_(tensor if self.merged == 1 else tensor.reshape(self.memory.shape))
         if self.offset:
             self.memory.add_(self.offset)

@@ -16,13 +16,18 @@ matmul per part would:
                                  [  0 Bk  0 ]
                                  [  0  0 Bv ]
 
+A rank of several has its share of each term, and `Linear.reduce` adds up what the ranks computed of a whole one:
+
+    inputs cut      A by columns, B whole        the ranks' terms add up, as their products do
+    outputs cut     A whole, B by rows           a rank has the outputs that its matrix has
+
 Knows projections and rows; knows no files and no requests.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +35,6 @@ import torch
 from torch import Tensor
 
 from ostro.models.adapter_places import placed
-from ostro.models.architecture import Part
 from ostro.torch_models.base import Model
 from ostro.torch_models.layers import Linear, Projection
 
@@ -171,6 +175,14 @@ class _Correction:
                 own.view(run.count, -1, own.shape[1]).baddbmm_(inner, stack.b[among])
 
 
+class _Term(NamedTuple):
+    """What a module adds of a `LowRank`."""
+
+    a: npt.NDArray[np.float32]
+    b: npt.NDArray[np.float32]
+    scale: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A projection in a checkpoint: these rows of the matrix of the module at `path`."""
@@ -178,7 +190,16 @@ class _Place:
     path: str
     rows: slice
     shape: tuple[int, int]
+    """The whole projection's."""
+    outputs: tuple[range, ...]
+    """The projection's outputs that are here, and its inputs."""
+    inputs: range
     by_head: int = 0
+
+    def share(self, term: LowRank) -> _Term:
+        term = term.by_part(self.by_head)
+        a = term.a[:, self.inputs.start : self.inputs.stop]
+        return _Term(a, np.concatenate([term.b[own.start : own.stop] for own in self.outputs]), term.scale)
 
 
 def _places(model: Model) -> dict[str, _Place]:
@@ -188,17 +209,20 @@ def _places(model: Model) -> dict[str, _Place]:
         if not isinstance(module, Linear) or not path.startswith(f"{model.backbone_name}."):
             continue
         out_features, in_features = module.weight.shape
-        parts: tuple[Part, ...] = (Part(path, out_features),)
-        by_head, first = 0, 0
-        if isinstance(module, Projection):
-            parts, by_head = module.described.parts, module.described.by_head
-        for name, size in parts:
-            places[name] = _Place(path, slice(first, first + size), (size, in_features), by_head)
-            first += size
+        if not isinstance(module, Projection):
+            whole = (range(out_features),)
+            places[path] = _Place(path, slice(0, out_features), (out_features, in_features), whole, range(in_features))
+            continue
+        described, first = module.described, 0
+        for (name, size), outputs in zip(described.parts, module.own_rows(), strict=True):
+            rows = slice(first, first + sum(map(len, outputs)))
+            shape = (size, described.columns)
+            places[name] = _Place(path, rows, shape, outputs, module.share.columns, described.by_head)
+            first = rows.stop
     return places
 
 
-_Part = tuple[slice, LowRank]
+_Part = tuple[slice, _Term]
 """A term and the rows of the matrix that it applies to: a part of a fused projection, or all."""
 
 
@@ -210,7 +234,7 @@ def _by_module(
     shapes = {name: place.shape for name, place in places.items()}
     for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name).items():
         place = places[name]
-        found.setdefault(place.path, []).append((place.rows, term.by_part(place.by_head)))
+        found.setdefault(place.path, []).append((place.rows, place.share(term)))
     return {path: sorted(parts, key=lambda part: part[0].start) for path, parts in found.items()}
 
 

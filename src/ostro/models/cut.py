@@ -1,0 +1,109 @@
+"""How a model is divided over ranks: what each one holds, and which numbers of ranks are possible. Knows no library."""
+
+from dataclasses import dataclass, replace
+
+from ostro.errors import BadRequest
+from ostro.models.architecture import MLP, Architecture, ModelShape, Projection
+
+BLOCK = 128
+"""Tokens that race as one when a token is drawn (`runner.distribution`): no rank holds part of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one of `ranks` equal ranks holds of a model."""
+
+    ranks: int
+    heads: int
+    kv_heads: int
+    kv_copies: int
+    """Ranks that share a KV head, if there are more ranks than KV heads; each keeps a copy of it."""
+    vocab: int
+    """Rows of the embedding and head, with those that pad the vocabulary to whole blocks."""
+
+    def first_kv_head(self, rank: int) -> int:
+        return rank * self.kv_heads // self.kv_copies
+
+    def shape(self, whole: ModelShape) -> ModelShape:
+        """The shape of a rank's part: it has fewer heads, and knows all tokens."""
+        return replace(whole, num_heads=self.heads, num_kv_heads=self.kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank holds of a matrix."""
+
+    rows: tuple[range, ...]
+    """Rows of the whole matrix, one below the other."""
+    columns: range
+    padding: int = 0
+    """Unused rows below them, which make all ranks' matrices equally large."""
+    summed: bool = False
+    """Whether a rank's products are only terms of the whole matrix's: its inputs are cut."""
+
+
+def cut(described: Architecture, ranks: int) -> Cut:
+    """Divides a model over `ranks` ranks. Raises BadRequest, naming what does not divide and which numbers do."""
+    shape = described.shape
+    if problem := _problem(described, ranks):
+        fitting = ", ".join(str(n) for n in range(1, shape.num_heads + 1) if _problem(described, n) is None)
+        raise BadRequest(
+            f"tensor_parallel is {ranks}, but {problem}. Set it to one of {fitting}.", param="tensor_parallel"
+        )
+    return Cut(
+        ranks=ranks,
+        heads=shape.num_heads // ranks,
+        kv_heads=max(1, shape.num_kv_heads // ranks),
+        kv_copies=max(1, ranks // shape.num_kv_heads),
+        vocab=-(-shape.vocab_size // (BLOCK * ranks)) * BLOCK,
+    )
+
+
+def qkv_share(shape: ModelShape, projection: Projection, cut: Cut, rank: int) -> Share:
+    """Of a layer's fused [q|k|v] matrix: the rank's heads, with the KV heads that they attend to."""
+    first = shape.num_heads + cut.first_kv_head(rank)
+    heads = (
+        range(rank * cut.heads, (rank + 1) * cut.heads),
+        range(first, first + cut.kv_heads),
+        range(first + shape.num_kv_heads, first + shape.num_kv_heads + cut.kv_heads),
+    )
+    width = shape.head_dim
+    return Share(tuple(range(own.start * width, own.stop * width) for own in heads), range(projection.columns))
+
+
+def up_share(mlp: MLP, cut: Cut, rank: int) -> Share:
+    """Of an MLP's fused [gate|up] matrix, or of the one that it has instead."""
+    own = _equal_part(mlp.down.columns, cut, rank)
+    second = range(own.start + mlp.down.columns, own.stop + mlp.down.columns)
+    return Share((own, second) if mlp.gated else (own,), range(mlp.up.columns))
+
+
+def input_share(projection: Projection, cut: Cut, rank: int) -> Share:
+    """Of a matrix whose inputs the ranks computed apart: attention's output, an MLP's down projection."""
+    return Share((range(projection.rows),), _equal_part(projection.columns, cut, rank), summed=True)
+
+
+def vocabulary_share(shape: ModelShape, cut: Cut, rank: int) -> Share:
+    """Of the embedding or head. The last ranks may hold padding only."""
+    first = min(rank * cut.vocab, shape.vocab_size)
+    own = range(first, min(first + cut.vocab, shape.vocab_size))
+    return Share((own,), range(shape.hidden_size), padding=cut.vocab - len(own))
+
+
+def _equal_part(size: int, cut: Cut, rank: int) -> range:
+    each = size // cut.ranks
+    return range(rank * each, (rank + 1) * each)
+
+
+def _problem(described: Architecture, ranks: int) -> str | None:
+    heads, kv_heads = described.shape.num_heads, described.shape.num_kv_heads
+    if ranks < 1:
+        return "there must be at least one device"
+    if heads % ranks:
+        return f"the model's {heads} attention heads do not divide by it"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"it is neither a divisor nor a multiple of the model's {kv_heads} KV heads"
+    for inner in sorted({layer.mlp.down.columns for layer in described.layers}):
+        if inner % ranks:
+            return f"the MLP's width, {inner}, does not divide by it"
+    return None

@@ -1,0 +1,87 @@
+"""A model's parts, run by threads, give the whole model's logits; what does not divide is refused by name."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from dense_context import dense_logits
+from divided_models import FAMILIES, ThreadCollective, ThreadGroup, divided
+from native_models import ModelCheckpoint, savable_model
+from tiny_configs import HRM_TEXT
+
+from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from ostro.models.architecture import Architecture
+from ostro.models.cut import cut
+from ostro.models.registry import FAMILIES as ALL_FAMILIES
+from ostro.models.registry import describe
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights
+from ostro.torch_models.shard import Shard
+
+IDS = [3, 299, 17, 128, 255, 256, 8, 41, 127, 0]
+
+
+def described(config: Mapping[str, object]) -> Architecture:
+    found = describe(config)
+    assert isinstance(found, Architecture)
+    return found
+
+
+def test_all_families_are_here() -> None:
+    assert {*FAMILIES, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_give_the_whole_models_logits(family: str, ranks: int) -> None:
+    whole, group = savable_model(FAMILIES[family]), ThreadGroup(ranks)
+    parts = divided(FAMILIES[family], whole, group)
+    found = group.run(lambda rank: dense_logits(parts[rank], IDS, chunk=4))
+    expected = dense_logits(whole, IDS, chunk=4)
+    for logits in found:
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits, found[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_rank_holds_its_part_of_the_weights_only(ranks: int) -> None:
+    config = {**FAMILIES["llama"], "vocab_size": 128 * 8 * 4}
+    whole, group = savable_model(config), ThreadGroup(ranks)
+    size = sum(parameter.numel() for parameter in whole.parameters())
+    copied_heads = 2 * (ranks // 2 - 1) * 2 * 4 * 32 * 2
+    vectors = 5 * 32
+    for part in divided(config, whole, group):
+        own = sum(parameter.numel() for parameter in part.parameters())
+        assert own == (size - vectors + copied_heads) / ranks + vectors
+
+
+def test_a_tensor_of_the_wrong_shape_is_named_with_the_whole_shape() -> None:
+    config = FAMILIES["llama"]
+    whole = savable_model({**config, "intermediate_size": 64})
+    shard = Shard(0, cut(described(config), 2), ThreadCollective(ThreadGroup(2), 0))
+    part = build_model(config, dtype=torch.float32, shard=shard)
+    with pytest.raises(BadCheckpoint, match=r"gate_proj.*64.*48"):
+        load_weights(part, ModelCheckpoint(whole, config).tensors())
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "problem", "fitting"),
+    [
+        ({}, 3, "8 attention heads", "1, 2, 4, 8"),
+        ({}, 16, "8 attention heads", "1, 2, 4, 8"),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 2, "9 attention heads", "1, 3"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 4, "6 KV heads", "1, 2, 3, 6, 12"),
+        ({"intermediate_size": 52}, 8, "MLP's width, 52", "1, 2, 4"),
+    ],
+)
+def test_what_does_not_divide_is_named_with_the_numbers_that_do(
+    changes: Mapping[str, object], ranks: int, problem: str, fitting: str
+) -> None:
+    with pytest.raises(BadRequest, match=rf"{problem}.*Set it to one of {fitting}\."):
+        cut(described({**FAMILIES["llama"], **changes}), ranks)
+
+
+def test_hrm_text_is_refused_by_name() -> None:
+    shard = Shard(0, cut(described(FAMILIES["llama"]), 2), ThreadCollective(ThreadGroup(2), 0))
+    with pytest.raises(UnsupportedModel, match="HRM-Text"):
+        build_model(HRM_TEXT, dtype=torch.float32, shard=shard)
