@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ostro.runner.gpu.runner import GpuRunner, StepKind
-from ostro.runner.gpu.sampling import SamplerKind
+from ostro.runner.gpu.runner import GpuRunner
+from ostro.runner.gpu.step_plan import SamplerKind, StepKind
 from ostro.torch_models.build import build_model
 
 BYTES_PER_SECOND = 4.3e12
@@ -49,11 +49,11 @@ def set_inputs(runner: GpuRunner, rows: int, length: int) -> None:
     """Every row has `length` tokens in pages of its own, and samples."""
     size = runner.spec.page_size
     pages = np.arange(rows * -(-length // size)).reshape(rows, -1)
-    runner.attention.tables.update(pages.tolist())
+    runner.part.attention.tables.update(pages.tolist())
     place = pages[:, -1] * size + (length - 1) % size
     inputs = np.zeros((5, rows), dtype=np.int32)
     inputs[1], inputs[2], inputs[3], inputs[4] = length - 1, length, place, np.arange(rows)
-    runner._inputs[:, :rows] = torch.from_numpy(inputs).to(runner.device)
+    runner.part.inputs[:, :rows] = torch.from_numpy(inputs).to(runner.device)
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
         max_batch_seqs=most,
         graphs=False,
     )
-    runner.attention.pages.memory.normal_()
+    runner.part.attention.pages.memory.normal_()
     keys = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * 2
     with torch.inference_mode():
         for rows in options.rows:
@@ -85,13 +85,13 @@ def main() -> None:
             for name, set_up in VARIANTS.items():
                 set_up(runner)
                 kind = StepKind(SamplerKind(truncated=False, penalties=False), keeps_logits=False)
-                took = microseconds(captured(partial(runner._decode_step, rows, kind)))
+                took = microseconds(captured(partial(runner.part.decode_step, rows, kind)))
                 print(f"{options.config.stem} rows={rows:3} {name:28} {took:8.1f} µs  {floor / took:.0%}", flush=True)
 
 
 def _with(overlaps: bool, few: int) -> Callable[[GpuRunner], None]:
     def set_up(runner: GpuRunner) -> None:
-        decoder = runner._decoder
+        decoder = runner.part.decoder
         assert decoder is not None
         decoder.overlaps, decoder.few = overlaps, few
 

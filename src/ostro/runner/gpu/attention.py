@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -179,16 +180,22 @@ class AttentionWorkspace:
             return InvariantAttention(self.pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
         return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens)
 
-    def of_chunks(self, chunks: Sequence[Chunk], tables: Tensor, sent: Tensor, slots: Tensor) -> StepAttention:
-        """For any step; single tokens come first."""
+    def tile(self, chunks: Sequence[Chunk]) -> tuple[int, npt.NDArray[np.int32] | None]:
+        """How many chunks of single tokens come first, and the tiles of the others; without the device."""
         num_single = 0 if self.deterministic else sum(chunk.length == 1 for chunk in chunks)
         listed = prefill_tiles(_pieces(chunks, num_single), self._tile)
-        tiles = send(np.array(listed, dtype=np.int32), sent.device) if listed else None
+        return num_single, np.array(listed, dtype=np.int32) if listed else None
+
+    def of_tiles(
+        self, rows: int, num_single: int, tiles: npt.NDArray[np.int32] | None, sent: Tensor, slots: Tensor
+    ) -> StepAttention:
+        """For any step, of as many sequences as `rows`."""
+        tables, on_device = self.tables.on_device[:rows], None if tiles is None else send(tiles, sent.device)
         if self.deterministic:
-            assert tiles is not None
-            return InvariantAttention(self.pages, self._tuning, tables=tables, slots=slots, tiles=tiles)
+            assert on_device is not None
+            return InvariantAttention(self.pages, self._tuning, tables=tables, slots=slots, tiles=on_device)
         lens = sent[LENGTH, :num_single]
-        return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens, tiles=tiles)
+        return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens, tiles=on_device)
 
 
 def _pieces(chunks: Sequence[Chunk], num_single: int) -> list[Piece]:

@@ -4,6 +4,8 @@ A step with one token per sequence is replayed as a CUDA graph, sampling include
 device buffers. Any other step launches its kernels individually: with prompts, launch overhead is negligible, and with
 adapters, its matmuls depend on which rows it has.
 
+Either is planned here, on the host, and carried out by a `GpuPart`; sampling is done here.
+
 If a token that is not known yet decides what a constrained sequence may sample, the step is queued without sampling,
 which follows as a graph of its own once the masks are known: while the device still computes the step, as a rule.
 """
@@ -25,15 +27,15 @@ from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import BadRequest, Unsupported
-from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN, StepInputs, unpack
+from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN
 from ostro.runner.devices import format_name, weight_formats
-from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
-from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
-from ostro.runner.gpu.layers import fusible, why_not_fused
+from ostro.runner.gpu.layers import why_not_fused
 from ostro.runner.gpu.masks import TokenMasks, masked
+from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
-from ostro.runner.gpu.sampling import DrawnTokens, Sampler, SamplerKind, edited, edits, outcome
+from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, edits, outcome
+from ostro.runner.gpu.step_plan import Array, Decode, Mixed, Prelude, SamplerKind, StepKind
 from ostro.runner.gpu.transfer import fetch, send
 from ostro.runner.logprobs import logprob_table, read_logprobs
 from ostro.runner.memory import gpu_num_pages
@@ -50,16 +52,6 @@ from ostro.weights import Pooling
 _LOGITS_BLOCK_BYTES = 512 << 20
 
 Wait = Callable[[], StepOutput]
-
-
-class StepKind(NamedTuple):
-    """A variant of the decode step; each has its own graph."""
-
-    sampler: SamplerKind | None
-    """None if it is not the graph that samples."""
-    keeps_logits: bool
-    masks: bool = False
-    """Whether tokens are banned by masks first; not if the sampler is None."""
 
 
 class DrawKind(NamedTuple):
@@ -107,28 +99,24 @@ class GpuRunner:
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
         )
-        self._decoder = (
-            FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic) if fusible(model) else None
-        )
-        self.attention = AttentionWorkspace(
-            model,
-            num_pages=num_pages,
-            page_size=page_size,
-            max_batch_seqs=max_batch_seqs,
-            kv_dtype=kv_dtype or self.dtype,
-            deterministic=deterministic,
-        )
         self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
         self._masks = TokenMasks(max_batch_seqs, shape.vocab_size, self.device)
         self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
-        # A graph's inputs and outputs.
-        self._inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
         self._logits: Tensor | None = None
-        if self._decoder is not None and self.device.type == "cuda" and not deterministic:
-            self._decoder.compile(self.attention.scratch)
         captured = (graph_max_rows or max_batch_seqs) if graphs and self.device.type == "cuda" else 0
-        self._graphs = StepGraphs(self._decode_step, idle=self._idle, most=max_batch_seqs, captured=captured)
-        self._draws = StepGraphs(self._draw_step, idle=self._idle, most=max_batch_seqs, captured=captured)
+        self.part = GpuPart(
+            model,
+            page_size=page_size,
+            num_pages=num_pages,
+            max_batch_seqs=max_batch_seqs,
+            tokens=self._drawn.tokens,
+            captured=captured,
+            deterministic=deterministic,
+            kv_dtype=kv_dtype,
+            adapters=adapters,
+            finish=self._finish_decode,
+        )
+        self._draws = StepGraphs(self._draw_step, idle=self.part.idle, most=max_batch_seqs, captured=captured)
         if self.device.type == "cuda":
             self._spec = replace(self._spec, device_bytes=torch.cuda.memory_reserved(self.device))
 
@@ -172,16 +160,17 @@ class GpuRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Step:
-        self.attention.pages.copy(batch.page_copies)
         # Single tokens first: attention handles them separately.
         chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
-        adapted = self._adapters is not None and self._adapters.begin((self._slot(c), c.length) for c in chunks)
-        tables = self.attention.tables.update([chunk.seq.pages for chunk in chunks])
+        slots = [(self._slot(chunk), chunk.length) for chunk in chunks] if self._adapters is not None else ()
+        cells = self.part.attention.tables.changes([chunk.seq.pages for chunk in chunks])
+        self.part.prepare(Prelude(batch.page_copies, cells, slots))
+        adapted = self._adapters is not None and self._adapters.adapted
         if not adapted and all(
             chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks
         ):
             return self._launch_decode([chunk.seq for chunk in chunks])
-        return self._launch_mixed(chunks, tables, adapted=adapted)
+        return self._launch_mixed(chunks, adapted=adapted)
 
     def _slot(self, chunk: Chunk) -> int:
         return 0 if self._adapters is None else self._adapters.slot(chunk.seq.request.adapter)
@@ -189,25 +178,25 @@ class GpuRunner:
     # ---- steps with one token per sequence
 
     def _launch_decode(self, seqs: list[Sequence]) -> Step:
-        size = self._graphs.size_for(len(seqs))
+        size = self.part.graphs.size_for(len(seqs))
         slots, kind = self._sampler.slots_for(seqs)
         is_edited, is_late = edits(seqs), _masks_unknown(seqs)
         reads_logits = any(seq.request.params.logprobs is not None for seq in seqs)
         samples_apart, masks = is_edited or is_late, is_late or masked(seqs)
         if masks:
             self._masks.allocate()
-        # Before the inputs are set: what is captured for the first time overwrites them.
-        run = self._graphs.get(
-            size,
+        step_kind = (
             StepKind(None, keeps_logits=True)
             if samples_apart
-            else StepKind(kind, keeps_logits=reads_logits, masks=masks),
+            else StepKind(kind, keeps_logits=reads_logits, masks=masks)
         )
+        step = Decode(size, step_kind, self._decode_inputs(seqs, slots))
+        # Before the inputs are set: what is captured for the first time overwrites them.
+        self.part.graphs.get(size, step_kind)
         draw = self._draws.get(size, DrawKind(kind, keeps_logits=reads_logits)) if is_late and not is_edited else None
-        self._inputs.copy_(self._decode_inputs(seqs, slots), non_blocking=True)
         if masks and not samples_apart:
             self._masks.send(seqs)
-        run()
+        self.part.decode(step)
         self._drawn.rows = {seq.id: row for row, seq in enumerate(seqs)}
         logits = self._kept_logits(len(seqs)) if samples_apart or reads_logits else None
         scores = edited(logits, seqs) if is_edited and logits is not None else None
@@ -220,13 +209,13 @@ class GpuRunner:
             elif scores is not None:
                 if is_late:
                     self._masks.ban(scores)
-                slots = self._inputs[SAMPLER, : len(seqs)]
+                slots = self.part.inputs[SAMPLER, : len(seqs)]
                 self._sampler.draw(scores, slots, self._drawn.tokens, self._drawn.errors, kind)
             return self._collect(seqs, logits)
 
         return _step(sample, is_late=is_late)
 
-    def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Tensor:
+    def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Array:
         page_size, rows = self._spec.page_size, self._drawn.rows
         inputs = np.full((FIELDS, self._spec.max_batch_seqs), -1, dtype=np.int32)
         inputs[[TOKEN, POSITION, LENGTH]] = 0
@@ -239,19 +228,10 @@ class GpuRunner:
             place = seq.pages[position // page_size] * page_size + position % page_size
             table.append((token, position, position + 1, place, slot))
         inputs[:, : len(seqs)] = np.array(table, dtype=np.int32).T
-        host = torch.from_numpy(inputs)
-        return host.pin_memory() if self.device.type == "cuda" else host
+        return inputs
 
-    def _idle(self) -> None:
-        self._inputs.fill_(-1)
-        self._inputs[TOKEN : LENGTH + 1] = 0
-
-    @torch.inference_mode()
-    def _decode_step(self, size: int, kind: StepKind) -> None:
-        """The step captured in a graph: reads `_inputs` and the page tables, writes tokens, logits, or both."""
-        sent = self._inputs[:, :size]
-        inputs = unpack(sent, self._drawn.tokens)
-        logits = self._head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
+    def _finish_decode(self, logits: Tensor, sent: Tensor, kind: StepKind) -> None:
+        """Captured at the end of a decode step: writes tokens, logits, or both."""
         if kind.keeps_logits:
             self._keep(logits)
         if kind.masks:
@@ -265,7 +245,8 @@ class GpuRunner:
         logits = self._kept_logits(size)
         scores = logits.clone() if kind.keeps_logits else logits
         self._masks.ban(scores)
-        self._sampler.draw(scores, self._inputs[SAMPLER, :size], self._drawn.tokens, self._drawn.errors, kind.sampler)
+        slots = self.part.inputs[SAMPLER, :size]
+        self._sampler.draw(scores, slots, self._drawn.tokens, self._drawn.errors, kind.sampler)
 
     def _keep(self, logits: Tensor) -> None:
         """Copies logits to a fixed buffer: a graph's own memory is reused by graphs captured after it."""
@@ -279,11 +260,10 @@ class GpuRunner:
 
     # ---- steps with prompts or adapters
 
-    def _launch_mixed(self, chunks: list[Chunk], tables: Tensor, *, adapted: bool) -> Step:
-        sent = send(self._mixed_inputs(chunks), self.device)
-        inputs = unpack(sent, self._drawn.tokens)
-        ctx = self.attention.of_chunks(chunks, tables, sent, inputs.slots)
-        hidden = self._forward(inputs, ctx, adapted=adapted)
+    def _launch_mixed(self, chunks: list[Chunk], *, adapted: bool) -> Step:
+        num_single, tiles = self.part.attention.tile(chunks)
+        step = Mixed(self._mixed_inputs(chunks), len(chunks), num_single, tiles, adapted)
+        hidden = self.part.forward(step)
         ends = list(accumulate(chunk.length for chunk in chunks))
         waits = [step(chunks, hidden, ends) for step in (self._score, self._pool)]
         draw = self._prepare_draws(chunks, hidden, ends)
@@ -301,7 +281,7 @@ class GpuRunner:
 
         return _step(sample, is_late=_masks_unknown([seq for chunk in chunks for seq in chunk.samples]))
 
-    def _mixed_inputs(self, chunks: list[Chunk]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+    def _mixed_inputs(self, chunks: list[Chunk]) -> Array:
         page_size = self._spec.page_size
         inputs = np.full((FIELDS, sum(chunk.length for chunk in chunks)), -1, dtype=np.int32)
         offset = 0
@@ -352,7 +332,7 @@ class GpuRunner:
     def _prepare_draw(self, pairs: list[tuple[Sequence, int]], hidden: Tensor, at: int) -> Callable[[], Wait]:
         """For sequences and the rows of `hidden` that they sample from; what is drawn is put in rows `at` onwards."""
         seqs = [seq for seq, _ in pairs]
-        logits = self._head(hidden[send(np.array([row for _, row in pairs]), self.device)])
+        logits = self.part.head(hidden[send(np.array([row for _, row in pairs]), self.device)])
         numbers, kind = self._sampler.slots_for(seqs)
         slots = send(np.array(numbers, dtype=np.int32), self.device)
         masks = _masks_unknown(seqs) or (masked(seqs) and not edits(seqs))
@@ -380,7 +360,7 @@ class GpuRunner:
             top = chunk.num_top
             for at in range(0, len(targets), self._block):
                 some = send(np.array(targets[at : at + self._block]), self.device)
-                logits = self._head(hidden[first + at : first + at + len(some)]).float()
+                logits = self.part.head(hidden[first + at : first + at + len(some)]).float()
                 waits.append((chunk, top, fetch(logprob_table(logits, some, top))))
 
         def add(output: StepOutput) -> None:
@@ -409,14 +389,6 @@ class GpuRunner:
         return hidden[rows].sum(0) / divisor
 
     # ---- shared
-
-    def _forward(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
-        if self._decoder is not None:
-            return self._decoder(inputs, ctx, adapted=adapted)
-        return self.model(inputs.tokens, inputs.positions, ctx)
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        return self.model.raw_logits(hidden) if self._decoder is None else self._decoder.logits(hidden)
 
     @property
     def _block(self) -> int:
@@ -484,8 +456,3 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             "Products of 8-bit weights depend on the batch: leave out deterministic, or quantize.",
             param="deterministic",
         )
-
-
-def _overlaps(device: torch.device) -> bool:
-    """Whether the device supports programmatic dependent launch: Hopper or newer."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

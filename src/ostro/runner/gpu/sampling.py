@@ -5,7 +5,6 @@ anew, when all its tokens are known.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,16 +14,10 @@ from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
 from ostro.runner import outcome as row_outcome
 from ostro.runner.edits import cuts
+from ostro.runner.gpu.step_plan import SamplerKind
 from ostro.runner.score_edits import without_penalties
 
 _FAILURES = {ALL_BANNED: row_outcome.ALL_BANNED}
-
-
-class SamplerKind(NamedTuple):
-    """Which variant of the sampler a step needs; each is a graph of its own."""
-
-    truncated: bool
-    penalties: bool
 
 
 class Sampler:

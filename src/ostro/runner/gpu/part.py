@@ -1,0 +1,104 @@
+"""A model on a GPU, or one rank's part of it, with its KV cache, page tables and graphs: carries out steps that were
+planned elsewhere. Knows no sequences, and leaves sampling to the first rank.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, TOKEN, StepInputs, unpack
+from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
+from ostro.runner.gpu.fused import FusedDecoder
+from ostro.runner.gpu.graphs import StepGraphs
+from ostro.runner.gpu.layers import fusible
+from ostro.runner.gpu.step_plan import Decode, Mixed, Prelude, StepKind
+from ostro.runner.gpu.transfer import send
+from ostro.torch_models.base import Model
+from ostro.torch_models.lora import Adapters
+
+
+class GpuPart:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_batch_seqs: int,
+        tokens: Tensor,
+        captured: int,
+        deterministic: bool = False,
+        kv_dtype: torch.dtype | None = None,
+        adapters: Adapters | None = None,
+        finish: Callable[[Tensor, Tensor, StepKind], None] | None = None,
+    ) -> None:
+        """`tokens` are those that the latest step drew. Decode steps of up to `captured` rows are graphs; `finish` is
+        what they do with their logits, and gets these, the inputs and the kind.
+        """
+        parameter = next(model.parameters())
+        self.model, self.device, self._adapters = model, parameter.device, adapters
+        self.decoder = (
+            FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic) if fusible(model) else None
+        )
+        self.attention = AttentionWorkspace(
+            model,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_batch_seqs=max_batch_seqs,
+            kv_dtype=kv_dtype or parameter.dtype,
+            deterministic=deterministic,
+        )
+        # A graph's inputs and outputs.
+        self.inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
+        self._tokens, self._finish = tokens, finish
+        if self.decoder is not None and self.device.type == "cuda" and not deterministic:
+            self.decoder.compile(self.attention.scratch)
+        self.graphs = StepGraphs(self.decode_step, idle=self.idle, most=max_batch_seqs, captured=captured)
+
+    def prepare(self, prelude: Prelude) -> None:
+        self.attention.pages.copy(prelude.copies)
+        if self._adapters is not None:
+            self._adapters.begin(prelude.adapters)
+        self.attention.tables.write(prelude.cells)
+
+    def decode(self, step: Decode) -> None:
+        """Runs a graph that `graphs.get` has made: to capture one overwrites the inputs."""
+        run = self.graphs.get(step.size, step.kind)
+        host = torch.from_numpy(step.inputs)
+        self.inputs.copy_(host.pin_memory() if self.device.type == "cuda" else host, non_blocking=True)
+        run()
+
+    def forward(self, step: Mixed) -> Tensor:
+        """The hidden states of all tokens."""
+        sent = send(step.inputs, self.device)
+        inputs = unpack(sent, self._tokens)
+        ctx = self.attention.of_tiles(step.rows, step.num_single, step.tiles, sent, inputs.slots)
+        return self._forward(inputs, ctx, adapted=step.adapted)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.model.raw_logits(hidden) if self.decoder is None else self.decoder.logits(hidden)
+
+    def idle(self) -> None:
+        """Inputs that have no effect."""
+        self.inputs.fill_(-1)
+        self.inputs[TOKEN : LENGTH + 1] = 0
+
+    @torch.inference_mode()
+    def decode_step(self, size: int, kind: StepKind) -> None:
+        """The step captured in a graph: reads `inputs` and the page tables."""
+        sent = self.inputs[:, :size]
+        inputs = unpack(sent, self._tokens)
+        logits = self.head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
+        if self._finish is not None:
+            self._finish(logits, sent, kind)
+
+    def _forward(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
+        if self.decoder is not None:
+            return self.decoder(inputs, ctx, adapted=adapted)
+        return self.model(inputs.tokens, inputs.positions, ctx)
+
+
+def _overlaps(device: torch.device) -> bool:
+    """Whether the device supports programmatic dependent launch: Hopper or newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

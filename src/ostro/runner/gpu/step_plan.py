@@ -1,0 +1,67 @@
+"""What a step does on a GPU, as data: planned on the host, carried out by every rank. Imports no torch."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+else:
+    # Decoded by its type alone.
+    Array = np.ndarray
+
+
+class SamplerKind(NamedTuple):
+    """Which variant of the sampler a step needs; each is a graph of its own."""
+
+    truncated: bool
+    penalties: bool
+
+
+class StepKind(NamedTuple):
+    """A variant of the decode step; each has its own graph."""
+
+    sampler: SamplerKind | None
+    """None if it is not the graph that samples."""
+    keeps_logits: bool
+    masks: bool = False
+    """Whether tokens are banned by masks first; not if the sampler is None."""
+
+
+class Prelude(msgspec.Struct, frozen=True, tag=True):
+    """What precedes a step."""
+
+    copies: Sequence[tuple[int, int]]
+    """(from, to) pages to copy."""
+    cells: Array | None
+    """[2, changes]: cells of the page tables, and the pages to write there; None if nothing has changed."""
+    adapters: Sequence[tuple[int, int]]
+    """Adapters' slots and their numbers of rows, in order; empty if the model has none."""
+
+
+class Decode(msgspec.Struct, frozen=True, tag=True):
+    """A step with one token per sequence."""
+
+    size: int
+    """Rows, with those that pad it to a graph's size."""
+    kind: StepKind
+    inputs: Array
+    """int32 [FIELDS, most rows]: see `kernels.gpu.step_inputs`."""
+
+
+class Mixed(msgspec.Struct, frozen=True, tag=True):
+    """A step with prompts or adapters."""
+
+    inputs: Array
+    """int32 [FIELDS, tokens]."""
+    rows: int
+    """Sequences, each with its row of the page tables."""
+    num_single: int
+    """Rows with one token, which come first."""
+    tiles: Array | None
+    """int32 [tiles, 4]: the other tokens, for `prefill_attention`."""
+    adapted: bool
