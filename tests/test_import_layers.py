@@ -93,6 +93,8 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "runner.load": "inside functions",
         "runner.memory": "inside functions",
         "runner.native": None,
+        "runner.array_edits": None,
+        "runner.array_logprobs": None,
         "runner.edits": None,
         "runner.outcome": None,
         "runner.pooling": None,

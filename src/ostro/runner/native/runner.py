@@ -20,11 +20,12 @@ from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
+from ostro.runner.array_edits import Row, edit, is_edited
+from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.memory import num_pages, page_bytes
-from ostro.runner.native.logprobs import token_logprob
 from ostro.runner.native.lora import NativeAdapters
 from ostro.runner.native.profiler import NativeProfiler
-from ostro.runner.native.sampling import Row, draws_of, edit, is_edited
+from ostro.runner.native.sampling import draws_of
 from ostro.runner.outcome import outcome
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words

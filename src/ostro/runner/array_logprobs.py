@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.engine.runner import TokenLogprob
-from ostro.kernels.cpu.packed_file import Floats
+
+Floats = npt.NDArray[np.float32]
 
 # Avoids sorting a whole row for its few largest values: the blocks' maxima give a lower bound for them.
 _BLOCK = 128
