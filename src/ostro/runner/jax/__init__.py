@@ -1,0 +1,1 @@
+"""Runs models with JAX on a mesh of devices, tensor parallel. Imports no torch, and jax is imported nowhere else."""

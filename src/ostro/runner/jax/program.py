@@ -1,0 +1,300 @@
+"""The step: embedding, layers, final norm and the logits that are asked for, as one rank computes them.
+
+Reads an `Architecture` as the torch modules do. All shapes are a rank's own; `psum` adds up what row-parallel matmuls
+leave on each rank. Knows no batch and no schedule: its inputs are `StepInputs`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+import jax
+from jax import lax
+from ostro.models.architecture import (
+    MLP,
+    Activation,
+    Architecture,
+    Attention,
+    Head,
+    Layer,
+    Norm,
+    Projection,
+    QKNorm,
+)
+from ostro.models.rope_frequencies import rope_frequencies
+from ostro.models.rope_settings import RopeSettings
+from ostro.runner.jax.attention import Tiles, attend, make_tiles
+from ostro.runner.jax.mesh import AXIS, Cut
+from ostro.runner.jax.weights import LayerWeights, VectorLayout, Weights, bias_name
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": _gelu,
+    "gelu_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
+
+
+class StepShape(NamedTuple):
+    """The sizes that one compiled step is made for."""
+
+    tokens: int
+    tiles: int
+    width: int
+    """Tokens per tile."""
+    rows: int
+    """Sequences, and rows of logits."""
+    pages: int
+    """Pages per sequence."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the fields of StepInputs, in order."""
+        return (self.tokens,) * 3 + (self.tiles,) * 3 + (self.rows, self.rows * self.pages)
+
+    @property
+    def num_integers(self) -> int:
+        return sum(self.sizes)
+
+
+class StepInputs(NamedTuple):
+    """A step's integers. They travel as one array, because each argument makes launching a program slower."""
+
+    tokens: Any
+    """Ids; -1 - r for the token that the step before this one drew in row r."""
+    positions: Any
+    slots: Any
+    """Where each token's key and value go; out of range for padding, whose writes are dropped."""
+    tile_first: Any
+    """The number of each tile's first token; out of range for padding."""
+    tile_length: Any
+    tile_row: Any
+    """The row of its sequence in the table."""
+    asked: Any
+    """The numbers of the tokens whose logits are wanted."""
+    table: Any
+    """[rows, pages]"""
+
+    @classmethod
+    def cut(cls, integers: Any, shape: StepShape) -> "StepInputs":
+        """Views of the parts of one array; works on numpy's and JAX's."""
+        ends = list(accumulate(shape.sizes))
+        parts = [integers[end - size : end] for end, size in zip(ends, shape.sizes, strict=True)]
+        return cls(*parts[:-1], parts[-1].reshape(shape.rows, shape.pages))
+
+    @classmethod
+    def padding(cls, shape: StepShape, num_slots: int) -> tuple[npt.NDArray[np.int32], "StepInputs"]:
+        """An array for a step without tokens, and views of its parts to fill in."""
+        integers = np.zeros(shape.num_integers, np.int32)
+        parts = cls.cut(integers, shape)
+        parts.slots[:] = num_slots
+        parts.tile_first[:] = shape.tokens
+        return integers, parts
+
+
+class StepResult(NamedTuple):
+    pages: Any
+    """[layers, 2, kv heads, slots, head_dim]: keys, then values."""
+    hidden: Any
+    """[tokens, hidden]"""
+    logits: Any
+    """[rows, vocabulary of the rank]; None if the model has no head."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """One rank's part of a model's step."""
+
+    described: Architecture
+    cut: Cut
+    page_size: int
+
+    def step(
+        self, weights: Weights, pages: jax.Array, previous: jax.Array, integers: jax.Array, *, shape: StepShape
+    ) -> StepResult:
+        inputs = StepInputs.cut(integers, shape)
+        vectors = _Vectors(weights.vectors[0], VectorLayout.of(self.described, self.cut))
+        tiles = make_tiles(
+            inputs.positions, inputs.tile_first, inputs.tile_length, inputs.table, inputs.tile_row, shape.width
+        )
+        tokens = jnp.where(inputs.tokens < 0, previous[jnp.maximum(-1 - inputs.tokens, 0)], inputs.tokens)
+        x = self._embed(weights, tokens, inputs.positions)
+        rotations = [_rotation(rope, self.described, inputs.positions) for rope in self.described.ropes]
+        for number, (layer, own) in enumerate(zip(self.described.layers, weights.layers, strict=True)):
+            rope = layer.attention.rope
+            body = _LayerStep(self, layer, own, vectors, None if rope is None else rotations[rope])
+            x, pages = body(x, pages, number, inputs.slots, tiles)
+        hidden = _norm(x, self.described.norm, vectors)
+        return StepResult(pages, hidden, self._asked_logits(weights, hidden, inputs.asked))
+
+    def logits(self, matrix: jax.Array, hidden: jax.Array, asked: jax.Array) -> jax.Array:
+        """The rank's logits of some tokens, in float32; minus infinity beyond the vocabulary."""
+        head = self.described.head
+        assert head is not None
+        scores = _capped(_product(hidden[asked], matrix), head)
+        ids = lax.axis_index(AXIS) * self.cut.vocab + jnp.arange(self.cut.vocab)
+        return jnp.where(ids < self.described.shape.vocab_size, scores, -jnp.inf)
+
+    def _asked_logits(self, weights: Weights, hidden: jax.Array, asked: jax.Array) -> jax.Array | None:
+        if self.described.head is None:
+            return None
+        return self.logits(weights.embedding if weights.head is None else weights.head, hidden, asked)
+
+    def _embed(self, weights: Weights, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        local = tokens - lax.axis_index(AXIS) * self.cut.vocab
+        is_own = (local >= 0) & (local < self.cut.vocab)
+        rows = weights.embedding[jnp.clip(local, 0, self.cut.vocab - 1)]
+        x = lax.psum(jnp.where(is_own[:, None], rows, 0), AXIS)
+        # Rounded to the weights' dtype, as in training.
+        x = x * jnp.asarray(self.described.embedding.scale, x.dtype)
+        return x if weights.positions is None else x + weights.positions[positions]
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """A rank's norms and biases, by name."""
+
+    values: jax.Array
+    layout: VectorLayout
+
+    def __call__(self, name: str) -> jax.Array:
+        start, size = self.layout.places[name]
+        return self.values[start : start + size]
+
+
+class _Rotation(NamedTuple):
+    """Cosines and sines of a step's positions, [tokens, 1, rotary_dim]."""
+
+    cos: jax.Array
+    signed_sin: jax.Array
+    """Negative in the first half."""
+
+    def __call__(self, heads: jax.Array) -> jax.Array:
+        """Rotates the leading rotary_dim of [tokens, heads, head_dim]; the rest of a head passes through."""
+        width = self.cos.shape[-1]
+        turned = heads[..., :width]
+        cos, sin = self.cos.astype(heads.dtype), self.signed_sin.astype(heads.dtype)
+        turned = turned * cos + jnp.roll(turned, width // 2, -1) * sin
+        return turned if width == heads.shape[-1] else jnp.concatenate((turned, heads[..., width:]), -1)
+
+
+def _rotation(rope: RopeSettings, described: Architecture, positions: jax.Array) -> _Rotation:
+    shape = described.shape
+    found = rope_frequencies(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)
+    frequencies = np.concatenate((-found.frequencies, found.frequencies))
+    angles = positions.astype(jnp.float32)[:, None, None] * frequencies
+    factor = np.float32(found.attention_factor)
+    return _Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerStep:
+    """One layer of a step."""
+
+    program: StepProgram
+    layer: Layer
+    weights: LayerWeights
+    vectors: _Vectors
+    rotation: _Rotation | None
+
+    def __call__(
+        self, x: jax.Array, pages: jax.Array, number: int, slots: jax.Array, tiles: Tiles
+    ) -> tuple[jax.Array, jax.Array]:
+        layer = self.layer
+        before = x
+        added, pages = self._attention(self._normed(x, layer.attention_norm), pages, number, slots, tiles)
+        x = x + layer.residual_scale * self._normed(added, layer.attention_post_norm)
+        added = self._mlp(layer.mlp, self._normed(before if layer.parallel else x, layer.mlp_norm))
+        return x + layer.residual_scale * self._normed(added, layer.mlp_post_norm), pages
+
+    def _normed(self, x: jax.Array, norm: Norm | None) -> jax.Array:
+        return x if norm is None else _norm(x, norm, self.vectors)
+
+    def _attention(
+        self, x: jax.Array, pages: jax.Array, number: int, slots: jax.Array, tiles: Tiles
+    ) -> tuple[jax.Array, jax.Array]:
+        attention = self.layer.attention
+        queries, keys, values = self._heads(attention, x)
+        pages = pages.at[number, 0, :, slots].set(keys.astype(pages.dtype), mode="drop")
+        pages = pages.at[number, 1, :, slots].set(values.astype(pages.dtype), mode="drop")
+        attended = attend(queries, pages[number, 0], pages[number, 1], tiles, attention.spec, self.program.page_size)
+        return self._summed(attention.output, self.weights.output, attended.reshape(len(x), -1)), pages
+
+    def _heads(self, attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values, [tokens, heads, head_dim], normed and rotated."""
+        cut, head_dim = self.program.cut, self.program.described.shape.head_dim
+        heads = self._biased(attention.qkv, _product(x, self.weights.qkv)).astype(x.dtype)
+        heads = heads.reshape(len(x), -1, head_dim)
+        queries, keys, values = jnp.split(heads, (cut.heads, cut.heads + cut.kv_heads), 1)
+        if (qk_norm := attention.qk_norm) is not None:
+            queries, keys = self._qk_norm(qk_norm, queries, keys)
+        if self.rotation is not None:
+            queries, keys = self.rotation(queries), self.rotation(keys)
+        return queries, keys, values
+
+    def _qk_norm(self, qk_norm: QKNorm, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if qk_norm.over == "head":
+            return _norm(queries, qk_norm.query, self.vectors), _norm(keys, qk_norm.key, self.vectors)
+        # Each KV head is counted once, however many ranks hold a copy of it.
+        copies = self.program.cut.kv_copies
+        return self._width_norm(queries, qk_norm.query, 1), self._width_norm(keys, qk_norm.key, copies)
+
+    def _width_norm(self, heads: jax.Array, norm: Norm, copies: int) -> jax.Array:
+        """RMS norm over the heads of all ranks as one row."""
+        exact = heads.astype(jnp.float32).reshape(len(heads), -1)
+        squares = lax.psum((exact * exact).sum(-1, keepdims=True), AXIS) / (copies * norm.size)
+        scaled = exact * lax.rsqrt(squares + norm.eps) * self.vectors(f"{norm.name}.weight")
+        return scaled.astype(heads.dtype).reshape(heads.shape)
+
+    def _mlp(self, mlp: MLP, x: jax.Array) -> jax.Array:
+        act = ACTIVATIONS[mlp.activation]
+        inner = self._biased(mlp.up, _product(x, self.weights.up)).astype(x.dtype)
+        if mlp.gated:
+            gate, up = jnp.split(inner, 2, -1)
+            return self._summed(mlp.down, self.weights.down, act(gate) * up)
+        return self._summed(mlp.down, self.weights.down, act(inner))
+
+    def _summed(self, projection: Projection, matrix: jax.Array, x: jax.Array) -> jax.Array:
+        """A row-parallel matmul: ranks add up their parts in float32; the bias is added once, afterwards."""
+        return self._biased(projection, lax.psum(_product(x, matrix), AXIS)).astype(x.dtype)
+
+    def _biased(self, projection: Projection, y: jax.Array) -> jax.Array:
+        return y + self.vectors(bias_name(projection)) if projection.bias else y
+
+
+def _product(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """x Wᵀ in float32. Without HIGHEST, GPUs and TPUs would round float32 weights."""
+    return lax.dot_general(
+        x,
+        matrix,
+        (((1,), (1,)), ((), ())),
+        precision=lax.Precision.HIGHEST if matrix.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _norm(x: jax.Array, norm: Norm, vectors: _Vectors) -> jax.Array:
+    """Over the last dimension, in float32."""
+    exact = x.astype(jnp.float32)
+    if norm.kind == "layer":
+        exact = exact - exact.mean(-1, keepdims=True)
+    squares = (exact * exact).mean(-1, keepdims=True)
+    scaled = exact * lax.rsqrt(squares + norm.eps) * vectors(f"{norm.name}.weight")
+    if norm.kind == "layer":
+        scaled = scaled + vectors(f"{norm.name}.bias")
+    return scaled.astype(x.dtype)
+
+
+def _capped(logits: jax.Array, head: Head) -> jax.Array:
+    scaled = logits if head.scale == 1.0 else logits * head.scale
+    return scaled if head.softcap is None else jnp.tanh(scaled / head.softcap) * head.softcap

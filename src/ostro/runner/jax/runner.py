@@ -1,0 +1,414 @@
+"""Runs batches with JAX: Batch -> one array of integers -> programs on a mesh -> tokens. Knows no schedule and no text.
+
+    step      tokens -> keys and values into pages, hidden states, logits of the rows that sample
+    draw      logits -> tokens, on the device; the next step reads them there, before the host has seen them
+    logits    hidden states -> logits of further rows, for prompt log-probabilities
+
+If a request changes its scores (penalties, biases, bans, masks, top-n-sigma), the step's logits are changed on the host
+and sent back, so `launch` waits for the device.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jax
+from ostro.engine.batch import Batch, Chunk
+from ostro.engine.request import Task
+from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
+from ostro.engine.sequence import PENDING, Sequence
+from ostro.errors import UnsupportedModel
+from ostro.models.architecture import Architecture, Description
+from ostro.runner.array_edits import Floats, edit, is_edited, mask
+from ostro.runner.array_logprobs import token_logprob
+from ostro.runner.jax.attention import PAGES_PER_TURN
+from ostro.runner.jax.mesh import AXIS, cut, make_mesh
+from ostro.runner.jax.program import StepInputs, StepProgram, StepResult, StepShape
+from ostro.runner.jax.programs import Programs
+from ostro.runner.jax.sampling import Drawn, draw
+from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, load_weights, weight_specs
+from ostro.runner.outcome import outcome
+from ostro.runner.pooling import pooled_rows
+from ostro.runner.precision import in_words
+from ostro.runner.random_key import stream_key
+from ostro.weights import Checkpoint, Pooling
+
+_PAGES = PartitionSpec(None, None, AXIS, None, None)
+_COPIES = 8
+"""Pages that one program copies at a time."""
+_FEWEST_ROWS = 8
+"""Fewer rows take as long as this many."""
+_TILE = 16
+_TINY = float(np.finfo(np.float32).tiny)
+"""Stands for temperatures and shares that float32 would round to zero, which mean something else."""
+
+Draws = Seq[tuple[int, Sequence]]
+"""Rows of logits, and the sequences that want a token from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A runner's capacities. They decide which programs are compiled."""
+
+    page_size: int
+    num_pages: int
+    max_batch_tokens: int = 512
+    max_batch_seqs: int = 64
+
+    def shapes(self, max_seq_len: int) -> list[StepShape]:
+        """Steps of one token per sequence, at numbers of sequences that double twice; then steps with prompts."""
+        pages = -(-max_seq_len // (self.page_size * PAGES_PER_TURN)) * PAGES_PER_TURN
+        rows = [_FEWEST_ROWS]
+        while rows[-1] < self.max_batch_seqs:
+            rows.append(min(4 * rows[-1], max(_FEWEST_ROWS, self.max_batch_seqs)))
+        decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
+        # Each sequence may leave its last tile unfilled.
+        tiles = -(-self.max_batch_tokens // _TILE) + rows[-1]
+        tokens = max(self.max_batch_tokens, _FEWEST_ROWS)
+        return [*decoding, StepShape(tokens=tokens, tiles=tiles, width=_TILE, rows=rows[-1], pages=pages)]
+
+
+class JaxRunner:
+    """Owns the weights, the pages and the programs of one model on a mesh."""
+
+    def __init__(
+        self,
+        described: Description,
+        checkpoint: Checkpoint,
+        sizes: Sizes,
+        *,
+        tensor_parallel: int = 1,
+        platform: str | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        pooling: Pooling | None = None,
+        steps_ahead: int = 1,
+    ) -> None:
+        """Loads the weights and compiles all programs. `dtype` is that of matrices, keys and values.
+
+        Raises UnsupportedModel for a model that cannot run here, BadRequest for a `tensor_parallel` that does not fit.
+        """
+        self._model = jax_architecture(described)
+        self._cut = cut(self._model, tensor_parallel)
+        self._mesh = make_mesh(tensor_parallel, platform)
+        self._sizes, self._pooling = sizes, pooling
+        self._shapes = sizes.shapes(self._model.shape.max_seq_len)
+        self.strides = 0
+        self._weights = load_weights(self._model, checkpoint, self._cut, self._mesh, dtype)
+        self._pages = self._no_pages(dtype)
+        self._none = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
+        self._last = _LastDrawn(self._none, {}, {})
+        self.programs = self._compile(dtype)
+        self._spec = self._describe(steps_ahead, np.dtype(dtype))
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def launch(self, batch: Batch) -> Step:
+        self._copy_pages(batch.page_copies)
+        shape = self._shape_of(batch)
+        program = self.programs["step", shape]
+        result = StepResult(*program(self._weights, self._pages, self._last.tokens, self._integers(batch, shape)))
+        self._pages = result.pages
+        sampling = [chunk for chunk in batch.chunks if chunk.samples]
+        draws = [(row, seq) for row, chunk in enumerate(sampling) for seq in chunk.samples]
+        drawn = self._draw(result.logits, draws, shape.rows)
+        return Step(partial(self._results, batch, shape, result, draws, drawn))
+
+    def _results(
+        self, batch: Batch, shape: StepShape, result: StepResult, draws: Draws, drawn: Seq[Drawn]
+    ) -> StepOutput:
+        output = StepOutput()
+        if draws:
+            tokens = np.concatenate([np.asarray(block.tokens) for block in drawn])
+            peaks = np.concatenate([np.asarray(block.peaks) for block in drawn])
+            logprobs = self._logprobs(result.logits, draws, tokens)
+            for number, (_, seq) in enumerate(draws):
+                token = int(tokens[number])
+                output.sampled[seq.id] = outcome(token, float(peaks[number]), logprobs.get(number))
+        for chunk, offset in _offsets(batch.chunks):
+            if chunk.scored:
+                output.scored[chunk.seq.id] = self._score(chunk, offset, result.hidden, shape)
+            if chunk.seq.request.task is Task.EMBED:
+                output.pooled[chunk.seq.id] = self._pool(chunk, offset, result.hidden)
+        return output
+
+    # Batch to arrays
+
+    def _shape_of(self, batch: Batch) -> StepShape:
+        """The smallest shape that holds the batch. Only the last one has a program for scoring."""
+        is_decoding = all(chunk.length == 1 and not chunk.scored for chunk in batch.chunks)
+        if not is_decoding:
+            return self._shapes[-1]
+        return next(shape for shape in self._shapes if shape.rows >= len(batch.chunks))
+
+    def _integers(self, batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
+        size = self._sizes.page_size
+        integers, inputs = StepInputs.padding(shape, self._sizes.num_pages * size)
+        tile = asked = 0
+        for row, (chunk, offset) in enumerate(_offsets(batch.chunks)):
+            own = slice(offset, offset + chunk.length)
+            pages = np.array(chunk.seq.pages, np.int32)
+            positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
+            inputs.tokens[own] = self._tokens(chunk)
+            inputs.positions[own] = positions
+            inputs.slots[own] = pages[positions // size] * size + positions % size
+            inputs.table[row, : len(pages)] = pages
+            for first in range(0, chunk.length, shape.width):
+                inputs.tile_first[tile] = offset + first
+                inputs.tile_length[tile] = min(shape.width, chunk.length - first)
+                inputs.tile_row[tile] = row
+                tile += 1
+            if chunk.samples:
+                inputs.asked[asked] = offset + chunk.length - 1
+                asked += 1
+        return integers
+
+    def _tokens(self, chunk: Chunk) -> list[int]:
+        ids = chunk.seq.token_ids[chunk.start : chunk.end]
+        if ids[-1] == PENDING:
+            ids[-1] = self._last.reference(chunk.seq.id)
+        return ids
+
+    # Sampling
+
+    def _draw(self, logits: Any, draws: Draws, rows: int) -> list[Drawn]:
+        """Draws in blocks of `rows`: the choices of one prompt may be more than there are rows."""
+        if not draws:
+            self._last = _LastDrawn(self._none, {}, {})
+            return []
+        changed = any(is_edited(seq) or seq.mask is not None for _, seq in draws)
+        whole = np.asarray(logits) if changed else None
+        blocks = [draws[at : at + rows] for at in range(0, len(draws), rows)]
+        drawn = [self._draw_block(logits, whole, block, rows) for block in blocks]
+        self._remember(blocks, drawn)
+        return drawn
+
+    def _draw_block(self, logits: Any, whole: Floats | None, draws: Draws, rows: int) -> Drawn:
+        scores = logits
+        if whole is not None:
+            scores = self._edited(whole, draws, rows)
+            draws = [(number, seq) for number, (_, seq) in enumerate(draws)]
+        integers, floats, truncates = _settings(draws, rows, self._model.shape.vocab_size)
+        return Drawn(*self.programs["draw", rows, truncates](scores, integers, floats))
+
+    def _edited(self, whole: Floats, draws: Draws, rows: int) -> Floats:
+        """The scores of each draw, after its request's changes. Padding to the device's vocabulary stays as it is."""
+        vocab = self._model.shape.vocab_size
+        scores = np.zeros((rows, whole.shape[1]), np.float32)
+        scores[: len(draws)] = whole[[row for row, _ in draws]]
+        known = [(number, self._known(seq)) for number, (_, seq) in enumerate(draws)]
+        edit(scores[:, :vocab], known)
+        with np.errstate(invalid="ignore"):
+            for number, seq in known:
+                mask(scores[number, :vocab], seq.mask)
+        return scores
+
+    def _known(self, seq: Sequence) -> Sequence:
+        """The sequence with the token that is still pending in the engine, but is known here."""
+        if not seq.num_pending:
+            return seq
+        view = copy(seq)
+        view.token_ids = [*seq.token_ids[:-1], self._last.token(seq.id)]
+        view.num_pending = 0
+        return view
+
+    def _remember(self, blocks: Seq[Draws], drawn: Seq[Drawn]) -> None:
+        if len(blocks) == 1:
+            drawn[0].tokens.copy_to_host_async()
+            drawn[0].peaks.copy_to_host_async()
+            rows = {seq.id: number for number, (_, seq) in enumerate(blocks[0])}
+            self._last = _LastDrawn(self._fitted(drawn[0].tokens), rows, {})
+            return
+        # The next step could not look tokens up in several arrays: it gets their values.
+        known: dict[int, int] = {}
+        for block, own in zip(blocks, drawn, strict=True):
+            known |= {seq.id: int(token) for (_, seq), token in zip(block, np.asarray(own.tokens), strict=False)}
+        self._last = _LastDrawn(self._none, {}, known)
+
+    def _fitted(self, tokens: Any) -> Any:
+        """As long as the programs of steps expect."""
+        return tokens if len(tokens) == len(self._none) else self.programs["pad", len(tokens)](tokens)
+
+    def _logprobs(self, logits: Any, draws: Draws, tokens: npt.NDArray[np.int32]) -> dict[int, TokenLogprob]:
+        tops = {number: seq.request.params.logprobs for number, (_, seq) in enumerate(draws)}
+        if all(top is None for top in tops.values()):
+            return {}
+        whole = np.asarray(logits)[:, : self._model.shape.vocab_size]
+        return {
+            number: token_logprob(whole[draws[number][0]], int(tokens[number]), top)
+            for number, top in tops.items()
+            if top is not None
+        }
+
+    # Scoring, embedding, copying
+
+    def _score(self, chunk: Chunk, offset: int, hidden: Any, shape: StepShape) -> list[TokenLogprob]:
+        found: list[TokenLogprob] = []
+        head = self._head_matrix()
+        for at in range(chunk.scored.start, chunk.scored.stop, shape.rows):
+            positions = range(at, min(at + shape.rows, chunk.scored.stop))
+            asked = np.zeros(shape.rows, np.int32)
+            asked[: len(positions)] = np.array(positions) - chunk.start + offset
+            logits = np.asarray(self.programs["logits", shape](head, hidden, asked))
+            targets = chunk.seq.token_ids[positions.start + 1 : positions.stop + 1]
+            for row, target in zip(logits[:, : self._model.shape.vocab_size], targets, strict=False):
+                found.append(token_logprob(row, target, chunk.num_top))
+        return found
+
+    def _pool(self, chunk: Chunk, offset: int, hidden: Any) -> list[float]:
+        rows, divisor = pooled_rows(self._pooling, chunk)
+        own = np.asarray(hidden)[offset : offset + chunk.length].astype(np.float32)
+        pooled: list[float] = (own[rows].sum(0) / np.float32(divisor)).tolist()
+        return pooled
+
+    def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
+        for at in range(0, len(copies), _COPIES):
+            # A page beyond the last one is written nowhere.
+            pairs = np.full((2, _COPIES), self._sizes.num_pages, np.int32)
+            own = np.array(copies[at : at + _COPIES], np.int32).T
+            pairs[:, : own.shape[1]] = own
+            self._pages = self.programs[("copy",)](self._pages, pairs)
+
+    # Loading
+
+    def _no_pages(self, dtype: npt.DTypeLike) -> jax.Array:
+        shape, slots = self._model.shape, self._sizes.num_pages * self._sizes.page_size
+        heads = self._cut.kv_heads * self._cut.ranks
+        zeros = partial(jnp.zeros, (shape.num_layers, 2, heads, slots, shape.head_dim), dtype)
+        return jax.jit(zeros, out_shardings=NamedSharding(self._mesh, _PAGES))()
+
+    def _head_matrix(self) -> Any:
+        return self._weights.embedding if self._weights.head is None else self._weights.head
+
+    def _compile(self, dtype: npt.DTypeLike) -> Programs:
+        programs, model = Programs(self._mesh), StepProgram(self._model, self._cut, self._sizes.page_size)
+        specs, has_head = weight_specs(self._model), self._model.head is not None
+        results = StepResult(_PAGES, COPIED, BY_COLUMNS if has_head else None)
+        for shape in self._shapes:
+            arguments = (self._weights, self._pages, self._none, _integers_of(shape.num_integers))
+            step = partial(model.step, shape=shape)
+            programs.add(("step", shape), step, arguments, (specs, _PAGES, COPIED, COPIED), results, donated=(1,))
+            self.strides += 1
+        pairs = _integers_of(2, _COPIES)
+        copying = partial(_copied, page_size=self._sizes.page_size)
+        programs.add(("copy",), copying, (self._pages, pairs), (_PAGES, COPIED), _PAGES, donated=(0,))
+        if has_head:
+            self._compile_sampling(programs, model, dtype)
+        return programs
+
+    def _compile_sampling(self, programs: Programs, model: StepProgram, dtype: npt.DTypeLike) -> None:
+        most = self._shapes[-1].rows
+        for rows in sorted({shape.rows for shape in self._shapes}):
+            logits = jax.ShapeDtypeStruct(
+                (rows, self._cut.vocab * self._cut.ranks), np.float32, sharding=NamedSharding(self._mesh, BY_COLUMNS)
+            )
+            arguments = (logits, _integers_of(4, rows), jax.ShapeDtypeStruct((3, rows), np.float32))
+            for truncates in (False, True):
+                drawing = partial(draw, truncates=truncates)
+                results = Drawn(COPIED, COPIED)
+                programs.add(("draw", rows, truncates), drawing, arguments, (BY_COLUMNS, COPIED, COPIED), results)
+                self.strides += 1
+            if rows < most:
+                tokens = jax.ShapeDtypeStruct((rows,), np.int32, sharding=NamedSharding(self._mesh, COPIED))
+                programs.add(("pad", rows), partial(_padded, most=most), (tokens,), (COPIED,), COPIED)
+        shape = self._shapes[-1]
+        hidden = jax.ShapeDtypeStruct(
+            (shape.tokens, self._model.shape.hidden_size), dtype, sharding=NamedSharding(self._mesh, COPIED)
+        )
+        arguments = (self._head_matrix(), hidden, _integers_of(shape.rows))
+        programs.add(("logits", shape), model.logits, arguments, (BY_ROWS, COPIED, COPIED), BY_COLUMNS)
+
+    def _describe(self, steps_ahead: int, dtype: "np.dtype[Any]") -> RunnerSpec:
+        shape, sizes = self._model.shape, self._sizes
+        platform = self._mesh.devices.flat[0].platform
+        pages = self._pages.nbytes // self._cut.ranks
+        weights = sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(self._weights))
+        return RunnerSpec(
+            page_size=sizes.page_size,
+            num_pages=sizes.num_pages,
+            max_seq_len=shape.max_seq_len,
+            vocab_size=shape.vocab_size,
+            max_batch_tokens=sizes.max_batch_tokens,
+            max_batch_seqs=sizes.max_batch_seqs,
+            steps_ahead=steps_ahead,
+            generates=self._model.head is not None,
+            constrains=True,
+            pages_bytes=self._pages.nbytes if platform == "cpu" else 0,
+            device_bytes=0 if platform == "cpu" else weights + pages,
+            device="cpu" if platform == "cpu" else "cuda" if platform in ("cuda", "gpu") else platform,
+            backend=f"jax ({platform}, {self._cut.ranks} devices)" if self._cut.ranks > 1 else f"jax ({platform})",
+            precision=in_words([dtype.name], dtype.name),
+        )
+
+
+def jax_architecture(described: Description) -> Architecture:
+    """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
+    if isinstance(described, Architecture):
+        return described
+    raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")
+
+
+class _LastDrawn(NamedTuple):
+    """The tokens of the last step, by sequence id: most are still on the device."""
+
+    tokens: Any
+    rows: dict[int, int]
+    """Where a sequence's token is in `tokens`."""
+    known: dict[int, int]
+
+    def reference(self, seq_id: int) -> int:
+        """The token itself, or -1 - its row."""
+        return self.known[seq_id] if seq_id in self.known else -1 - self.rows[seq_id]
+
+    def token(self, seq_id: int) -> int:
+        """Waits for the device."""
+        return self.known[seq_id] if seq_id in self.known else int(np.asarray(self.tokens)[self.rows[seq_id]])
+
+
+def _offsets(chunks: Seq[Chunk]) -> Iterator[tuple[Chunk, int]]:
+    """Each chunk, and the number of its first token in the step."""
+    offset = 0
+    for chunk in chunks:
+        yield chunk, offset
+        offset += chunk.length
+
+
+def _settings(draws: Draws, rows: int, vocab: int) -> tuple[npt.NDArray[np.int32], Floats, bool]:
+    """The arrays that `DrawSettings` is made of, and whether any row has a top-k or top-p."""
+    integers, floats = np.zeros((4, rows), np.int32), np.zeros((3, rows), np.float32)
+    floats[1] = 1.0
+    keys = np.zeros(rows, np.int64)
+    for number, (row, seq) in enumerate(draws):
+        params = seq.request.params
+        integers[0, number] = row
+        if params.greedy:
+            continue
+        keys[number] = stream_key(seq.request.seed, seq.choice, seq.num_output)
+        integers[1, number] = params.top_k if 0 < params.top_k < vocab else 0
+        floats[:, number] = max(params.temperature, _TINY), max(params.top_p, _TINY), params.min_p
+    integers[2], integers[3] = keys >> 32, keys.astype(np.uint32).view(np.int32)
+    truncates = bool((integers[1] > 0).any() or (floats[1] < 1.0).any())
+    return integers, floats, truncates
+
+
+def _integers_of(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+def _copied(pages: jax.Array, pairs: jax.Array, *, page_size: int) -> jax.Array:
+    """Copies whole pages; a target beyond the last page is dropped."""
+    sources, targets = (pairs[:, :, None] * page_size + jnp.arange(page_size)).reshape(2, -1)
+    return pages.at[:, :, :, targets].set(pages[:, :, :, sources], mode="drop")
+
+
+def _padded(tokens: jax.Array, *, most: int) -> jax.Array:
+    return jnp.pad(tokens, (0, most - len(tokens)))
