@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import ssl
+from importlib.util import find_spec
 from typing import Any
 
 import certifi
@@ -17,6 +18,9 @@ from hypothesis import settings
 from triton_device import DEVICE
 
 pytest_plugins = ("browser_fixtures", "client_fixtures")
+
+# An extra. `tests/jax` itself would be found as a package named jax.
+collect_ignore_glob = [] if find_spec("jaxlib") else ["jax/*"]
 
 # Two loaded cores make any time limit on a single example a source of false alarms.
 settings.register_profile("default", deadline=None)

@@ -1,21 +1,68 @@
-"""JAX runners on tiny models. Import it before anything else uses JAX: it decides how many devices there are."""
+"""JAX runners on tiny models, on eight virtual devices. Import it before anything else asks JAX for its devices.
 
-from collections.abc import Mapping
+Compiling takes most of the time of these tests: programs are optimised little, and those that several models share are
+compiled once per process.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import jax
 import numpy as np
+from jax import monitoring
 from native_models import ModelCheckpoint
 from numpy.typing import DTypeLike
+from tiny_configs import BY_MODEL_TYPE
 
 from ostro.models.registry import describe
 from ostro.runner.jax.runner import JaxRunner, Sizes
 from ostro.torch_models.base import Model
 from ostro.weights import Pooling
 
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
+_compiled = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_compilation_cache_dir", _compiled)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 ROWS = 8
+DEGREES = (1, 2, 4, 8)
+
+
+def with_eight_heads(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Large enough to be divided by eight; keys and values have two heads where they may have fewer than queries."""
+    names = {"num_attention_heads": 8, "hidden_size": 32, "intermediate_size": 48, "head_dim": 4, "vocab_size": 300}
+    if "n_head" in config:
+        names = {"n_head": 8, "n_embd": 32, "vocab_size": 300}
+    return {**config, **names}
+
+
+FAMILIES: Mapping[str, Mapping[str, object]] = {
+    name: with_eight_heads(config) for name, config in BY_MODEL_TYPE.items() if name != "hrm_text"
+}
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Lists the programs that JAX makes within the block, read from disk or compiled."""
+    found: list[str] = []
+
+    def listen(event: str, duration: float, **context: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            found.append(str(context.get("fun_name")))
+
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
 
 
 def jax_runner(

@@ -1,0 +1,86 @@
+"""Every family on one to eight ranks: exactly the tokens of the torch runner, in float32."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+from jax_models import DEGREES, FAMILIES, ROWS, jax_runner
+from native_models import savable_model
+from tiny_configs import HRM_TEXT
+
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
+from ostro.engine.runner import ModelRunner
+from ostro.engine.scheduler import Limits
+from ostro.errors import BadRequest, UnsupportedModel
+from ostro.models.architecture import Architecture
+from ostro.models.registry import FAMILIES as ALL_FAMILIES
+from ostro.models.registry import describe
+from ostro.runner.jax.mesh import cut
+from ostro.runner.jax.runner import jax_architecture
+from ostro.runner.torch_runner import TorchRunner
+from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+
+Tokens = dict[tuple[int, int], list[int]]
+
+PARAMS: Sequence[SamplingParams] = (
+    SamplingParams(max_tokens=8, temperature=0),
+    SamplingParams(max_tokens=8, temperature=1.0),
+    SamplingParams(max_tokens=8, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+    SamplingParams(max_tokens=8, temperature=1.0, n=3),
+)
+
+
+@cache
+def model_of(family: str) -> Model:
+    return savable_model(FAMILIES[family])
+
+
+def generated(runner: ModelRunner, lengths: Sequence[int] = (3, 21, 40, 10)) -> Tokens:
+    random = np.random.default_rng(7)
+    core = EngineCore(runner, Limits(max_batch_tokens=48, max_batch_seqs=ROWS))
+    for id, (length, params) in enumerate(zip(lengths, PARAMS, strict=True)):
+        prompt = tuple(random.integers(0, 300, length).tolist())
+        core.add(Request(id=id, prompt_ids=prompt, params=params, seed=id))
+    tokens: Tokens = {}
+    while core.has_work:
+        for step in core.step():
+            tokens.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
+    core.check_integrity()
+    return tokens
+
+
+@cache
+def expected(family: str) -> Tokens:
+    return generated(TorchRunner(model_of(family), page_size=4, num_pages=128))
+
+
+def is_divisible(config: Mapping[str, object], ranks: int) -> bool:
+    described = describe(config)
+    assert isinstance(described, Architecture)
+    try:
+        cut(described, ranks)
+    except BadRequest:
+        return False
+    return True
+
+
+def test_all_families_are_here() -> None:
+    assert {*FAMILIES, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
+    assert all(is_divisible(config, ranks) for config in FAMILIES.values() for ranks in DEGREES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tp", DEGREES)
+def test_tokens_are_those_of_the_torch_runner(family: str, tp: int) -> None:
+    runner = jax_runner(FAMILIES[family], model_of(family), tp=tp)
+    tokens = generated(runner)
+    assert sum(map(len, tokens.values())) == 6 * 8
+    assert tokens == expected(family)
+
+
+def test_hrm_text_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="HRM-Text"):
+        jax_architecture(describe(HRM_TEXT))
