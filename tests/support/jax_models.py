@@ -19,7 +19,8 @@ from numpy.typing import DTypeLike
 from tiny_configs import BY_MODEL_TYPE
 
 from ostro.models.registry import describe
-from ostro.runner.jax.runner import JaxRunner, Sizes
+from ostro.runner.jax.programs import Sizes
+from ostro.runner.jax.runner import JaxRunner
 from ostro.torch_models.base import Model
 from ostro.weights import Pooling
 
@@ -41,6 +42,9 @@ def with_eight_heads(config: Mapping[str, object]) -> Mapping[str, object]:
     names = {"num_attention_heads": 8, "hidden_size": 32, "intermediate_size": 48, "head_dim": 4, "vocab_size": 300}
     if "n_head" in config:
         names = {"n_head": 8, "n_embd": 32, "vocab_size": 300}
+    if "rope_scaling" in config:
+        # Longer than any prompt here, and shorter than the stretched context.
+        names |= {"original_max_position_embeddings": 60}
     return {**config, **names}
 
 

@@ -7,10 +7,10 @@ step runs, by its longest context, so one program serves all lengths.
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 import jax
+import jax.numpy as jnp
 from jax import lax
+
 from ostro.models.architecture import AttentionSpec
 
 PAGES_PER_TURN = 8

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-import jax
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.architecture import Architecture
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-
-import jax
 from jax import lax
+
 from ostro.models.architecture import (
     MLP,
     Activation,
@@ -65,6 +65,10 @@ class StepShape(NamedTuple):
     @property
     def num_integers(self) -> int:
         return sum(self.sizes)
+
+    def holds(self, tokens: int, sequences: int, longest: int) -> bool:
+        """Whether a step of this many tokens fits, `longest` of them of one sequence."""
+        return tokens <= self.tokens and sequences <= self.rows and (longest == 1 or self.width > 1)
 
 
 class StepInputs(NamedTuple):

@@ -1,4 +1,5 @@
-"""Compiled programs by name: all are compiled before the first step, and none later. Knows no models.
+"""Which shapes steps come in, and the compiled programs: all are compiled before the first step, and none later. Knows
+no models.
 
 `jax.jit` would compile silently, for seconds, whenever a step has a new shape. A program that is compiled ahead of time
 refuses any other shape, and one that is not in the table is an error.
@@ -6,19 +7,61 @@ refuses any other shape, and one that is not in the table is an error.
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding
 
-import jax
 from ostro.errors import ModelError
+from ostro.runner.jax.attention import PAGES_PER_TURN
+from ostro.runner.jax.program import StepShape
 
 _log = logging.getLogger(__name__)
 
 Key = tuple[Hashable, ...]
+
+_FEWEST_ROWS = 8
+"""Fewer rows take as long as this many."""
+_FEWEST_TOKENS = 64
+_GROWTH = 4
+"""Each shape is this many times as large as the one before it."""
+_TILE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A runner's capacities. They decide which programs are compiled."""
+
+    page_size: int
+    num_pages: int
+    max_batch_tokens: int = 512
+    max_batch_seqs: int = 64
+
+    def shapes(self, max_seq_len: int) -> list[StepShape]:
+        """Shapes for steps of one token per sequence, then shapes for all others; each kind from small to large.
+
+        Any batch within the capacities fits into the last one.
+        """
+        pages = -(-max_seq_len // (self.page_size * PAGES_PER_TURN)) * PAGES_PER_TURN
+        rows = list(_growing(_FEWEST_ROWS, self.max_batch_seqs))
+        decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
+        return decoding + [
+            # Each sequence may leave its last tile unfilled.
+            StepShape(tokens=n, tiles=min(n, -(-n // _TILE) + rows[-1]), width=_TILE, rows=rows[-1], pages=pages)
+            for n in _growing(_FEWEST_TOKENS, self.max_batch_tokens)
+        ]
+
+
+def _growing(least: int, most: int) -> Iterator[int]:
+    """Sizes from `least` on, the last of which is at least `most`."""
+    size = least
+    while size < most:
+        yield size
+        size *= _GROWTH
+    yield max(least, most)
 
 
 @dataclass(slots=True)

@@ -11,28 +11,26 @@ and sent back, so `launch` waits for the device.
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
-import jax
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
+from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Description
 from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
-from ostro.runner.jax.attention import PAGES_PER_TURN
 from ostro.runner.jax.mesh import AXIS, cut, make_mesh
 from ostro.runner.jax.program import StepInputs, StepProgram, StepResult, StepShape
-from ostro.runner.jax.programs import Programs
+from ostro.runner.jax.programs import Programs, Sizes
 from ostro.runner.jax.sampling import Drawn, draw
 from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, load_weights, weight_specs
 from ostro.runner.outcome import outcome
@@ -44,36 +42,11 @@ from ostro.weights import Checkpoint, Pooling
 _PAGES = PartitionSpec(None, None, AXIS, None, None)
 _COPIES = 8
 """Pages that one program copies at a time."""
-_FEWEST_ROWS = 8
-"""Fewer rows take as long as this many."""
-_TILE = 16
 _TINY = float(np.finfo(np.float32).tiny)
 """Stands for temperatures and shares that float32 would round to zero, which mean something else."""
 
 Draws = Seq[tuple[int, Sequence]]
 """Rows of logits, and the sequences that want a token from them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """A runner's capacities. They decide which programs are compiled."""
-
-    page_size: int
-    num_pages: int
-    max_batch_tokens: int = 512
-    max_batch_seqs: int = 64
-
-    def shapes(self, max_seq_len: int) -> list[StepShape]:
-        """Steps of one token per sequence, at numbers of sequences that double twice; then steps with prompts."""
-        pages = -(-max_seq_len // (self.page_size * PAGES_PER_TURN)) * PAGES_PER_TURN
-        rows = [_FEWEST_ROWS]
-        while rows[-1] < self.max_batch_seqs:
-            rows.append(min(4 * rows[-1], max(_FEWEST_ROWS, self.max_batch_seqs)))
-        decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
-        # Each sequence may leave its last tile unfilled.
-        tiles = -(-self.max_batch_tokens // _TILE) + rows[-1]
-        tokens = max(self.max_batch_tokens, _FEWEST_ROWS)
-        return [*decoding, StepShape(tokens=tokens, tiles=tiles, width=_TILE, rows=rows[-1], pages=pages)]
 
 
 class JaxRunner:
@@ -121,34 +94,35 @@ class JaxRunner:
         sampling = [chunk for chunk in batch.chunks if chunk.samples]
         draws = [(row, seq) for row, chunk in enumerate(sampling) for seq in chunk.samples]
         drawn = self._draw(result.logits, draws, shape.rows)
-        return Step(partial(self._results, batch, shape, result, draws, drawn))
+        return Step(partial(self._results, _Launched(batch, shape, result.hidden, result.logits, draws, drawn)))
 
-    def _results(
-        self, batch: Batch, shape: StepShape, result: StepResult, draws: Draws, drawn: Seq[Drawn]
-    ) -> StepOutput:
+    def _results(self, launched: "_Launched") -> StepOutput:
         output = StepOutput()
-        if draws:
-            tokens = np.concatenate([np.asarray(block.tokens) for block in drawn])
-            peaks = np.concatenate([np.asarray(block.peaks) for block in drawn])
-            logprobs = self._logprobs(result.logits, draws, tokens)
-            for number, (_, seq) in enumerate(draws):
-                token = int(tokens[number])
-                output.sampled[seq.id] = outcome(token, float(peaks[number]), logprobs.get(number))
-        for chunk, offset in _offsets(batch.chunks):
+        if launched.draws:
+            output.sampled.update(self._sampled(launched))
+        for chunk, offset in _offsets(launched.batch.chunks):
             if chunk.scored:
-                output.scored[chunk.seq.id] = self._score(chunk, offset, result.hidden, shape)
+                output.scored[chunk.seq.id] = self._score(chunk, offset, launched)
             if chunk.seq.request.task is Task.EMBED:
-                output.pooled[chunk.seq.id] = self._pool(chunk, offset, result.hidden)
+                output.pooled[chunk.seq.id] = self._pool(chunk, offset, launched.hidden)
         return output
+
+    def _sampled(self, launched: "_Launched") -> Iterator[tuple[int, SampledToken]]:
+        tokens = np.concatenate([np.asarray(block.tokens) for block in launched.drawn])
+        peaks = np.concatenate([np.asarray(block.peaks) for block in launched.drawn])
+        logprobs = self._logprobs(launched.logits, launched.draws, tokens)
+        for number, (_, seq) in enumerate(launched.draws):
+            yield seq.id, outcome(int(tokens[number]), float(peaks[number]), logprobs.get(number))
 
     # Batch to arrays
 
     def _shape_of(self, batch: Batch) -> StepShape:
-        """The smallest shape that holds the batch. Only the last one has a program for scoring."""
-        is_decoding = all(chunk.length == 1 and not chunk.scored for chunk in batch.chunks)
-        if not is_decoding:
+        """The smallest shape that holds the batch."""
+        if any(chunk.scored for chunk in batch.chunks):
+            # The only one with a program for scoring.
             return self._shapes[-1]
-        return next(shape for shape in self._shapes if shape.rows >= len(batch.chunks))
+        width = max(chunk.length for chunk in batch.chunks)
+        return next(shape for shape in self._shapes if shape.holds(batch.num_tokens, len(batch.chunks), width))
 
     def _integers(self, batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
         size = self._sizes.page_size
@@ -197,7 +171,7 @@ class JaxRunner:
         if whole is not None:
             scores = self._edited(whole, draws, rows)
             draws = [(number, seq) for number, (_, seq) in enumerate(draws)]
-        integers, floats, truncates = _settings(draws, rows, self._model.shape.vocab_size)
+        integers, floats, truncates = draw_settings(draws, rows, self._model.shape.vocab_size)
         return Drawn(*self.programs["draw", rows, truncates](scores, integers, floats))
 
     def _edited(self, whole: Floats, draws: Draws, rows: int) -> Floats:
@@ -251,14 +225,14 @@ class JaxRunner:
 
     # Scoring, embedding, copying
 
-    def _score(self, chunk: Chunk, offset: int, hidden: Any, shape: StepShape) -> list[TokenLogprob]:
+    def _score(self, chunk: Chunk, offset: int, launched: "_Launched") -> list[TokenLogprob]:
         found: list[TokenLogprob] = []
-        head = self._head_matrix()
+        head, shape = self._head_matrix(), launched.shape
         for at in range(chunk.scored.start, chunk.scored.stop, shape.rows):
             positions = range(at, min(at + shape.rows, chunk.scored.stop))
             asked = np.zeros(shape.rows, np.int32)
             asked[: len(positions)] = np.array(positions) - chunk.start + offset
-            logits = np.asarray(self.programs["logits", shape](head, hidden, asked))
+            logits = np.asarray(self.programs["logits", shape](head, launched.hidden, asked))
             targets = chunk.seq.token_ids[positions.start + 1 : positions.stop + 1]
             for row, target in zip(logits[:, : self._model.shape.vocab_size], targets, strict=False):
                 found.append(token_logprob(row, target, chunk.num_top))
@@ -357,6 +331,17 @@ def jax_architecture(described: Description) -> Architecture:
     raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")
 
 
+class _Launched(NamedTuple):
+    """What is left of a step on the device until its results are wanted."""
+
+    batch: Batch
+    shape: StepShape
+    hidden: Any
+    logits: Any
+    draws: Draws
+    drawn: Seq[Drawn]
+
+
 class _LastDrawn(NamedTuple):
     """The tokens of the last step, by sequence id: most are still on the device."""
 
@@ -382,7 +367,7 @@ def _offsets(chunks: Seq[Chunk]) -> Iterator[tuple[Chunk, int]]:
         offset += chunk.length
 
 
-def _settings(draws: Draws, rows: int, vocab: int) -> tuple[npt.NDArray[np.int32], Floats, bool]:
+def draw_settings(draws: Draws, rows: int, vocab: int) -> tuple[npt.NDArray[np.int32], Floats, bool]:
     """The arrays that `DrawSettings` is made of, and whether any row has a top-k or top-p."""
     integers, floats = np.zeros((4, rows), np.int32), np.zeros((3, rows), np.float32)
     floats[1] = 1.0

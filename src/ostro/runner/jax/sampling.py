@@ -8,11 +8,11 @@ nothing: the bits of a gap sort like an integer, so 31 halvings find the last ga
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-
-import jax
 from jax import lax
+
 from ostro.runner.jax.mesh import AXIS, BLOCK
 from ostro.runner.random_key import FACTOR_1, FACTOR_2, GOLDEN, SHIFT_1, SHIFT_2, SHIFT_3
 

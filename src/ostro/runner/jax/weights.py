@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import jax
 from ostro.errors import UnsupportedModel
+from ostro.formats.gguf_header import GGML_TYPES
 from ostro.models.architecture import Architecture, Attention, Layer, Norm, Part, Projection, StoredTensor
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.jax.mesh import AXIS, Cut
@@ -22,6 +23,8 @@ from ostro.weights import Checkpoint
 from ostro.weights.arrays import Floats, WeightArray
 
 Rows = npt.NDArray[np.intp]
+
+_BLOCK_FORMATS = frozenset(each.name for each in GGML_TYPES.values() if each.block_size > 1)
 
 BY_ROWS = PartitionSpec(AXIS, None)
 BY_COLUMNS = PartitionSpec(None, AXIS)
@@ -250,13 +253,14 @@ class _Tensors:
 def _check(given: str, array: WeightArray, tensor: StoredTensor) -> None:
     if array.shape != tensor.shape:
         raise misshapen(given, array.shape, tensor.shape)
-    if array.format[0] == "I" and array.format[1:].isdigit():
+    if array.is_float:
+        return
+    if array.format not in _BLOCK_FORMATS:
         raise not_floats(given, array.format_name)
-    if not array.is_float:
-        raise UnsupportedModel(
-            f"Tensor {given!r} is quantised as {array.format_name}, which the JAX backend cannot read. Give it the "
-            "model as safetensors or as a 16-bit GGUF file, or use another backend."
-        )
+    raise UnsupportedModel(
+        f"Tensor {given!r} is quantised as {array.format}, which the JAX backend cannot read. Give it the model as "
+        "safetensors or as a 16-bit GGUF file, or use another backend."
+    )
 
 
 def _joined(parts: tuple[Part, ...], read: Callable[[str], Floats]) -> Floats:

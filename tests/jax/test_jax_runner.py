@@ -1,0 +1,327 @@
+"""The standing oracles on the JAX runner, with real weights on one and on eight ranks; compilations are counted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import pytest
+from jax_models import FAMILIES, ROWS, compilations, jax_runner
+from native_models import savable_model
+from scripted_grammar import ScriptedGrammars, scripted
+
+from ostro.engine.batch import Batch
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request, Task
+from ostro.engine.runner import ModelRunner
+from ostro.engine.scheduler import Limits, Progress
+from ostro.errors import BadRequest, ModelError
+from ostro.models.architecture import Architecture
+from ostro.models.registry import describe
+from ostro.runner.jax.mesh import cut, make_mesh
+from ostro.runner.jax.runner import JaxRunner
+from ostro.runner.torch_runner import TorchRunner
+from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.weights import Pooling
+
+VOCAB = 300
+LLAMA: Mapping[str, object] = {**FAMILIES["llama"], "max_position_embeddings": 200}
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+SEEDED = SamplingParams(max_tokens=12, temperature=1.0)
+PAGES = 128
+
+Tokens = dict[tuple[int, int], list[int]]
+
+
+@cache
+def model() -> Model:
+    return savable_model(LLAMA)
+
+
+@cache
+def shared_runner(tp: int) -> JaxRunner:
+    """Oracles share runners: nothing is read from a page before it is written."""
+    return jax_runner(LLAMA, model(), tp=tp, pages=PAGES)
+
+
+def torch_runner() -> TorchRunner:
+    return TorchRunner(model(), page_size=4, num_pages=PAGES)
+
+
+def draw_prompts(*lengths: int, seed: int = 1) -> list[tuple[int, ...]]:
+    random = np.random.default_rng(seed)
+    return [tuple(random.integers(0, VOCAB, length).tolist()) for length in lengths]
+
+
+class Narrow:
+    """A runner that pretends to have fewer pages, or to take no step ahead."""
+
+    strides = 0
+
+    def __init__(self, runner: ModelRunner, **changes: int) -> None:
+        self._runner, self.spec = runner, replace(runner.spec, **changes)
+        self.launch = runner.launch
+
+
+def engine(runner: ModelRunner, *, budget: int = 64, prefix_caching: bool = True) -> EngineCore:
+    return EngineCore(runner, Limits(max_batch_tokens=budget, max_batch_seqs=ROWS), prefix_caching=prefix_caching)
+
+
+def drain(core: EngineCore) -> Iterable[Progress]:
+    while core.has_work:
+        yield from core.step()
+    core.check_integrity()
+
+
+def run(
+    core: EngineCore, prompts: Sequence[tuple[int, ...]], params: SamplingParams = GREEDY, first_id: int = 0
+) -> Tokens:
+    for id, prompt in enumerate(prompts, first_id):
+        core.add(Request(id=id, prompt_ids=prompt, params=params, seed=id))
+    tokens: Tokens = {}
+    for step in drain(core):
+        assert step.error is None
+        tokens.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
+    return tokens
+
+
+BOTH = pytest.mark.parametrize("tp", [1, 8])
+SETTINGS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+@BOTH
+@SETTINGS
+def test_alone_equals_batched(tp: int, params: SamplingParams) -> None:
+    prompts, runner = draw_prompts(3, 8, 21, 40, 5, 13), shared_runner(tp)
+    together = run(engine(runner), prompts, params)
+    for id, prompt in enumerate(prompts):
+        assert run(engine(runner), [prompt], params, first_id=id) == {(id, 0): together[id, 0]}
+
+
+@BOTH
+@SETTINGS
+@pytest.mark.parametrize("budget", [1, 3, 8, 17])
+def test_whole_equals_chunked(tp: int, params: SamplingParams, budget: int) -> None:
+    prompts, runner = draw_prompts(3, 21, 40), shared_runner(tp)
+    assert run(engine(runner, budget=budget), prompts, params) == run(engine(runner), prompts, params)
+
+
+@BOTH
+@SETTINGS
+def test_cold_equals_prefix_hit(tp: int, params: SamplingParams) -> None:
+    [shared, *tails] = draw_prompts(30, 3, 9)
+    prompts = [shared + tail for tail in tails] + [shared]
+    core = engine(shared_runner(tp))
+    run(core, [shared], first_id=100)
+    warm = run(core, prompts, params)
+    assert core.scheduler.counters.cache_hits >= 3 * 28
+    assert warm == run(engine(shared_runner(tp), prefix_caching=False), prompts, params)
+
+
+@BOTH
+@SETTINGS
+def test_unpreempted_equals_preempted(tp: int, params: SamplingParams) -> None:
+    prompts, runner = draw_prompts(10, 14, 9, 12), shared_runner(tp)
+    core = engine(Narrow(runner, num_pages=14))
+    assert run(core, prompts, params) == run(engine(runner), prompts, params)
+    assert core.scheduler.counters.preemptions > 0
+
+
+@BOTH
+def test_a_step_ahead_gives_the_tokens_of_none(tp: int) -> None:
+    prompts, runner = draw_prompts(5, 30, 2), shared_runner(tp)
+    assert runner.spec.steps_ahead == 1
+    for params in (GREEDY, SEEDED, replace(SEEDED, repetition_penalty=1.5, frequency_penalty=0.5)):
+        ahead = run(engine(runner), prompts, params)
+        assert ahead == run(engine(Narrow(runner, steps_ahead=0)), prompts, params)
+
+
+CHANGES: Mapping[str, Mapping[str, object]] = {
+    "choices": {"n": 3},
+    "more choices than rows": {"n": 20},
+    "greedy repetition": {"repetition_penalty": 1.4, "temperature": 0},
+    "occurrences": {"presence_penalty": 1.0, "frequency_penalty": 0.7},
+    "bias": {"logit_bias": {5: 8.0, 7: -100.0, VOCAB + 5: 3.0}},
+    "sigma": {"top_n_sigma": 1.0},
+    "sigma, repetition, choices": {"top_n_sigma": 1.5, "repetition_penalty": 1.2, "n": 2},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.6},
+    "min-p": {"min_p": 0.1, "temperature": 1.5},
+}
+
+
+@BOTH
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
+def test_settings_give_the_tokens_of_the_torch_runner(tp: int, changes: Mapping[str, Any]) -> None:
+    prompts, params = draw_prompts(6, 19, 33), replace(SEEDED, **changes)
+    assert run(engine(shared_runner(tp)), prompts, params) == run(engine(torch_runner()), prompts, params)
+
+
+def test_bans_give_the_tokens_of_the_torch_runner() -> None:
+    [prompt] = draw_prompts(9)
+    plain = run(engine(shared_runner(1)), [prompt])[0, 0]
+
+    def banned(runner: ModelRunner) -> list[int]:
+        core = engine(runner)
+        words = ((plain[2],), (plain[4], plain[5]))
+        params = replace(GREEDY, min_tokens=6)
+        stops = frozenset({plain[0]})
+        core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, bad_word_ids=words, eos_ids=stops))
+        return [token for step in drain(core) for token in step.token_ids]
+
+    tokens = banned(shared_runner(1))
+    assert tokens == banned(torch_runner())
+    assert plain[2] not in tokens
+    assert tokens[0] != plain[0]
+
+
+@BOTH
+@SETTINGS
+def test_masks_give_the_tokens_of_the_torch_runner(tp: int, params: SamplingParams) -> None:
+    """Each choice has a mask of its own, though the first tokens of all come from one row of logits."""
+    prompts = draw_prompts(6, 9)
+    edges = {0: dict.fromkeys(range(0, VOCAB, 7), 1), 1: dict.fromkeys(range(1, VOCAB, 5), 0)}
+    constraint = scripted(edges)
+
+    def masked(runner: ModelRunner) -> Tokens:
+        core, tokens = engine(runner), Tokens()
+        for id, prompt in enumerate(prompts):
+            request = Request(
+                id=id, prompt_ids=prompt, params=replace(params, n=id + 1), seed=id, constraint=constraint
+            )
+            core.add(request, ScriptedGrammars(VOCAB).prepare(constraint))
+        for step in drain(core):
+            tokens.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
+        return tokens
+
+    tokens = masked(shared_runner(tp))
+    assert tokens == masked(torch_runner())
+    for choice in tokens.values():
+        assert len(choice) == 12
+        assert all(token % 7 == 0 for token in choice[::2])
+        assert all(token % 5 == 1 for token in choice[1::2])
+
+
+@BOTH
+def test_log_probabilities_are_those_of_the_torch_runner(tp: int) -> None:
+    [prompt] = draw_prompts(37)
+    params = replace(SEEDED, logprobs=3, prompt_logprobs=2, max_tokens=5)
+
+    def logprobs(runner: ModelRunner) -> list[tuple[int, float, int, list[int]]]:
+        core = engine(runner, budget=16)
+        core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1))
+        found = [entry for step in drain(core) for entry in (*step.prompt_logprobs, *step.logprobs)]
+        return [(each.token_id, each.logprob, each.rank, [token for token, _ in each.top]) for each in found]
+
+    found, expected = logprobs(shared_runner(tp)), logprobs(torch_runner())
+    assert len(found) == 36 + 5
+    for one, other in zip(found, expected, strict=True):
+        assert (one[0], *one[2:]) == (other[0], *other[2:])
+        assert one[1] == pytest.approx(other[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+def test_pooled_vectors_are_those_of_the_torch_runner(mode: Literal["mean", "cls", "lasttoken"]) -> None:
+    [prompt] = draw_prompts(18)
+    pooling = Pooling(mode, normalize=False)
+
+    def pooled(runner: ModelRunner, budget: int) -> list[float]:
+        core = engine(runner, budget=budget)
+        params = SamplingParams(max_tokens=0)
+        core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, task=Task.EMBED))
+        [last] = [step for step in drain(core) if step.finish_reason]
+        assert last.pooled is not None
+        return last.pooled
+
+    expected = pooled(TorchRunner(model(), page_size=4, num_pages=PAGES, pooling=pooling), 64)
+    runner = jax_runner(LLAMA, model(), tp=2, pages=PAGES, pooling=pooling)
+    for budget in (7, 64):
+        assert pooled(runner, budget) == pytest.approx(expected, abs=1e-4)
+
+
+def test_nothing_is_compiled_after_loading_whatever_is_run() -> None:
+    runner = shared_runner(8)
+    random = np.random.default_rng(5)
+    kinds = [
+        GREEDY,
+        SEEDED,
+        replace(SEEDED, n=5, top_k=9),
+        replace(SEEDED, top_p=0.5, logprobs=1),
+        replace(GREEDY, repetition_penalty=1.2, max_tokens=30),
+    ]
+    core = engine(Narrow(runner, num_pages=60))
+    with compilations() as made:
+        for id in range(40):
+            [prompt] = draw_prompts(int(random.integers(1, 70)), seed=id % 7)
+            core.add(Request(id=id, prompt_ids=prompt, params=kinds[id % len(kinds)], seed=id))
+            for _ in range(int(random.integers(0, 8))):
+                core.step()
+        for _ in drain(core):
+            pass
+    assert core.scheduler.counters.steps > 100
+    assert made == []
+
+
+def test_compilations_are_noticed() -> None:
+    with compilations() as made:
+        jax.jit(lambda x: x * 3 + 1)(np.arange(17))
+    assert made
+
+
+def test_an_unknown_shape_is_an_error_and_not_compiled() -> None:
+    with compilations() as made, pytest.raises(ModelError, match="No program was compiled for draw 99"):
+        shared_runner(1).programs["draw", 99, False]
+    assert made == []
+
+
+def test_programs_and_the_seconds_they_took_are_counted() -> None:
+    programs = shared_runner(1).programs
+    assert len(programs) == 6
+    assert programs.seconds > 0
+
+
+def test_a_step_writes_its_own_slots_and_no_others() -> None:
+    """Padding is written nowhere, and neighbours keep what they hold."""
+    runner = jax_runner(LLAMA, model(), tp=2, pages=8)
+    core = engine(runner)
+    core.add(Request(id=0, prompt_ids=draw_prompts(6)[0], params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED))
+    batch = core.scheduler.schedule()
+    assert isinstance(batch, Batch)
+    before = np.asarray(runner._pages).copy()
+    runner.launch(batch)
+    changed = (np.asarray(runner._pages) != before).any(axis=(0, 1, 2, 4))
+    pages = batch.chunks[0].seq.pages
+    assert np.flatnonzero(changed).tolist() == sorted(pages[at // 4] * 4 + at % 4 for at in range(6))
+
+
+def test_pages_are_updated_in_place() -> None:
+    runner = shared_runner(1)
+    before = runner._pages.unsafe_buffer_pointer()
+    run(engine(runner), draw_prompts(9))
+    assert runner._pages.unsafe_buffer_pointer() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        ({}, 3, r"8 attention heads do not divide by it. Set it to one of 1, 2, 4, 8"),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}, 2, "Set it to one of 1, 3"),
+        ({"intermediate_size": 42}, 4, r"the MLP's width, 42, .* one of 1, 2\."),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 48}, 4, "6 KV heads"),
+    ],
+)
+def test_a_degree_that_does_not_divide_is_refused_with_those_that_do(
+    changes: Mapping[str, object], tp: int, message: str
+) -> None:
+    described = describe({**LLAMA, **changes})
+    assert isinstance(described, Architecture)
+    with pytest.raises(BadRequest, match=message):
+        cut(described, tp)
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    with pytest.raises(BadRequest, match="JAX finds 8 cpu devices"):
+        make_mesh(16)
