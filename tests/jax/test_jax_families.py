@@ -1,10 +1,11 @@
 """Every family on one to eight ranks: exactly the tokens of the torch runner, in float32."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from jax_models import DEGREES, FAMILIES, ROWS, jax_runner
 from native_models import savable_model
 from tiny_configs import HRM_TEXT
@@ -72,8 +73,15 @@ def test_all_families_are_here() -> None:
     assert all(is_divisible(config, ranks) for config in FAMILIES.values() for ranks in DEGREES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tp", DEGREES)
+def cases() -> Iterator[ParameterSet]:
+    """Compiling takes seconds for each: in the short form, each family runs on eight ranks, and two on all numbers."""
+    for family in FAMILIES:
+        for tp in DEGREES:
+            is_short = tp == 8 or family in ("llama", "olmo2")
+            yield pytest.param(family, tp, marks=() if is_short else pytest.mark.slow, id=f"{family}-{tp}")
+
+
+@pytest.mark.parametrize(("family", "tp"), cases())
 def test_tokens_are_those_of_the_torch_runner(family: str, tp: int) -> None:
     runner = jax_runner(FAMILIES[family], model_of(family), tp=tp)
     tokens = generated(runner)

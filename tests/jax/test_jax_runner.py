@@ -144,7 +144,7 @@ CHANGES: Mapping[str, Mapping[str, object]] = {
     "more choices than rows": {"n": 20},
     "greedy repetition": {"repetition_penalty": 1.4, "temperature": 0},
     "occurrences": {"presence_penalty": 1.0, "frequency_penalty": 0.7},
-    "bias": {"logit_bias": {5: 8.0, 7: -100.0, VOCAB + 5: 3.0}},
+    "bias": {"logit_bias": {5: 8.0, 7: -100.0}},
     "sigma": {"top_n_sigma": 1.0},
     "sigma, repetition, choices": {"top_n_sigma": 1.5, "repetition_penalty": 1.2, "n": 2},
     "top-k": {"top_k": 5},
@@ -295,6 +295,13 @@ def test_a_step_writes_its_own_slots_and_no_others() -> None:
     changed = (np.asarray(runner._pages) != before).any(axis=(0, 1, 2, 4))
     pages = batch.chunks[0].seq.pages
     assert np.flatnonzero(changed).tolist() == sorted(pages[at // 4] * 4 + at % 4 for at in range(6))
+
+
+def test_no_program_copies_the_pages() -> None:
+    """Neither all of them nor a layer's."""
+    runner = jax_runner(LLAMA, model(), pages=50_000)
+    of_a_layer = runner.spec.pages_bytes // 2
+    assert runner.programs.temporary_bytes() < of_a_layer / 4
 
 
 def test_pages_are_updated_in_place() -> None:

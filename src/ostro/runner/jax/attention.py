@@ -48,11 +48,12 @@ def make_tiles(
 
 
 def attend(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, tiles: Tiles, spec: AttentionSpec, page_size: int
+    queries: jax.Array, pages: jax.Array, layer: int, tiles: Tiles, spec: AttentionSpec, page_size: int
 ) -> jax.Array:
-    """[tokens, heads, head_dim]. Keys and values are [kv heads, slots, head_dim], those of this step included."""
+    """[tokens, heads, head_dim]. Pages are [layers, 2, kv heads, slots, head_dim], and hold this step's tokens too."""
     tokens, heads, head_dim = queries.shape
-    groups = (len(tiles.index), tiles.index.shape[1], keys.shape[0], heads // keys.shape[0])
+    kv_heads = pages.shape[2]
+    groups = (len(tiles.index), tiles.index.shape[1], kv_heads, heads // kv_heads)
     tiled = queries.at[tiles.index].get(mode="fill", fill_value=0).reshape(*groups, head_dim)
     scaled = tiled.astype(jnp.float32) * spec.scale
     span = PAGES_PER_TURN * page_size
@@ -60,12 +61,12 @@ def attend(
 
     def turn(number: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, total, output = state
-        pages = lax.dynamic_slice_in_dim(tiles.table, number * PAGES_PER_TURN, PAGES_PER_TURN, 1)
-        slots = (pages[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), -1)
+        turned = lax.dynamic_slice_in_dim(tiles.table, number * PAGES_PER_TURN, PAGES_PER_TURN, 1)
+        slots = (turned[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(turned), -1)
         at = number * span + jnp.arange(span)
-        scores = jnp.einsum(
-            "nqkgd,kncd->nqkgc", scaled, keys[:, slots].astype(jnp.float32), precision=lax.Precision.HIGHEST
-        )
+        # One gather from all layers' pages: a layer's own, cut out first, would be a copy of them.
+        keys = pages[layer, 0, :, slots].astype(jnp.float32)
+        scores = jnp.einsum("nqkgd,nckd->nqkgc", scaled, keys, precision=lax.Precision.HIGHEST)
         if spec.softcap is not None:
             scores = spec.softcap * jnp.tanh(scores / spec.softcap)
         seen = at <= positions
@@ -73,11 +74,11 @@ def attend(
             seen &= at > positions - spec.window
         scores = jnp.where(seen[:, :, None, None], scores, _MASKED)
         # Slots beyond a sequence's end may hold another's leftovers, even NaN, which a weight of zero does not silence.
-        owned = (at < tiles.ends[:, None])[None, :, :, None]
-        block = jnp.where(owned, values[:, slots], 0).astype(jnp.float32)
+        owned = (at < tiles.ends[:, None])[:, :, None, None]
+        values = jnp.where(owned, pages[layer, 1, :, slots], 0).astype(jnp.float32)
         higher = jnp.maximum(best, scores.max(-1))
         kept, weights = jnp.exp(best - higher), jnp.exp(scores - higher[..., None])
-        added = jnp.einsum("nqkgc,kncd->nqkgd", weights, block, precision=lax.Precision.HIGHEST)
+        added = jnp.einsum("nqkgc,nckd->nqkgd", weights, values, precision=lax.Precision.HIGHEST)
         return higher, total * kept + weights.sum(-1), output * kept[..., None] + added
 
     first = _first_turn(tiles, spec.window, span)

@@ -231,7 +231,7 @@ class _LayerStep:
         queries, keys, values = self._heads(attention, x)
         pages = pages.at[number, 0, :, slots].set(keys.astype(pages.dtype), mode="drop")
         pages = pages.at[number, 1, :, slots].set(values.astype(pages.dtype), mode="drop")
-        attended = attend(queries, pages[number, 0], pages[number, 1], tiles, attention.spec, self.program.page_size)
+        attended = attend(queries, pages, number, tiles, attention.spec, self.program.page_size)
         return self._summed(attention.output, self.weights.output, attended.reshape(len(x), -1)), pages
 
     def _heads(self, attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

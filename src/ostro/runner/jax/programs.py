@@ -76,6 +76,10 @@ class Programs:
     def __len__(self) -> int:
         return len(self._compiled)
 
+    def temporary_bytes(self) -> int:
+        """The most memory that a program takes on a device besides its arguments and results."""
+        return max(compiled.memory_analysis().temp_size_in_bytes for compiled in self._compiled.values())
+
     def add(
         self,
         key: Key,
