@@ -81,7 +81,7 @@ def cases() -> Iterator[ParameterSet]:
             yield pytest.param(family, tp, marks=() if is_short else pytest.mark.slow, id=f"{family}-{tp}")
 
 
-@pytest.mark.parametrize(("family", "tp"), cases())
+@pytest.mark.parametrize(("family", "tp"), list(cases()))
 def test_tokens_are_those_of_the_torch_runner(family: str, tp: int) -> None:
     runner = jax_runner(FAMILIES[family], model_of(family), tp=tp)
     tokens = generated(runner)

@@ -21,7 +21,7 @@ from ostro.runner.random_stream import exponentials as torch_exponentials
 from ostro.runner.random_stream import stream_key
 from ostro.runner.sampler import sample
 
-VOCAB, ROWS = 5000, 500
+VOCAB, ROWS = 2000, 500
 Floats = npt.NDArray[np.float32]
 
 
