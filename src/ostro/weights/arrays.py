@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ostro.errors import BadCheckpoint
+from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.formats.gguf_header import GGML_TYPES
 
 if TYPE_CHECKING:
     import torch
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+
+_BLOCK_TYPES = {each.name: number for number, each in GGML_TYPES.items() if each.block_size > 1}
+# Values dequantized at a time: large enough to amortise Python's overhead, small enough to bound temporary memory.
+_CHUNK_VALUES = 1 << 20
 
 _FORMATS = {np.float64: "F64", np.float32: "F32", np.float16: "F16", np.uint16: "BF16"}
 _INTEGERS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}
@@ -51,15 +56,19 @@ class WeightArray:
         return self.format in _DECODERS
 
     @property
+    def is_quantized(self) -> bool:
+        return self.format in _BLOCK_TYPES
+
+    @property
     def format_name(self) -> str:
         """The format's common name: int8 for I8."""
         return _INTEGERS.get(self.format, self.format)
 
     def floats(self) -> Floats:
-        """The weight in float32. Only for floating-point formats."""
+        """The weight in float32. Only for floating-point and quantized formats."""
         # NaN and overflow are left to the caller to detect.
         with np.errstate(invalid="ignore", over="ignore"):
-            values = _DECODERS[self.format](self.raw)
+            values = dequantized(self.raw, self.format) if self.is_quantized else _DECODERS[self.format](self.raw)
         values = values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
         return values if self.order is None else values[self.order]
 
@@ -67,6 +76,28 @@ class WeightArray:
         """The address of each row of a matrix, or of each column of a transposed one; valid as long as `raw` lives."""
         order = np.arange(len(self.raw)) if self.order is None else self.order
         return np.uint64(self.raw.ctypes.data) + order.astype(np.uint64) * np.uint64(self.raw.shape[1])
+
+
+def dequantized(raw: Bytes, format: str) -> Floats:
+    """The numbers in rows of GGUF blocks. Raises UnsupportedModel for a type that cannot be unpacked."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    number = _BLOCK_TYPES[format]
+    ggml = GGML_TYPES[number]
+    blocks = raw.reshape(-1, ggml.block_bytes)
+    values = np.empty((len(blocks), ggml.block_size), np.float32)
+    step = _CHUNK_VALUES // ggml.block_size
+    try:
+        for start in range(0, len(blocks), step):
+            # As a single long row: the package loops over rows in Python.
+            row = blocks[start : start + step].reshape(1, -1)
+            values[start : start + step] = dequantize(row, GGMLQuantizationType(number)).reshape(-1, ggml.block_size)
+    except (NotImplementedError, ValueError) as error:
+        raise UnsupportedModel(
+            f"Weights of type {format} cannot be unpacked. Use a model quantised to another type."
+        ) from error
+    return values.reshape(*raw.shape[:-1], -1)
 
 
 def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterator[tuple[str, WeightArray]]:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     _Named = tuple[str, torch.Tensor]
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-# Values dequantized at a time: large enough to amortise Python's overhead, small enough to bound temporary memory.
-_CHUNK_VALUES = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -183,26 +181,16 @@ def _by_head(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":
 
 
 def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]":
-    import numpy as np
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
+    from ostro.weights.arrays import dequantized
 
     info, ggml = weight.info, GGML_TYPES[weight.info.ggml_type]
-    blocks = _raw(weight, data).reshape(-1, ggml.block_bytes)
-    values = np.empty((len(blocks), ggml.block_size), np.float32)
-    step = _CHUNK_VALUES // ggml.block_size
     try:
-        kind = GGMLQuantizationType(info.ggml_type)
-        for start in range(0, len(blocks), step):
-            # As a single long row: the package loops over rows in Python.
-            row = blocks[start : start + step].reshape(1, -1)
-            values[start : start + step] = dequantize(row, kind).reshape(-1, ggml.block_size)
-    except (NotImplementedError, ValueError) as error:
+        return dequantized(_raw(weight, data), ggml.name).reshape(info.shape)
+    except UnsupportedModel as error:
         raise UnsupportedModel(
             f"Tensor {info.name!r} of {weight.path} has type {ggml.name}, which cannot be unpacked. "
             "Use a model quantised to another type."
         ) from error
-    return values.reshape(info.shape)
 
 
 def _ahead(jobs: Iterable[Callable[[], "_Named"]]) -> Iterator["_Named"]:
