@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_models import FAMILIES, ROWS, compilations, jax_runner
@@ -15,7 +16,7 @@ from scripted_grammar import ScriptedGrammars, scripted
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
-from ostro.engine.runner import ModelRunner
+from ostro.engine.runner import NOT_FINITE, ModelRunner
 from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, ModelError
 from ostro.models.architecture import Architecture
@@ -61,7 +62,7 @@ class Narrow:
 
     strides = 0
 
-    def __init__(self, runner: ModelRunner, **changes: int) -> None:
+    def __init__(self, runner: ModelRunner, **changes: Any) -> None:
         self._runner, self.spec = runner, replace(runner.spec, **changes)
         self.launch = runner.launch
 
@@ -240,6 +241,42 @@ def test_pooled_vectors_are_those_of_the_torch_runner(mode: Literal["mean", "cls
     runner = jax_runner(LLAMA, model(), tp=2, pages=PAGES, pooling=pooling)
     for budget in (7, 64):
         assert pooled(runner, budget) == pytest.approx(expected, abs=1e-4)
+
+
+@BOTH
+def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind_in_its_pages(tp: int) -> None:
+    """The pages of the failed sequence are used again by others, with its NaN in the slots that are not filled yet."""
+    poisoned, broken = VOCAB - 1, savable_model(LLAMA)
+    next(broken.parameters()).data[poisoned] = float("nan")
+    runner = jax_runner(LLAMA, broken, tp=tp, pages=PAGES)
+    prompts = [tuple(token % poisoned for token in prompt) for prompt in draw_prompts(6, 7, 21)]
+    clean = run(engine(runner), prompts)
+    core = engine(Narrow(runner, num_pages=40), prefix_caching=False)
+    for id, prompt in enumerate([*prompts, (*prompts[0], poisoned), (poisoned,) * 30]):
+        core.add(Request(id=id, prompt_ids=prompt, params=GREEDY, seed=0))
+    errors = {step.request_id: step.error for step in drain(core) if step.finish_reason}
+    assert errors == {0: None, 1: None, 2: None, 3: NOT_FINITE, 4: NOT_FINITE}
+    assert run(core, prompts) == clean
+
+
+@BOTH
+def test_bfloat16_weights_give_nearly_the_same_log_probabilities(tp: int) -> None:
+    [prompt] = draw_prompts(20)
+
+    def scores(runner: ModelRunner) -> list[float]:
+        core = engine(runner)
+        params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+        core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1))
+        return [entry.logprob for step in drain(core) for entry in step.prompt_logprobs]
+
+    runner = jax_runner(LLAMA, model(), tp=tp, dtype=jnp.bfloat16)
+    assert runner.spec.precision == "bfloat16 weights, bfloat16 keys and values"
+    assert runner.spec.pages_bytes * 2 == jax_pages_bytes(tp)
+    assert scores(runner) == pytest.approx(scores(shared_runner(tp)), abs=0.5)
+
+
+def jax_pages_bytes(tp: int) -> int:
+    return shared_runner(tp).spec.pages_bytes
 
 
 def test_nothing_is_compiled_after_loading_whatever_is_run() -> None:

@@ -53,7 +53,8 @@ def random_logits(seed: int) -> Floats:
     random = np.random.default_rng(seed)
     logits = random.normal(0, 1, (ROWS, VOCAB)) * random.choice([0.2, 1.5, 4.0], (ROWS, 1))
     rounded = random.random((ROWS, 1)) < 0.2
-    return np.where(rounded, np.round(logits), logits).astype(np.float32)
+    drawn: Floats = np.where(rounded, np.round(logits), logits).astype(np.float32)
+    return drawn
 
 
 def plain(number: int) -> sequence.Sequence:

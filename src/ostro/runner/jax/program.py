@@ -93,8 +93,8 @@ class StepInputs(NamedTuple):
     def cut(cls, integers: Any, shape: StepShape) -> "StepInputs":
         """Views of the parts of one array; works on numpy's and JAX's."""
         ends = list(accumulate(shape.sizes))
-        parts = [integers[end - size : end] for end, size in zip(ends, shape.sizes, strict=True)]
-        return cls(*parts[:-1], parts[-1].reshape(shape.rows, shape.pages))
+        parts = cls(*(integers[end - size : end] for end, size in zip(ends, shape.sizes, strict=True)))
+        return parts._replace(table=parts.table.reshape(shape.rows, shape.pages))
 
     @classmethod
     def padding(cls, shape: StepShape, num_slots: int) -> tuple[npt.NDArray[np.int32], "StepInputs"]:

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ostro.errors import UnsupportedModel
-from ostro.formats.gguf_header import GGML_TYPES
 from ostro.models.architecture import Architecture, Attention, Layer, Norm, Part, Projection, StoredTensor
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.jax.mesh import AXIS, Cut
@@ -23,8 +21,6 @@ from ostro.weights import Checkpoint
 from ostro.weights.arrays import Floats, WeightArray
 
 Rows = npt.NDArray[np.intp]
-
-_BLOCK_FORMATS = frozenset(each.name for each in GGML_TYPES.values() if each.block_size > 1)
 
 BY_ROWS = PartitionSpec(AXIS, None)
 BY_COLUMNS = PartitionSpec(None, AXIS)
@@ -215,7 +211,9 @@ def _vectors(described: Architecture, tensors: "_Tensors", cut: Cut, mesh: Mesh)
 
 
 class _Tensors:
-    """A checkpoint's tensors by their names in the description; read when asked for, with a row per output."""
+    """A checkpoint's tensors by their names in the description; read and dequantized when asked for, with a row per
+    output.
+    """
 
     def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
         self._wanted = {tensor.name: tensor for tensor in described.tensors()}
@@ -253,14 +251,8 @@ class _Tensors:
 def _check(given: str, array: WeightArray, tensor: StoredTensor) -> None:
     if array.shape != tensor.shape:
         raise misshapen(given, array.shape, tensor.shape)
-    if array.is_float:
-        return
-    if array.format not in _BLOCK_FORMATS:
+    if not (array.is_float or array.is_quantized):
         raise not_floats(given, array.format_name)
-    raise UnsupportedModel(
-        f"Tensor {given!r} is quantised as {array.format}, which the JAX backend cannot read. Give it the model as "
-        "safetensors or as a 16-bit GGUF file, or use another backend."
-    )
 
 
 def _joined(parts: tuple[Part, ...], read: Callable[[str], Floats]) -> Floats:
