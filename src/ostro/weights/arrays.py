@@ -83,7 +83,9 @@ def dequantized(raw: Bytes, format: str) -> Floats:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    number = _BLOCK_TYPES[format]
+    refused = UnsupportedModel(f"Weights of type {format} cannot be unpacked. Use a model quantised to another type.")
+    if (number := _BLOCK_TYPES.get(format)) is None:
+        raise refused
     ggml = GGML_TYPES[number]
     blocks = raw.reshape(-1, ggml.block_bytes)
     values = np.empty((len(blocks), ggml.block_size), np.float32)
@@ -94,9 +96,7 @@ def dequantized(raw: Bytes, format: str) -> Floats:
             row = blocks[start : start + step].reshape(1, -1)
             values[start : start + step] = dequantize(row, GGMLQuantizationType(number)).reshape(-1, ggml.block_size)
     except (NotImplementedError, ValueError) as error:
-        raise UnsupportedModel(
-            f"Weights of type {format} cannot be unpacked. Use a model quantised to another type."
-        ) from error
+        raise refused from error
     return values.reshape(*raw.shape[:-1], -1)
 
 
