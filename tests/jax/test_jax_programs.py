@@ -1,10 +1,12 @@
 """Every batch within a runner's capacities has a shape that holds it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostro.errors import ModelError
 from ostro.runner.jax.program import StepInputs, StepShape
-from ostro.runner.jax.programs import Sizes
+from ostro.runner.jax.programs import Sizes, smallest_shape
 
 CAPACITIES = st.integers(1, 2000)
 
@@ -26,6 +28,14 @@ def test_every_batch_fits_into_a_shape_and_all_its_tiles_too(tokens: int, rows: 
         assert tiles_of(lengths, shape.width) <= shape.tiles
         assert shape.pages * 16 >= 1000
         assert shape.pages % 8 == 0
+
+
+def test_a_step_beyond_the_capacities_is_an_error() -> None:
+    shapes = Sizes(page_size=16, num_pages=10, max_batch_tokens=64, max_batch_seqs=8).shapes(100)
+    assert smallest_shape(shapes, tokens=8, sequences=8, longest=1) == shapes[0]
+    assert smallest_shape(shapes, tokens=8, sequences=7, longest=2) == shapes[1]
+    with pytest.raises(ModelError, match="a step of 65 tokens in 2 sequences"):
+        smallest_shape(shapes, tokens=65, sequences=2, longest=64)
 
 
 def test_shapes_are_few_and_grow() -> None:

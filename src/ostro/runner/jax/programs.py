@@ -55,6 +55,17 @@ class Sizes:
         ]
 
 
+def smallest_shape(shapes: Sequence[StepShape], *, tokens: int, sequences: int, longest: int) -> StepShape:
+    """The first shape that holds a step of this many tokens, `longest` of them of one sequence."""
+    for shape in shapes:
+        if shape.holds(tokens, sequences, longest):
+            return shape
+    raise ModelError(
+        f"No program was compiled for a step of {tokens} tokens in {sequences} sequences: the limits of the engine and "
+        "of its runner differ. This is a bug: please report it."
+    )
+
+
 def _growing(least: int, most: int) -> Iterator[int]:
     """Sizes from `least` on, the last of which is at least `most`."""
     size = least

@@ -30,7 +30,7 @@ from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.jax.mesh import AXIS, cut, make_mesh
 from ostro.runner.jax.program import StepInputs, StepProgram, StepResult, StepShape
-from ostro.runner.jax.programs import Programs, Sizes
+from ostro.runner.jax.programs import Programs, Sizes, smallest_shape
 from ostro.runner.jax.sampling import Drawn, draw
 from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, load_weights, weight_specs
 from ostro.runner.outcome import outcome
@@ -121,8 +121,8 @@ class JaxRunner:
         if any(chunk.scored for chunk in batch.chunks):
             # The only one with a program for scoring.
             return self._shapes[-1]
-        width = max(chunk.length for chunk in batch.chunks)
-        return next(shape for shape in self._shapes if shape.holds(batch.num_tokens, len(batch.chunks), width))
+        longest = max(chunk.length for chunk in batch.chunks)
+        return smallest_shape(self._shapes, tokens=batch.num_tokens, sequences=len(batch.chunks), longest=longest)
 
     def _integers(self, batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
         size = self._sizes.page_size
