@@ -75,6 +75,15 @@ def _growing(least: int, most: int) -> Iterator[int]:
     yield max(least, most)
 
 
+def on_mesh(
+    mesh: Mesh, function: Callable[..., Any], specs: Sequence[Any], results: Any, *, donated: tuple[int, ...] = ()
+) -> Any:
+    """A program of all ranks, not compiled yet, from a function that computes one rank's part."""
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=tuple(specs), out_specs=results, check_vma=False)
+    shardings = jax.tree.map(partial(NamedSharding, mesh), results)
+    return jax.jit(mapped, donate_argnums=donated, out_shardings=shardings)
+
+
 @dataclass(slots=True)
 class Programs:
     """Programs of one mesh."""
@@ -103,12 +112,11 @@ class Programs:
     ) -> None:
         """Compiles `function`, which computes one rank's part, for arguments of these shapes.
 
-        `specs` and `results` say how arguments and results are divided over the mesh.
+        `specs` and `results` say how arguments and results are divided over the mesh. Arguments that are `donated` are
+        overwritten.
         """
         began = time.monotonic()
-        mapped = jax.shard_map(function, mesh=self.mesh, in_specs=tuple(specs), out_specs=results, check_vma=False)
-        shardings = jax.tree.map(partial(NamedSharding, self.mesh), results)
-        jitted = jax.jit(mapped, donate_argnums=donated, out_shardings=shardings)
+        jitted = on_mesh(self.mesh, function, specs, results, donated=donated)
         self._compiled[key] = jitted.lower(*arguments).compile()
         took = time.monotonic() - began
         self.seconds += took
