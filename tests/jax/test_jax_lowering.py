@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 from jax import export
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding
 from jax_models import FAMILIES
 from native_models import ModelCheckpoint, savable_model
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.runner.jax.mesh import AXIS, cut, make_mesh
+from ostro.runner.jax.compiling import PAGES
+from ostro.runner.jax.mesh import cut, make_mesh
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import Sizes, on_mesh
 from ostro.runner.jax.sampling import Drawn, draw
@@ -27,13 +28,14 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     config = FAMILIES[family]
     described = describe(config)
     assert isinstance(described, Architecture)
-    ranks, mesh, pages_spec = cut(described, 8), make_mesh(8), PartitionSpec(None, None, AXIS, None, None)
+    ranks, mesh = cut(described, 8), make_mesh(8)
     weights = load_weights(described, ModelCheckpoint(savable_model(config), config), ranks, mesh, np.float32)
-    pages = jax.ShapeDtypeStruct((2, 2, 8, 64, described.shape.head_dim), np.float32)
-    results = StepResult(pages_spec, COPIED, BY_COLUMNS)
+    sharding = NamedSharding(mesh, PAGES)
+    pages = jax.ShapeDtypeStruct((2, 2, 8, 64, described.shape.head_dim), np.float32, sharding=sharding)
+    results = StepResult(PAGES, COPIED, BY_COLUMNS)
     for shape in SIZES.shapes(described.shape.max_seq_len):
         step = partial(StepProgram(described, ranks, SIZES.page_size).step, shape=shape)
-        specs = (weight_specs(described), pages_spec, COPIED, COPIED)
+        specs = (weight_specs(described), PAGES, COPIED, COPIED)
         program = on_mesh(mesh, step, specs, results, donated=(1,))
         integers = [jax.ShapeDtypeStruct((count,), np.int32) for count in (8, shape.num_integers)]
         exported = export.export(program, platforms=PLATFORMS)(weights, pages, *integers)

@@ -152,7 +152,7 @@ class StepProgram:
     def _asked_logits(self, weights: Weights, hidden: jax.Array, asked: jax.Array) -> jax.Array | None:
         if self.described.head is None:
             return None
-        return self.logits(weights.embedding if weights.head is None else weights.head, hidden, asked)
+        return self.logits(weights.head_matrix, hidden, asked)
 
     def _embed(self, weights: Weights, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         local = tokens - lax.axis_index(AXIS) * self.cut.vocab

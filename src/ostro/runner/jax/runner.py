@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
@@ -28,20 +28,18 @@ from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Description
 from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
-from ostro.runner.jax.mesh import AXIS, cut, make_mesh
+from ostro.runner.jax.compiling import COPIES, PAGES, Compiler
+from ostro.runner.jax.mesh import cut, make_mesh
 from ostro.runner.jax.program import StepInputs, StepProgram, StepResult, StepShape
-from ostro.runner.jax.programs import Programs, Sizes, smallest_shape
-from ostro.runner.jax.sampling import Drawn, draw
-from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, load_weights, weight_specs
+from ostro.runner.jax.programs import Sizes, smallest_shape
+from ostro.runner.jax.sampling import Drawn
+from ostro.runner.jax.weights import COPIED, load_weights
 from ostro.runner.outcome import outcome
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.runner.random_key import stream_key
 from ostro.weights import Checkpoint, Pooling
 
-_PAGES = PartitionSpec(None, None, AXIS, None, None)
-_COPIES = 8
-"""Pages that one program copies at a time."""
 _TINY = float(np.finfo(np.float32).tiny)
 """Stands for temperatures and shares that float32 would round to zero, which mean something else."""
 
@@ -78,7 +76,9 @@ class JaxRunner:
         self._pages = self._no_pages(dtype)
         self._none = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
         self._last = _LastDrawn(self._none, {}, {})
-        self.programs = self._compile(dtype)
+        model = StepProgram(self._model, self._cut, sizes.page_size)
+        compiler = Compiler(self._mesh, model, self._weights, self._pages, self._shapes, self._count_stride)
+        self.programs = compiler.compile()
         self._spec = self._describe(steps_ahead, np.dtype(dtype))
 
     @property
@@ -227,7 +227,7 @@ class JaxRunner:
 
     def _score(self, chunk: Chunk, offset: int, launched: "_Launched") -> list[TokenLogprob]:
         found: list[TokenLogprob] = []
-        head, shape = self._head_matrix(), launched.shape
+        head, shape = self._weights.head_matrix, launched.shape
         for at in range(chunk.scored.start, chunk.scored.stop, shape.rows):
             positions = range(at, min(at + shape.rows, chunk.scored.stop))
             asked = np.zeros(shape.rows, np.int32)
@@ -245,10 +245,10 @@ class JaxRunner:
         return pooled
 
     def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
-        for at in range(0, len(copies), _COPIES):
+        for at in range(0, len(copies), COPIES):
             # A page beyond the last one is written nowhere.
-            pairs = np.full((2, _COPIES), self._sizes.num_pages, np.int32)
-            own = np.array(copies[at : at + _COPIES], np.int32).T
+            pairs = np.full((2, COPIES), self._sizes.num_pages, np.int32)
+            own = np.array(copies[at : at + COPIES], np.int32).T
             pairs[:, : own.shape[1]] = own
             self._pages = self.programs[("copy",)](self._pages, pairs)
 
@@ -258,48 +258,10 @@ class JaxRunner:
         shape, slots = self._model.shape, self._sizes.num_pages * self._sizes.page_size
         heads = self._cut.kv_heads * self._cut.ranks
         zeros = partial(jnp.zeros, (shape.num_layers, 2, heads, slots, shape.head_dim), dtype)
-        return jax.jit(zeros, out_shardings=NamedSharding(self._mesh, _PAGES))()
+        return jax.jit(zeros, out_shardings=NamedSharding(self._mesh, PAGES))()
 
-    def _head_matrix(self) -> Any:
-        return self._weights.embedding if self._weights.head is None else self._weights.head
-
-    def _compile(self, dtype: npt.DTypeLike) -> Programs:
-        programs, model = Programs(self._mesh), StepProgram(self._model, self._cut, self._sizes.page_size)
-        specs, has_head = weight_specs(self._model), self._model.head is not None
-        results = StepResult(_PAGES, COPIED, BY_COLUMNS if has_head else None)
-        for shape in self._shapes:
-            arguments = (self._weights, self._pages, self._none, _integers_of(shape.num_integers))
-            step = partial(model.step, shape=shape)
-            programs.add(("step", shape), step, arguments, (specs, _PAGES, COPIED, COPIED), results, donated=(1,))
-            self.strides += 1
-        pairs = _integers_of(2, _COPIES)
-        copying = partial(_copied, page_size=self._sizes.page_size)
-        programs.add(("copy",), copying, (self._pages, pairs), (_PAGES, COPIED), _PAGES, donated=(0,))
-        if has_head:
-            self._compile_sampling(programs, model, dtype)
-        return programs
-
-    def _compile_sampling(self, programs: Programs, model: StepProgram, dtype: npt.DTypeLike) -> None:
-        most = self._shapes[-1].rows
-        for rows in sorted({shape.rows for shape in self._shapes}):
-            logits = jax.ShapeDtypeStruct(
-                (rows, self._cut.vocab * self._cut.ranks), np.float32, sharding=NamedSharding(self._mesh, BY_COLUMNS)
-            )
-            arguments = (logits, _integers_of(4, rows), jax.ShapeDtypeStruct((3, rows), np.float32))
-            for truncates in (False, True):
-                drawing = partial(draw, truncates=truncates)
-                results = Drawn(COPIED, COPIED)
-                programs.add(("draw", rows, truncates), drawing, arguments, (BY_COLUMNS, COPIED, COPIED), results)
-                self.strides += 1
-            if rows < most:
-                tokens = jax.ShapeDtypeStruct((rows,), np.int32, sharding=NamedSharding(self._mesh, COPIED))
-                programs.add(("pad", rows), partial(_padded, most=most), (tokens,), (COPIED,), COPIED)
-        shape = self._shapes[-1]
-        hidden = jax.ShapeDtypeStruct(
-            (shape.tokens, self._model.shape.hidden_size), dtype, sharding=NamedSharding(self._mesh, COPIED)
-        )
-        arguments = (self._head_matrix(), hidden, _integers_of(shape.rows))
-        programs.add(("logits", shape), model.logits, arguments, (BY_ROWS, COPIED, COPIED), BY_COLUMNS)
+    def _count_stride(self) -> None:
+        self.strides += 1
 
     def _describe(self, steps_ahead: int, dtype: "np.dtype[Any]") -> RunnerSpec:
         shape, sizes = self._model.shape, self._sizes
@@ -383,17 +345,3 @@ def draw_settings(draws: Draws, rows: int, vocab: int) -> tuple[npt.NDArray[np.i
     integers[2], integers[3] = keys >> 32, keys.astype(np.uint32).view(np.int32)
     truncates = bool((integers[1] > 0).any() or (floats[1] < 1.0).any())
     return integers, floats, truncates
-
-
-def _integers_of(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32)
-
-
-def _copied(pages: jax.Array, pairs: jax.Array, *, page_size: int) -> jax.Array:
-    """Copies whole pages; a target beyond the last page is dropped."""
-    sources, targets = (pairs[:, :, None] * page_size + jnp.arange(page_size)).reshape(2, -1)
-    return pages.at[:, :, :, targets].set(pages[:, :, :, sources], mode="drop")
-
-
-def _padded(tokens: jax.Array, *, most: int) -> jax.Array:
-    return jnp.pad(tokens, (0, most - len(tokens)))

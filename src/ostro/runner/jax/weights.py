@@ -48,6 +48,10 @@ class Weights(NamedTuple):
     """None if it is tied or absent."""
     layers: tuple[LayerWeights, ...]
 
+    @property
+    def head_matrix(self) -> Any:
+        return self.embedding if self.head is None else self.head
+
 
 def weight_specs(described: Architecture) -> Weights:
     """How each array of `Weights` is divided over the mesh."""
