@@ -96,6 +96,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "runner.native": None,
         "runner.array_edits": None,
         "runner.array_logprobs": None,
+        "runner.cut": None,
         "runner.edits": None,
         "runner.outcome": None,
         "runner.pooling": None,

@@ -12,8 +12,9 @@ from native_models import ModelCheckpoint, savable_model
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
+from ostro.runner.cut import cut
 from ostro.runner.jax.compiling import PAGES
-from ostro.runner.jax.mesh import cut, make_mesh
+from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import Sizes, on_mesh
 from ostro.runner.jax.sampling import Drawn, draw

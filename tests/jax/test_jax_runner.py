@@ -21,7 +21,8 @@ from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, ModelError
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.runner.jax.mesh import cut, make_mesh
+from ostro.runner.cut import cut
+from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.runner import JaxRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams

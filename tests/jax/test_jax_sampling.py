@@ -12,7 +12,8 @@ from jax_models import DEGREES
 from sampler_oracle import make_seq
 
 from ostro.engine import sequence
-from ostro.runner.jax.mesh import BLOCK, make_mesh
+from ostro.runner.cut import BLOCK
+from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.programs import Programs
 from ostro.runner.jax.runner import draw_settings
 from ostro.runner.jax.sampling import Drawn, draw, exponentials

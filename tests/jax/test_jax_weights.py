@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from ostro.errors import BadCheckpoint
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.runner.jax.mesh import cut, make_mesh
+from ostro.runner.cut import cut
+from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.weights import VectorLayout, Weights, load_weights
 from ostro.weights import Checkpoint, open_checkpoint
 

@@ -28,8 +28,9 @@ from ostro.models.architecture import (
 )
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
+from ostro.runner.cut import Cut
 from ostro.runner.jax.attention import Tiles, attend, make_tiles
-from ostro.runner.jax.mesh import AXIS, Cut
+from ostro.runner.jax.mesh import AXIS
 from ostro.runner.jax.weights import LayerWeights, VectorLayout, Weights, bias_name
 
 

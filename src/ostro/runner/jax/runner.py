@@ -28,8 +28,9 @@ from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Description
 from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
+from ostro.runner.cut import cut
 from ostro.runner.jax.compiling import COPIES, PAGES, Compiler
-from ostro.runner.jax.mesh import cut, make_mesh
+from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.program import StepInputs, StepProgram, StepResult, StepShape
 from ostro.runner.jax.programs import Sizes, smallest_shape
 from ostro.runner.jax.sampling import Drawn

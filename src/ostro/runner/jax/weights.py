@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ostro.models.architecture import Architecture, Attention, Layer, Norm, Part, Projection, StoredTensor
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
-from ostro.runner.jax.mesh import AXIS, Cut
+from ostro.runner.cut import Cut
+from ostro.runner.jax.mesh import AXIS
 from ostro.weights import Checkpoint
 from ostro.weights.arrays import Floats, WeightArray
 
