@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", type=int, default=128, metavar="TOKENS")
     parser.add_argument("--output", type=int, default=128, metavar="TOKENS")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each engine (%(default)s)")
-    parser.add_argument("--backend", choices=("auto", "native", "torch"), default="auto", help="Ostro's --cpu-backend")
+    parser.add_argument("--backend", choices=("auto", "native", "torch"), default="auto", help="Ostro's --backend")
     parser.add_argument("--llama-options", default="", metavar="TEXT", help="for llama.cpp, such as '-fa off -ub 256'")
     parser.add_argument("--transformers", action="store_true", help="in `offline` too, up to 8 streams")
     parser.add_argument("--context", type=int, default=512, help="of perplexity's windows (%(default)s)")

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="show each answer's first line")
     args = parser.parse_args()
     prompts = read_prompts()
-    native, exact = (LLM(config=EngineConfig(model=args.model, cpu_backend=backend)) for backend in ("native", "torch"))
+    native, exact = (LLM(config=EngineConfig(model=args.model, backend=backend)) for backend in ("native", "torch"))
     if "answers" in args.parts:
         for title, params in (("temperature 0", greedy()), ("the model's defaults", defaults())):
             report_answers(title, prompts, native, exact, params, verbose=args.verbose)

@@ -42,7 +42,7 @@ levanter|^(export +)?OSTRO_CHECKPOINT_PATH=.|^--checkpoint-path|^checkpoint[_-]p
 otel|^(export +)?OSTRO_OTLP_ENDPOINT=.|^--otlp-|^otlp[_-]
 s3|s3://
 torch|^(export +)?(AIOS|OSTRO)_DEVICE=cuda|^--device=cuda|^cuda$|^device: *cuda|^(export +)?AIOS_MODEL_PATH=.|^--model-path
-torch|^(export +)?OSTRO_CPU_BACKEND=torch|^--cpu-backend=torch|^torch$|^cpu[_-]backend: *torch
+torch|^(export +)?OSTRO_(CPU_)?BACKEND=torch|^--(cpu-)?backend=torch|^torch$|^(cpu[_-])?backend: *torch
 END
 
 python=${PYTHON:-python3}

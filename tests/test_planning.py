@@ -76,7 +76,7 @@ OLMO3: Mapping[str, object] = {**LLAMA, "architectures": ["Olmo3ForCausalLM"], "
 GRANITE: Mapping[str, object] = {**LLAMA, **tiny_configs.GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
 GPT_NEOX: Mapping[str, object] = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
 SERVED = EngineConfig(device="cpu", kv_memory=16 * MIB, serving=True)
-ON_TORCH = replace(SERVED, cpu_backend="torch")
+ON_TORCH = replace(SERVED, backend="torch")
 
 
 def write_checkpoint(directory: Path, config: Mapping[str, object], dtype: torch.dtype) -> Path:
@@ -224,7 +224,7 @@ def test_plan_agrees_for_the_default_model() -> None:
 def test_weights_are_counted_as_they_are_kept(quantize: Quantization, tmp_path: Path) -> None:
     config = {**tiny_models.LLAMA, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
     directory = write_checkpoint(tmp_path, config, torch.float16)
-    engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, cpu_backend="torch")
+    engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, backend="torch")
     model = make_model(directory, engine)
     kept = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *stores(model))}
     found = plan(directory, engine)
@@ -287,7 +287,7 @@ def test_what_runs_natively_is_known_and_counted_as_it_is_packed(
     told = []
     for ask in (plan, lambda path, engine: load_runner(open_checkpoint(path), engine)):
         with pytest.raises(Unsupported) as refused:
-            ask(directory, replace(engine, cpu_backend="native"))
+            ask(directory, replace(engine, backend="native"))
         told.append(str(refused.value))
     assert told[0] == told[1]
 
@@ -329,7 +329,7 @@ def test_settings_that_only_one_backend_takes(tmp_path: Path, own_cache: Path) -
     assert (
         plan(directory, wider).backend == load_runner(open_checkpoint(directory), wider).spec.backend == "torch (cpu)"
     )
-    for engine in (replace(wider, kv_dtype="float16"), replace(wider, cpu_backend="native")):
+    for engine in (replace(wider, kv_dtype="float16"), replace(wider, backend="native")):
         for ask in (plan, lambda path, engine: load_runner(open_checkpoint(path), engine)):
             with pytest.raises(Unsupported, match=r"needs the native core|page_size is 32, and native kernels take 16"):
                 ask(directory, engine)

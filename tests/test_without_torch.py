@@ -185,7 +185,7 @@ def test_llm_generates_and_scores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
-    [(("--device", "cuda"), "device cuda"), (("--cpu-backend", "torch"), "cpu_backend torch")],
+    [(("--device", "cuda"), "device cuda"), (("--backend", "torch"), "backend torch")],
 )
 def test_settings_that_need_torch_end_the_start(arguments: tuple[str, ...], what: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")

@@ -101,13 +101,13 @@ class Setup:
         """What Ostro's engine says, in a process of its own."""
         settings: dict[str, object] = {"device": "cpu", "threads": self.threads}
         if self.backend != "auto":
-            settings["cpu_backend"] = self.backend
+            settings["backend"] = self.backend
         return _worker("ostro_worker.py", {"task": task, "model": str(model), "settings": settings, **(job or {})})
 
     def _ostro_server(self, model: Path, port: int) -> list[str]:
         command = [sys.executable, "-m", "ostro", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
         command += ["--device", "cpu", "--threads", str(self.threads), "--no-access-log"]
-        return command if self.backend == "auto" else [*command, "--cpu-backend", self.backend]
+        return command if self.backend == "auto" else [*command, "--backend", self.backend]
 
 
 # --- without a server -----------------------------------------------------------------------------------------------

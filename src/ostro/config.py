@@ -10,7 +10,7 @@ from ostro.errors import BadRequest
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
-CpuBackend = Literal["auto", "native", "torch"]
+BackendName = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
@@ -64,7 +64,7 @@ _CHOICES = {
     "dtype": DType,
     "quantize": Quantization,
     "kv_dtype": KVDType,
-    "cpu_backend": CpuBackend,
+    "backend": BackendName,
     "hrm_dialect": HrmDialect,
     "generation_config": GenerationConfig,
     "tool_format": ToolFormat,
@@ -142,7 +142,7 @@ class EngineConfig:
             "model's own on a GPU, float32 on a CPU)"
         ),
     )
-    cpu_backend: CpuBackend = field(
+    backend: BackendName = field(
         default="auto",
         metadata=_means(
             "what runs the model on a CPU: the native core or torch; auto is the native core if it supports the model"

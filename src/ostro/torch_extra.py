@@ -11,8 +11,8 @@ def check_settings(config: EngineConfig) -> None:
     """Raises Unsupported for settings that need torch if it is not installed."""
     if config.device != "auto" and not BACKENDS[config.device].has_native_core:
         require_torch(f"device {config.device}", param="device")
-    if config.cpu_backend == "torch":
-        require_torch("cpu_backend torch", param="cpu_backend")
+    if config.backend == "torch":
+        require_torch("backend torch", param="backend")
 
 
 def require_torch(what: str, *, param: str | None = None) -> None:

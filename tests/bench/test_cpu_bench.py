@@ -86,7 +86,7 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(random_llama: Path) -> LLM:
-    return LLM(config=EngineConfig(model=str(random_llama), device="cpu", cpu_backend="torch", kv_memory=8 << 20))
+    return LLM(config=EngineConfig(model=str(random_llama), device="cpu", backend="torch", kv_memory=8 << 20))
 
 
 # --- what llama.cpp says --------------------------------------------------------------------------------------------

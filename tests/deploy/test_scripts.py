@@ -105,7 +105,7 @@ def noting(environment: dict[str, str], tmp_path: Path) -> Path:
         (("--checkpoint-path", "gs://b/runs/x"), {}, "", {"tensorstore", "google-cloud-storage"}),
         (("--config", "my.yaml"), {}, "", {"tensorstore"}),
         (("--device", "cuda"), {}, "", {"torch"}),
-        (("--cpu-backend=torch",), {}, "", {"torch"}),
+        (("--backend=torch",), {}, "", {"torch"}),
         ((), {"AIOS_MODEL_PATH": "./my-brain"}, "", {"torch"}),
         (("--device", "cpu"), {}, "", set()),
         (("--port", "1"), {"GCS_BUCKET": ""}, "", set()),

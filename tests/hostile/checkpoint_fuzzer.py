@@ -213,7 +213,7 @@ def _runner(subject: Subject, directory: Path, backend: str) -> ModelRunner:
     adapters = () if subject.adapter is None else ((subject.adapter, str(directory / subject.adapter)),)
     config = EngineConfig(
         device="cpu",
-        cpu_backend=backend,  # type: ignore[arg-type]
+        backend=backend,  # type: ignore[arg-type]
         kv_memory=1 << 20,
         max_batch_tokens=32,
         max_batch_seqs=2,

@@ -37,13 +37,13 @@ def poisoned(directory: Path, tensor: str, index: int | None, value: float) -> P
 def broken_letter(directory: Path, value: float = torch.nan) -> Path:
     """One token's embedding is no number: the model loads and serves, as long as no one writes that letter."""
     model = write_model(directory)
-    with_tokenizer = LLM(str(model), config=EngineConfig(cpu_backend="torch", kv_memory=1 << 20))
+    with_tokenizer = LLM(str(model), config=EngineConfig(backend="torch", kv_memory=1 << 20))
     [token] = with_tokenizer.tokenizer.encode(BROKEN)
     return poisoned(model, "model.embed_tokens.weight", token, value)
 
 
 def load(model: Path, backend: Backend) -> LLM:
-    return LLM(str(model), config=EngineConfig(cpu_backend=backend, device="cpu", kv_memory=1 << 20))
+    return LLM(str(model), config=EngineConfig(backend=backend, device="cpu", kv_memory=1 << 20))
 
 
 def wide(directory: Path) -> Path:

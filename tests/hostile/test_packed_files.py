@@ -274,7 +274,7 @@ def test_a_replaced_file_of_the_same_size_and_time_is_packed_anew(model: Path) -
     before = generate(load(model))
     scale_weights(model, 3.0)
     after = generate(load(model))
-    assert after == generate(load(model, cpu_backend="torch")) != before
+    assert after == generate(load(model, backend="torch")) != before
 
 
 def test_offline_and_over_http_a_replaced_model_is_the_one_that_answers(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_offline_and_over_http_a_replaced_model_is_the_one_that_answers(tmp_path
     params = SamplingParams(max_tokens=12, temperature=0)
 
     def offline(directory: Path) -> str:
-        [output] = LLM(directory, EngineConfig(kv_memory=4 << 20, cpu_backend="native")).generate([prompt], params)
+        [output] = LLM(directory, EngineConfig(kv_memory=4 << 20, backend="native")).generate([prompt], params)
         return output.choices[0].text
 
     with live_server(tmp_path, str(model), "--kv-memory", "4M", faults="") as server, server.client() as client:

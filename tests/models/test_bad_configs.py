@@ -150,7 +150,7 @@ def test_every_runner_refuses_a_config_before_it_reads_a_tensor(backend: str, ch
             raise AssertionError("a tensor was read")
 
     checkpoint = Unread(savable_model(config), {**config, **changes})
-    engine = EngineConfig(cpu_backend="native" if backend == "native" else "torch")
+    engine = EngineConfig(backend="native" if backend == "native" else "torch")
     with pytest.raises(OstroError, match=f"'{next(iter(changes))}'"):
         load_runner(checkpoint, engine)
 

@@ -92,7 +92,7 @@ def write(path: Path, mix: dict[str, gguf.GGMLQuantizationType]) -> Path:
 
 def scores(path: Path, backend: str) -> npt.NDArray[np.float64]:
     """Log-probabilities of a prompt."""
-    config = EngineConfig(device="cpu", kv_memory=8 << 20, cpu_backend=backend)  # type: ignore[arg-type]
+    config = EngineConfig(device="cpu", kv_memory=8 << 20, backend=backend)  # type: ignore[arg-type]
     runner = load_runner(open_checkpoint(path), config)
     assert isinstance(runner, NativeRunner) == (backend == "native")
     core = EngineCore(runner)

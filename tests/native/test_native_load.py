@@ -42,7 +42,7 @@ def test_a_model_is_packed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     second = load(directory)
     assert "packing" not in caplog.text
     assert packed_files() == [file]
-    assert generate(first) == generate(second) == generate(load(directory, cpu_backend="torch"))
+    assert generate(first) == generate(second) == generate(load(directory, backend="torch"))
 
 
 def test_other_bits_another_context_and_changed_weights_are_packed_anew(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_floats_of_any_width_are_served(dtype: torch.dtype, tmp_path: Path) -> N
     assert isinstance(runner, NativeRunner)
     name = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype]
     assert runner.program.spec.precision == name
-    assert generate(runner) == generate(load(directory, cpu_backend="torch"))
+    assert generate(runner) == generate(load(directory, backend="torch"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_floats_of_any_width_are_served(dtype: torch.dtype, tmp_path: Path) -> N
         ({"head_dim": 8}, {}, "its heads are 8 wide"),
         ({"hidden_act": "relu"}, {}, "its activation, relu, has no native kernel"),
         ({}, {"page_size": 8}, "page_size is 8"),
-        ({}, {"cpu_backend": "torch"}, None),
+        ({}, {"backend": "torch"}, None),
     ],
 )
 def test_what_runs_on_torch_says_why(
@@ -120,8 +120,8 @@ def test_what_runs_on_torch_says_why(
     assert packed_files() == []
     if reason is not None:
         with pytest.raises(Unsupported, match=reason) as caught:
-            load(directory, **settings, cpu_backend="native")
-        assert caught.value.param == "cpu_backend"
+            load(directory, **settings, backend="native")
+        assert caught.value.param == "backend"
 
 
 def test_without_the_library_models_run_on_torch(
@@ -159,7 +159,7 @@ def test_kv_dtypes_of_other_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="fp8 needs a GPU"):
         load(directory, kv_dtype="fp8")
     with pytest.raises(Unsupported, match="needs the native core"):
-        load(directory, kv_dtype="int8", cpu_backend="torch")
+        load(directory, kv_dtype="int8", backend="torch")
 
 
 def test_tensors_that_are_missing_or_misshapen_are_named(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_weights_that_are_no_numbers_are_not_rounded_away(bits: str, tmp_path: P
 def test_double_precision_is_read_as_torch_reads_it(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", dtype=torch.float64)
     assert isinstance(load(directory), NativeRunner)
-    assert generate(load(directory)) == generate(load(directory, cpu_backend="torch"))
+    assert generate(load(directory)) == generate(load(directory, backend="torch"))
 
 
 def test_vectors_of_the_packed_file_are_those_of_the_checkpoint(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """In float32 throughout, as transformers is."""
-    return LLM(config=EngineConfig(cpu_backend="torch"))
+    return LLM(config=EngineConfig(backend="torch"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from native_models import needs_library
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from ostro.config import CpuBackend, EngineConfig
+from ostro.config import BackendName, EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
@@ -345,10 +345,10 @@ def test_the_native_core_gives_the_scores_of_torch(
         assert (given - expected).abs().mean() < 0.1 * expected.std()
 
 
-def scores(path: Path, backend: CpuBackend) -> torch.Tensor:
+def scores(path: Path, backend: BackendName) -> torch.Tensor:
     """Log-probabilities of a prompt."""
     runner = load_runner(
-        open_checkpoint(path), EngineConfig(device="cpu", kv_memory=4 << 20, cpu_backend=backend, threads=1)
+        open_checkpoint(path), EngineConfig(device="cpu", kv_memory=4 << 20, backend=backend, threads=1)
     )
     core = EngineCore(runner)
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)

@@ -38,7 +38,7 @@ SEE = {
     "hrm_config": "hrm.md#settings",
     "quantize": "cpu.md#precision",
     "kv_dtype": "cpu.md#precision",
-    "cpu_backend": "cpu.md",
+    "backend": "cpu.md",
     "deterministic": "gpu.md#options",
     "ui": "playground.md",
     "otlp_endpoint": "observability.md",

@@ -7,7 +7,7 @@ from typing import get_args
 
 from ostro.cli.files import read_text
 from ostro.config import (
-    CpuBackend,
+    BackendName,
     Device,
     DType,
     EngineConfig,
@@ -71,7 +71,9 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", choices=get_args(DType), default="auto", help=_meaning("dtype"))
     group.add_argument("--quantize", choices=get_args(Quantization), default="none", help=_meaning("quantize"))
     group.add_argument("--kv-dtype", choices=get_args(KVDType), default="auto", help=_meaning("kv_dtype"))
-    group.add_argument("--cpu-backend", choices=get_args(CpuBackend), default="auto", help=_meaning("cpu_backend"))
+    group.add_argument(
+        "--backend", "--cpu-backend", choices=get_args(BackendName), default="auto", help=_meaning("backend")
+    )
     group.add_argument("--page-size", type=int, metavar="N", help=_meaning("page_size"))
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help=_meaning("kv_memory"))
     group.add_argument(
@@ -98,7 +100,7 @@ def size_config(args: argparse.Namespace) -> EngineConfig:
         dtype=args.dtype,
         quantize=args.quantize,
         kv_dtype=args.kv_dtype,
-        cpu_backend=args.cpu_backend,
+        backend=args.backend,
         page_size=args.page_size,
         kv_memory=args.kv_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,

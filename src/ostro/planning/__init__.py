@@ -67,16 +67,14 @@ def plan(
 
 def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
     """Makes the same choice as `runner.load`."""
-    reason = "cpu_backend is torch"
-    if config.cpu_backend != "torch":
+    reason = "backend is torch"
+    if config.backend != "torch":
         found = on_native(stored, config, described, memory.free)
         if not isinstance(found, str):
             return found
         reason = found
-        if config.cpu_backend == "native":
-            raise Unsupported(
-                f"cpu_backend is native, but {reason}. Leave it out to run on torch.", param="cpu_backend"
-            )
+        if config.backend == "native":
+            raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
     return replace(on_cpu(stored, config, described, memory.free), not_native=reason)
 
 

@@ -29,5 +29,5 @@ def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
         described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
         cpu = BACKENDS["cpu"]
         found = on_native(checkpoint.stored(), cpu.resolve(config), described, free_memory())
-        if isinstance(found, str) and config.cpu_backend != "native":
+        if isinstance(found, str) and config.backend != "native":
             require_torch(f"{checkpoint.name} ({found})", param="model")

@@ -38,13 +38,13 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
             _tell_of_gpu(config)
             return found
         reason = found
-    if config.cpu_backend == "native":
-        raise Unsupported(f"cpu_backend is native, but {reason}. Leave it out to run on torch.", param="cpu_backend")
+    if config.backend == "native":
+        raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
     require_torch("An HRM" if hrm else f"{checkpoint.name} ({reason})", param="model")
     from ostro.runner import torch_load
 
     runner = torch_load.load_runner(checkpoint, config)
-    if config.cpu_backend == "auto" and backend_here(config.device).has_native_core:
+    if config.backend == "auto" and backend_here(config.device).has_native_core:
         _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
 
@@ -63,8 +63,8 @@ def make_runner(model: "Model", config: EngineConfig, *, pooling: Pooling | None
 
 def _why_torch(config: EngineConfig) -> str | None:
     """The reason why the settings alone require torch; None if they do not."""
-    if config.cpu_backend == "torch":
-        return "cpu_backend is torch"
+    if config.backend == "torch":
+        return "backend is torch"
     backend = backend_here(config.device)
     return None if backend.has_native_core else f"the model runs on a {backend.label}"
 

@@ -30,7 +30,7 @@ _TEXTS = frozenset(
         "dtype",
         "quantize",
         "kv_dtype",
-        "cpu_backend",
+        "backend",
         "model_config",
         "hrm_config",
         "hrm_dialect",

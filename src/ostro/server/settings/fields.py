@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from ostro.backends import Backend, backend_here
 from ostro.config import (
-    CpuBackend,
+    BackendName,
     Device,
     DType,
     EngineConfig,
@@ -229,7 +229,7 @@ class ServeSettings(BaseSettings):
     dtype: Annotated[DType, BeforeValidator(_dtype)] = Field("auto", description=meaning_of("dtype"))
     quantize: Quantization = Field("none", description=meaning_of("quantize"))
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
-    cpu_backend: CpuBackend = Field("auto", description=meaning_of("cpu_backend"))
+    backend: BackendName = Field("auto", description=meaning_of("backend"))
     tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(
         1, description="number of devices to run a model on; this build supports one"
     )
@@ -415,13 +415,13 @@ class ServeSettings(BaseSettings):
         return bool(self.models or self.gcs_bucket) or len(self.references) > 1
 
     @property
-    def backend(self) -> Backend:
-        """The device that models run on."""
+    def kind(self) -> Backend:
+        """The kind of device that models run on."""
         return backend_here(self.device)
 
     @property
     def on_gpu(self) -> bool:
-        return self.backend.has_own_memory
+        return self.kind.has_own_memory
 
     @property
     def fills_gpu(self) -> bool:
@@ -464,7 +464,7 @@ class ServeSettings(BaseSettings):
             dtype=self.dtype,
             quantize=self.quantize,
             kv_dtype=self.kv_dtype,
-            cpu_backend=self.cpu_backend,
+            backend=self.backend,
             page_size=self.page_size,
             pages_per_seq=self.pages_per_seq,
             kv_memory=self.kv_memory,

@@ -159,7 +159,7 @@ def _implied_by_several(
     if "memory_budget" not in said:
         implied["memory_budget"] = Given(int(free_memory() * _BUDGET_SHARE), f"implied by {cause}")
     shares_gpu = settings.on_gpu and not settings.fills_gpu and "gpu_memory_budget" not in said
-    if shares_gpu and (memory := settings.backend.memory()) is not None:
+    if shares_gpu and (memory := settings.kind.memory()) is not None:
         budget = int(memory.total * settings.gpu_memory_utilization)
         implied["gpu_memory_budget"] = Given(budget, f"implied by {cause}")
     return implied

@@ -48,6 +48,7 @@ def from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
 def check_environment(names: Iterable[str]) -> None:
     """Refuses misspelt variables. Those that resemble none of ours are ignored as somebody else's."""
     ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
+    ours += [name for names in ALIASES.values() for name in names.env if name.startswith(PREFIX)]
     unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
     for name in unknown:
         # Only close matches: Kubernetes generates variables from service names.
