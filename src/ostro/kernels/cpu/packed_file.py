@@ -11,7 +11,6 @@ written, or an error. Checksums detect damage, not forgery, so a file that anoth
 
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from ctypes import Array, addressof, byref, c_char
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.errors import BadCheckpoint
+from ostro.file_trust import why_untrusted
 from ostro.kernels.cpu.library import CMatrix, library
 from ostro.kernels.cpu.packed_layout import ALIGN, MatrixEntry, PackedLayout, VectorEntry
 
@@ -180,17 +180,8 @@ def digest(data: bytes) -> int:
 
 
 def _check_owner(file: BinaryIO, path: Path) -> None:
-    if not hasattr(os, "geteuid"):
-        return
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise _bad(path, "is not a regular file")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise _bad(path, f"is owned by user {status.st_uid}, neither this one nor root")
-    # Members of our own groups may share the cache: Kubernetes assigns volumes to a group.
-    strangers = stat.S_IWOTH | (0 if status.st_gid in (os.getegid(), *os.getgroups()) else stat.S_IWGRP)
-    if status.st_mode & strangers:
-        raise _bad(path, f"can be written by other users (mode {stat.S_IMODE(status.st_mode):o})")
+    if (reason := why_untrusted(file.fileno())) is not None:
+        raise _bad(path, reason)
 
 
 def _checked(file: BinaryIO, path: Path) -> Header:
