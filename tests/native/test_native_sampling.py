@@ -22,9 +22,10 @@ from ostro.engine.runner import SampledToken, TokenLogprob
 from ostro.engine.sequence import Sequence
 from ostro.runner import sampler
 from ostro.runner.array_logprobs import token_logprob
+from ostro.runner.honoured import EDITED, ELSEWHERE, READ
 from ostro.runner.logprobs import position_logprobs
 from ostro.runner.native.runner import NativeRunner
-from ostro.runner.native.sampling import DRAWN, EDITED, ELSEWHERE, READ
+from ostro.runner.native.sampling import DRAWN
 from ostro.sampling_params import SamplingParams
 
 pytestmark = needs_library

@@ -7,53 +7,20 @@
 
 from collections.abc import Sequence as Seq
 from ctypes import Array
-from dataclasses import fields
 
 import numpy as np
 
 from ostro.kernels.cpu.library import CDraw
 from ostro.runner.array_edits import Row
+from ostro.runner.honoured import check_honoured
 from ostro.runner.random_key import stream_key
-from ostro.sampling_params import SamplingParams
 
 _WORD = 2**64 - 1
 
-# Every field of SamplingParams stands in one of these: what is in none would be ignored in silence.
 DRAWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
-"""Honoured by the native draw."""
-EDITED = frozenset(
-    {
-        "logit_bias",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "bad_words",
-        "min_tokens",
-        "top_n_sigma",
-    }
-)
-"""Honoured by changing scores before the draw."""
-READ = frozenset({"logprobs", "prompt_logprobs"})
-"""Honoured by reading logits."""
-ELSEWHERE = frozenset(
-    {
-        "n",
-        "max_tokens",
-        "default_max_tokens",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "truncate_prompt_tokens",
-        "skip_special_tokens",
-        "include_stop_in_output",
-        "structured",
-        "unset",
-    }
-)
-"""Honoured by the engine and by whoever makes text of tokens."""
+"""Fields of SamplingParams that the native draw honours."""
 
-_unknown = {each.name for each in fields(SamplingParams)} - (DRAWN | EDITED | READ | ELSEWHERE)
-assert not _unknown, f"the native core would ignore {_unknown}: say in {__name__} who honours them"
+check_honoured("the native core", DRAWN)
 
 
 def draws_of(rows: Seq[Row], vocab: int) -> "Array[CDraw]":
