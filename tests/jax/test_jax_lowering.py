@@ -16,8 +16,9 @@ from ostro.runner.cut import cut
 from ostro.runner.jax.compiling import PAGES
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.program import StepProgram, StepResult
-from ostro.runner.jax.programs import Sizes, on_mesh
+from ostro.runner.jax.programs import on_mesh
 from ostro.runner.jax.sampling import Drawn, draw
+from ostro.runner.jax.shapes import Sizes
 from ostro.runner.jax.weights import BY_COLUMNS, COPIED, load_weights, weight_specs
 
 PLATFORMS = ("tpu", "cuda")

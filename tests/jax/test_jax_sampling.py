@@ -1,6 +1,7 @@
 """The JAX sampler draws what the torch sampler draws: on any number of ranks, without 64-bit numbers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
 from functools import cache, partial
 
 import jax
@@ -13,14 +14,16 @@ from sampler_oracle import make_seq
 
 from ostro.engine import sequence
 from ostro.runner.cut import BLOCK
+from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.programs import Programs
-from ostro.runner.jax.runner import draw_settings
+from ostro.runner.jax.programs import Programs, Recipe
+from ostro.runner.jax.runner import DRAWN, draw_settings
 from ostro.runner.jax.sampling import Drawn, draw, exponentials
 from ostro.runner.jax.weights import BY_COLUMNS, COPIED
 from ostro.runner.random_stream import exponentials as torch_exponentials
 from ostro.runner.random_stream import stream_key
 from ostro.runner.sampler import sample
+from ostro.sampling_params import SamplingParams
 
 VOCAB, ROWS = 2000, 500
 Floats = npt.NDArray[np.float32]
@@ -31,8 +34,14 @@ def compiled(tp: int, *, truncates: bool) -> Callable[..., Drawn]:
     programs, width = Programs(make_mesh(tp)), padded_vocab(tp)
     shapes = [((ROWS, width), np.float32), ((4, ROWS), np.int32), ((3, ROWS), np.float32)]
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    drawing = partial(draw, truncates=truncates)
-    programs.add(("draw",), drawing, arguments, (BY_COLUMNS, COPIED, COPIED), Drawn(COPIED, COPIED))
+    recipe = Recipe(
+        key=("draw",),
+        function=partial(draw, truncates=truncates),
+        arguments=tuple(arguments),
+        specs=(BY_COLUMNS, COPIED, COPIED),
+        results=Drawn(COPIED, COPIED),
+    )
+    programs.add(recipe)
     return programs[("draw",)]
 
 
@@ -121,3 +130,19 @@ def test_a_row_that_is_not_finite_shows_in_its_peak_and_spoils_no_other(tp: int,
     assert not np.isfinite(peaks[7])
     assert np.isfinite(peaks[others]).all()
     assert (tokens[others] == clean[others]).all()
+
+
+def test_a_field_that_the_sampler_would_ignore_is_refused_by_name() -> None:
+    """The check runs when the runner is imported: nobody can add a parameter and forget about JAX."""
+    check_honoured("the JAX runner", DRAWN)
+    wider = make_dataclass("Wider", [("tilt", float, 0.0)], bases=(SamplingParams,), frozen=True, kw_only=True)
+    with pytest.raises(AssertionError, match="the JAX runner would ignore tilt"):
+        check_honoured("the JAX runner", DRAWN, wider)
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_every_field_of_the_draw_reaches_the_program(name: str) -> None:
+    changed = {"temperature": 0.3, "top_p": 0.5, "top_k": 2, "min_p": 0.4, "seed": 9}
+    plain, other = ([(0, make_seq(**settings))] for settings in ({}, {name: changed[name]}))
+    before, after = (draw_settings(draws, ROWS, VOCAB) for draws in (plain, other))
+    assert any((one != two).any() for one, two in zip(before[:2], after[:2], strict=True))

@@ -18,8 +18,9 @@ from ostro.errors import BadCheckpoint
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.runner.cut import cut
+from ostro.runner.jax.layout import VectorLayout
 from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.weights import VectorLayout, Weights, load_weights
+from ostro.runner.jax.weights import Weights, load_weights
 from ostro.weights import Checkpoint, open_checkpoint
 
 LLAMA = FAMILIES["llama"]

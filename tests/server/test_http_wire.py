@@ -242,7 +242,15 @@ def test_probes_tell_that_all_is_well(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
     health = client.get("/health").json()
-    assert health == {"status": "ok", "requests": 0, "restarts": 0, "device": "cpu", "backend": "fake", "gpu": False}
+    assert health == {
+        "status": "ok",
+        "requests": 0,
+        "restarts": 0,
+        "device": "cpu",
+        "devices": 1,
+        "backend": "fake",
+        "gpu": False,
+    }
     assert client.get("/version").json()["version"]
 
 

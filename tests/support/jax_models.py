@@ -19,8 +19,9 @@ from numpy.typing import DTypeLike
 from tiny_configs import BY_MODEL_TYPE
 
 from ostro.models.registry import describe
-from ostro.runner.jax.programs import Sizes
+from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.runner import JaxRunner
+from ostro.runner.jax.shapes import Sizes
 from ostro.torch_models.base import Model
 from ostro.weights import Pooling
 
@@ -83,11 +84,8 @@ def jax_runner(
 ) -> JaxRunner:
     """A runner with the weights of a torch model."""
     return JaxRunner(
-        describe(config),
-        ModelCheckpoint(model, config),
+        PlacedModel.load(describe(config), ModelCheckpoint(model, config), tensor_parallel=tp, dtype=dtype),
         Sizes(page_size=4, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows),
-        tensor_parallel=tp,
-        dtype=dtype,
         pooling=pooling,
         steps_ahead=steps_ahead,
     )

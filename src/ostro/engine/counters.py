@@ -19,6 +19,9 @@ class Counters:
     outer_steps: int = 0
     """For models that refine their states in outer steps: how many were taken, and how many early halting saved."""
     saved_steps: int = 0
+    compile_seconds: float = 0.0
+    """Time spent compiling programs, and how many were compiled after the engine was ready."""
+    recompiles: int = 0
     restarts: int = 0
     """How often the engine process was restarted; counted by the API process."""
 

@@ -40,13 +40,18 @@ class RunnerSpec:
     pages_bytes: int = 0
     """Host memory that pages will take, but only as they are filled."""
     device_bytes: int = 0
-    """GPU memory of weights and pages; 0 without a GPU."""
+    """Memory of each device, for weights and pages; 0 on a CPU."""
     device: str = "cpu"
-    """The kind of device that computes: "cpu" or "cuda"."""
+    """The kind of device that computes: "cpu", "cuda" or "tpu"."""
+    devices: int = 1
+    """How many the model is divided over."""
     backend: str = ""
     """The implementation, for display: "native (neon)", "torch (cpu)"."""
     precision: str = ""
     """The formats of weights, keys and values, for display."""
+    num_programs: int = 0
+    """Programs compiled before the first step, and the time that it took."""
+    compile_seconds: float = 0.0
 
 
 class SampledToken(NamedTuple):
@@ -93,6 +98,8 @@ class StepOutput:
     outer_steps: int = 0
     """For models that refine their states in outer steps: how many were taken, and how many early halting saved."""
     saved_steps: int = 0
+    recompiles: int = 0
+    """For runners that compile programs before the first step: how many were compiled since. There should be none."""
 
 
 @dataclass(frozen=True, slots=True)

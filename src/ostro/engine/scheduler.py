@@ -204,6 +204,7 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.computed_tokens += sum(self._cost(chunk) for chunk in batch.chunks)
         self.counters.outer_steps += output.outer_steps
+        self.counters.recompiles += output.recompiles
         self.counters.saved_steps += output.saved_steps
         progress = [gain for chunk in batch.chunks for gain in self._apply_chunk(chunk, output)]
         return [p for p in progress if p.token_ids or p.prompt_logprobs or p.finish_reason]

@@ -75,7 +75,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     pages_bytes: int = 0
     """Host memory that those pages will take."""
     device_bytes: int = 0
-    """GPU memory, pages included."""
+    """Memory of each device, pages included; 0 on a CPU."""
     keeps_kv: bool = True
     """Whether the model has a KV cache; if not, a continuation may be scored in one pass."""
     num_puzzles: int = 0
@@ -85,10 +85,14 @@ class ModelInfo(msgspec.Struct, frozen=True):
     constrains: bool = False
     """Whether a request may have a constraint."""
     device: str = "cpu"
-    """The kind of device that computes: "cpu" or "cuda"."""
+    """The kind of device that computes: "cpu", "cuda" or "tpu"."""
+    devices: int = 1
+    """How many the model is divided over."""
     backend: str = ""
     """The implementation, and the formats of weights, keys and values, for display."""
     precision: str = ""
+    num_programs: int = 0
+    """Programs compiled while it was loaded."""
 
 
 class Located(Message, frozen=True):

@@ -298,8 +298,10 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         adapters=config.adapter_names,
         constrains=spec.constrains,
         device=spec.device,
+        devices=spec.devices,
         backend=spec.backend,
         precision=spec.precision,
+        num_programs=spec.num_programs,
     )
 
 
@@ -354,7 +356,7 @@ def warm_up(core: EngineCore) -> None:
     if core.scheduler.max_len > 1 and _trial(core, 0) and (error := _trial(core, core.runner.spec.vocab_size // 2)):
         raise ModelError(error)
     core.scheduler.kv.clear_cache()
-    core.scheduler.counters = Counters()
+    core.scheduler.counters = Counters(compile_seconds=core.runner.spec.compile_seconds)
 
 
 def _trial(core: EngineCore, token: int) -> str | None:

@@ -1,16 +1,20 @@
 """How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and plans without torch."""
 
 import sys
+from dataclasses import replace
 from typing import Protocol
 
 from ostro.errors import BadRequest, ModelError
 from ostro.machine import free_memory
+from ostro.models.architecture import ModelShape
 
 # Share of the memory left after loading the weights; the rest is for activations and other processes.
 _SHARE = 0.4
 _MOST = 4 << 30
 # Share of the free memory that a second copy of the weights may use.
 _SECOND_LAYOUT_SHARE = 0.25
+# Left free on a device that JAX runs on: its allocator's fragments, collectives' buffers.
+JAX_SPARE = 256 << 20
 
 
 class Shape(Protocol):
@@ -53,11 +57,13 @@ def num_pages(
     free: int | None = None,
     slot_bytes: int = 0,
     max_tokens: int | None = None,
+    coarse: bool = False,
 ) -> int:
     """Pages within `kv_memory` bytes, or within a share of the free memory; at most as many as can be used at once,
     and at most `max_tokens` tokens' worth.
 
-    `limit` bounds the share. `free` is the memory left after loading the model; None measures it.
+    `limit` bounds the share, which is rounded with `coarse`. `free` is the memory left after loading the model; None
+    measures it.
     """
     each = page_bytes(shape, page_size, itemsize, slot_bytes)
     most = pages_within(max_tokens, page_size)
@@ -76,7 +82,21 @@ def num_pages(
         raise ModelError(
             f"One page takes {each} bytes and {budget} are free for keys and values; free some, or lower page_size."
         )
-    return min(budget // each, useful)
+    pages = budget // each
+    return min(rounded(pages) if coarse else pages, useful)
+
+
+def rounded(pages: int) -> int:
+    """Nearly as many, at most 3 % less: a number that the next start is likely to get too, though a little more or less
+    memory is free then. Programs that are compiled for a number of pages are of use only to that.
+    """
+    step = 1 << max(0, pages.bit_length() - 6)
+    return pages // step * step
+
+
+def rank_shape(shape: ModelShape, kv_heads: int) -> ModelShape:
+    """The shape as far as keys and values go, if they have this many heads there."""
+    return replace(shape, num_kv_heads=kv_heads)
 
 
 def gpu_num_pages(
@@ -108,6 +128,33 @@ def gpu_num_pages(
         limit=limit,
         most=pages_within(max_tokens, page_size),
     )
+
+
+def device_pages(
+    shape: Shape,
+    *,
+    page_size: int,
+    itemsize: int,
+    free: int,
+    total: int,
+    step: int,
+    kv_memory: int | None,
+    utilization: float,
+    limit: int | None = None,
+    max_tokens: int | None = None,
+) -> int:
+    """Pages for JAX on each device that has memory of its own, if one step needs `step` bytes; see `pages_beside`."""
+    pages = pages_beside(
+        page_bytes(shape, page_size, itemsize),
+        free=free,
+        total=total,
+        step=step + JAX_SPARE,
+        kv_memory=kv_memory,
+        utilization=utilization,
+        limit=limit,
+        most=pages_within(max_tokens, page_size),
+    )
+    return pages if kv_memory is not None else rounded(pages)
 
 
 def pages_within(max_tokens: int | None, page_size: int) -> int:

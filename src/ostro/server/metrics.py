@@ -157,11 +157,15 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("ostro_forced_tokens", "Tokens that a grammar left no choice about.", lambda totals: totals.forced_tokens),
     ("ostro_outer_steps", "Outer steps of an HRM.", lambda totals: totals.outer_steps),
     ("ostro_outer_steps_saved", "Outer steps that halting early has saved.", lambda totals: totals.saved_steps),
+    ("ostro_compile_seconds", "Time spent compiling programs.", lambda totals: totals.compile_seconds),
+    ("ostro_recompiles", "Programs compiled after the model was ready.", lambda totals: totals.recompiles),
     ("ostro_engine_restarts", "Number of times the engine was restarted.", lambda totals: totals.restarts),
 )
 _LOADED: Sequence[tuple[str, str, Callable[[ModelInfo], float]]] = (
     ("ostro_load_seconds", "Time to load the model.", lambda info: info.load_seconds),
     ("ostro_warm_up_seconds", "Time to warm it up.", lambda info: info.warm_up_seconds),
+    ("ostro_programs", "Programs compiled while it was loaded.", lambda info: info.num_programs),
+    ("ostro_devices", "Devices that the model is divided over.", lambda info: info.devices),
     ("ostro_engine_resident_bytes", "Memory of the engine once warm.", lambda info: info.resident_bytes),
 )
 

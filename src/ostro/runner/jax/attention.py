@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ostro.models.architecture import AttentionSpec
+from ostro.runner.jax.shapes import PAGES_PER_TURN
 
-PAGES_PER_TURN = 8
-"""The width of a page table must be a multiple of it."""
 _MASKED = -1e30
 """Finite, because a row of which everything is masked so far must not become NaN."""
 

@@ -1,6 +1,6 @@
-"""Which programs a model needs: each is compiled for its shapes, before the first step. Knows no batch."""
+"""Which programs a model needs, each for its shapes. Compiles none; knows no batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from ostro.runner.jax.kept_programs import KeptPrograms
 from ostro.runner.jax.mesh import AXIS
-from ostro.runner.jax.program import StepProgram, StepResult, StepShape
-from ostro.runner.jax.programs import Programs
+from ostro.runner.jax.placed import PlacedModel
+from ostro.runner.jax.program import StepProgram, StepResult
+from ostro.runner.jax.programs import Recipe
 from ostro.runner.jax.sampling import Drawn, draw
-from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, Weights, weight_specs
+from ostro.runner.jax.shapes import Sizes, StepShape
+from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, weight_specs
 
 PAGES = PartitionSpec(None, None, AXIS, None, None)
 """How pages are divided: by KV heads."""
@@ -25,68 +28,100 @@ COPIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """Compiles the programs of one model. `done` is called after each."""
+    """Which programs a model needs on its mesh for a runner's sizes."""
 
-    mesh: Mesh
-    model: StepProgram
-    weights: Weights
-    pages: jax.Array
-    shapes: Sequence[StepShape]
-    done: Callable[[], None]
+    placed: PlacedModel
+    sizes: Sizes
 
-    def compile(self) -> Programs:
+    @property
+    def shapes(self) -> list[StepShape]:
+        return self.sizes.shapes(self.placed.described.shape.max_seq_len)
+
+    def kept(self) -> KeptPrograms:
+        """The programs of earlier starts."""
+        placed = self.placed
+        return KeptPrograms(placed.mesh, [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes])
+
+    def recipes(self) -> list[Recipe]:
         """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("pad", rows), ("logits", last shape)."""
-        programs = Programs(self.mesh)
-        for shape in self.shapes:
-            self._add_step(programs, shape)
-        self._add_copy(programs)
-        if self.model.described.head is not None:
+        recipes = [*map(self.step, self.shapes), self._copy()]
+        if self.placed.described.head is not None:
             for rows in sorted({shape.rows for shape in self.shapes}):
-                self._add_draws(programs, rows)
-            self._add_logits(programs, self.shapes[-1])
-        return programs
+                recipes += self._draws(rows)
+            recipes.append(self._logits(self.shapes[-1]))
+        return recipes
 
-    def _add_step(self, programs: Programs, shape: StepShape) -> None:
+    def step(self, shape: StepShape) -> Recipe:
+        placed = self.placed
         previous = self._argument((self.shapes[-1].rows,), np.int32, COPIED)
         integers = self._argument((shape.num_integers,), np.int32, COPIED)
-        specs = (weight_specs(self.model.described), PAGES, COPIED, COPIED)
-        results = StepResult(PAGES, COPIED, None if self.model.described.head is None else BY_COLUMNS)
-        step = partial(self.model.step, shape=shape)
-        arguments = (self.weights, self.pages, previous, integers)
-        programs.add(("step", shape), step, arguments, specs, results, donated=(1,))
-        self.done()
+        return Recipe(
+            key=("step", shape),
+            function=partial(self._model.step, shape=shape),
+            arguments=(placed.weights, self._pages, previous, integers),
+            specs=(weight_specs(placed.described), PAGES, COPIED, COPIED),
+            results=StepResult(PAGES, COPIED, None if placed.described.head is None else BY_COLUMNS),
+            donated=(1,),
+        )
 
-    def _add_copy(self, programs: Programs) -> None:
-        pairs = self._argument((2, COPIES), np.int32, COPIED)
-        copying = partial(_copied, page_size=self.model.page_size)
-        programs.add(("copy",), copying, (self.pages, pairs), (PAGES, COPIED), PAGES, donated=(0,))
-        self.done()
+    def _copy(self) -> Recipe:
+        return Recipe(
+            key=("copy",),
+            function=partial(_copied, page_size=self.sizes.page_size),
+            arguments=(self._pages, self._argument((2, COPIES), np.int32, COPIED)),
+            specs=(PAGES, COPIED),
+            results=PAGES,
+            donated=(0,),
+        )
 
-    def _add_draws(self, programs: Programs, rows: int) -> None:
-        vocab = self.model.cut.vocab * self.model.cut.ranks
+    def _draws(self, rows: int) -> Iterator[Recipe]:
+        vocab = self.placed.cut.vocab * self.placed.cut.ranks
         arguments = (
             self._argument((rows, vocab), np.float32, BY_COLUMNS),
             self._argument((4, rows), np.int32, COPIED),
             self._argument((3, rows), np.float32, COPIED),
         )
         for truncates in (False, True):
-            drawing = partial(draw, truncates=truncates)
-            specs = (BY_COLUMNS, COPIED, COPIED)
-            programs.add(("draw", rows, truncates), drawing, arguments, specs, Drawn(COPIED, COPIED))
-            self.done()
+            yield Recipe(
+                key=("draw", rows, truncates),
+                function=partial(draw, truncates=truncates),
+                arguments=arguments,
+                specs=(BY_COLUMNS, COPIED, COPIED),
+                results=Drawn(COPIED, COPIED),
+            )
         if rows < (most := self.shapes[-1].rows):
-            tokens = self._argument((rows,), np.int32, COPIED)
-            programs.add(("pad", rows), partial(_padded, most=most), (tokens,), (COPIED,), COPIED)
-            self.done()
+            yield Recipe(
+                key=("pad", rows),
+                function=partial(_padded, most=most),
+                arguments=(self._argument((rows,), np.int32, COPIED),),
+                specs=(COPIED,),
+                results=COPIED,
+            )
 
-    def _add_logits(self, programs: Programs, shape: StepShape) -> None:
-        hidden = self._argument((shape.tokens, self.model.described.shape.hidden_size), self.pages.dtype, COPIED)
-        arguments = (self.weights.head_matrix, hidden, self._argument((shape.rows,), np.int32, COPIED))
-        programs.add(("logits", shape), self.model.logits, arguments, (BY_ROWS, COPIED, COPIED), BY_COLUMNS)
-        self.done()
+    def _logits(self, shape: StepShape) -> Recipe:
+        hidden_size = self.placed.described.shape.hidden_size
+        return Recipe(
+            key=("logits", shape),
+            function=self._model.logits,
+            arguments=(
+                self.placed.weights.head_matrix,
+                self._argument((shape.tokens, hidden_size), self.placed.dtype, COPIED),
+                self._argument((shape.rows,), np.int32, COPIED),
+            ),
+            specs=(BY_ROWS, COPIED, COPIED),
+            results=BY_COLUMNS,
+        )
+
+    @property
+    def _model(self) -> StepProgram:
+        return StepProgram(self.placed.described, self.placed.cut, self.sizes.page_size)
+
+    @property
+    def _pages(self) -> Any:
+        return self._argument(self.placed.pages_shape(self.sizes), self.placed.dtype, PAGES)
 
     def _argument(self, shape: tuple[int, ...], dtype: npt.DTypeLike, spec: PartitionSpec) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.placed.mesh, spec))
 
 
 def _copied(pages: jax.Array, pairs: jax.Array, *, page_size: int) -> jax.Array:

@@ -20,8 +20,10 @@ def make_mesh(ranks: int, platform: str | None = None) -> Mesh:
             f"JAX finds no {platform} device ({reason}). Install JAX for it, or choose another device."
         ) from error
     if len(devices) < ranks:
+        # Virtual CPU devices are counted once in a process: see `runner.jax.load`.
+        cure = "Load the model that needs most devices first" if devices[0].platform == "cpu" else "Lower it"
         raise BadRequest(
-            f"tensor_parallel is {ranks}, but JAX finds {len(devices)} {devices[0].platform} devices. Lower it.",
+            f"tensor_parallel is {ranks}, but JAX finds {len(devices)} {devices[0].platform} devices. {cure}.",
             param="tensor_parallel",
         )
     # The data axis has one entry until the engine can keep a sequence's pages in one part of the mesh.

@@ -30,8 +30,10 @@ from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.runner.cut import Cut
 from ostro.runner.jax.attention import Tiles, attend, make_tiles
+from ostro.runner.jax.layout import VectorLayout, bias_name
 from ostro.runner.jax.mesh import AXIS
-from ostro.runner.jax.weights import LayerWeights, VectorLayout, Weights, bias_name
+from ostro.runner.jax.shapes import StepShape
+from ostro.runner.jax.weights import LayerWeights, Weights
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -44,32 +46,6 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
 }
-
-
-class StepShape(NamedTuple):
-    """The sizes that one compiled step is made for."""
-
-    tokens: int
-    tiles: int
-    width: int
-    """Tokens per tile."""
-    rows: int
-    """Sequences, and rows of logits."""
-    pages: int
-    """Pages per sequence."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of the fields of StepInputs, in order."""
-        return (self.tokens,) * 3 + (self.tiles,) * 3 + (self.rows, self.rows * self.pages)
-
-    @property
-    def num_integers(self) -> int:
-        return sum(self.sizes)
-
-    def holds(self, tokens: int, sequences: int, longest: int) -> bool:
-        """Whether a step of this many tokens fits, `longest` of them of one sequence."""
-        return tokens <= self.tokens and sequences <= self.rows and (longest == 1 or self.width > 1)
 
 
 class StepInputs(NamedTuple):

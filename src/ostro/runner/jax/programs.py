@@ -1,5 +1,4 @@
-"""Which shapes steps come in, and the compiled programs: all are compiled before the first step, and none later. Knows
-no models.
+"""Compiled programs: all are compiled before the first step, and none later. Knows no models.
 
 `jax.jit` would compile silently, for seconds, whenever a step has a new shape. A program that is compiled ahead of time
 refuses any other shape, and one that is not in the table is an error.
@@ -7,72 +6,21 @@ refuses any other shape, and one that is not in the table is an error.
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
+from jax import monitoring
 from jax.sharding import Mesh, NamedSharding
 
 from ostro.errors import ModelError
-from ostro.runner.jax.attention import PAGES_PER_TURN
-from ostro.runner.jax.program import StepShape
+from ostro.runner.jax.kept_programs import KeptPrograms
 
 _log = logging.getLogger(__name__)
 
 Key = tuple[Hashable, ...]
-
-_FEWEST_ROWS = 8
-"""Fewer rows take as long as this many."""
-_FEWEST_TOKENS = 64
-_GROWTH = 4
-"""Each shape is this many times as large as the one before it."""
-_TILE = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """A runner's capacities. They decide which programs are compiled."""
-
-    page_size: int
-    num_pages: int
-    max_batch_tokens: int = 512
-    max_batch_seqs: int = 64
-
-    def shapes(self, max_seq_len: int) -> list[StepShape]:
-        """Shapes for steps of one token per sequence, then shapes for all others; each kind from small to large.
-
-        Any batch within the capacities fits into the last one.
-        """
-        pages = -(-max_seq_len // (self.page_size * PAGES_PER_TURN)) * PAGES_PER_TURN
-        rows = list(_growing(_FEWEST_ROWS, self.max_batch_seqs))
-        decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
-        return decoding + [
-            # Each sequence may leave its last tile unfilled.
-            StepShape(tokens=n, tiles=min(n, -(-n // _TILE) + rows[-1]), width=_TILE, rows=rows[-1], pages=pages)
-            for n in _growing(_FEWEST_TOKENS, self.max_batch_tokens)
-        ]
-
-
-def smallest_shape(shapes: Sequence[StepShape], *, tokens: int, sequences: int, longest: int) -> StepShape:
-    """The first shape that holds a step of this many tokens, `longest` of them of one sequence."""
-    for shape in shapes:
-        if shape.holds(tokens, sequences, longest):
-            return shape
-    raise ModelError(
-        f"No program was compiled for a step of {tokens} tokens in {sequences} sequences: the limits of the engine and "
-        "of its runner differ. This is a bug: please report it."
-    )
-
-
-def _growing(least: int, most: int) -> Iterator[int]:
-    """Sizes from `least` on, the last of which is at least `most`."""
-    size = least
-    while size < most:
-        yield size
-        size *= _GROWTH
-    yield max(least, most)
 
 
 def on_mesh(
@@ -84,50 +32,98 @@ def on_mesh(
     return jax.jit(mapped, donate_argnums=donated, out_shardings=shardings)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A program to compile: a function that computes one rank's part, for arguments of certain shapes."""
+
+    key: Key
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    specs: tuple[Any, ...]
+    """How arguments and results are divided over the mesh."""
+    results: Any
+    donated: tuple[int, ...] = ()
+    """Arguments that are overwritten."""
+
+    @property
+    def name(self) -> str:
+        return _name(self.key)
+
+
 @dataclass(slots=True)
 class Programs:
-    """Programs of one mesh."""
+    """Programs of one mesh. `kept` are those of earlier starts."""
 
     mesh: Mesh
+    kept: KeptPrograms | None = None
     seconds: float = 0.0
-    """Time spent compiling."""
+    """Time spent compiling, or loading what was compiled before."""
+    num_compiled: int = 0
     _compiled: dict[Key, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def temporary_bytes(self) -> int:
-        """The most memory that a program takes on a device besides its arguments and results."""
-        return max(compiled.memory_analysis().temp_size_in_bytes for compiled in self._compiled.values())
+    def step_bytes(self) -> int:
+        """The most memory that a program takes on a device besides its arguments, with results of two steps."""
+        found = (compiled.memory_analysis() for compiled in self._compiled.values())
+        return max(
+            each.temp_size_in_bytes + 2 * (each.output_size_in_bytes - each.alias_size_in_bytes) for each in found
+        )
 
-    def add(
-        self,
-        key: Key,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        specs: Sequence[Any],
-        results: Any,
-        *,
-        donated: tuple[int, ...] = (),
-    ) -> None:
-        """Compiles `function`, which computes one rank's part, for arguments of these shapes.
-
-        `specs` and `results` say how arguments and results are divided over the mesh. Arguments that are `donated` are
-        overwritten.
-        """
+    def add(self, recipe: Recipe) -> None:
+        """Compiles a program, or loads it."""
         began = time.monotonic()
-        jitted = on_mesh(self.mesh, function, specs, results, donated=donated)
-        self._compiled[key] = jitted.lower(*arguments).compile()
-        took = time.monotonic() - began
-        self.seconds += took
-        _log.info("compiled %s in %.1f s", " ".join(str(part) for part in key), took)
+        found = None if self.kept is None else self.kept.load(recipe.name, recipe.arguments, recipe.results)
+        self._compiled[recipe.key] = self._compile(recipe) if found is None else found
+        self.seconds += time.monotonic() - began
+
+    def add_all(self, recipes: Sequence[Recipe], done: Callable[[], None]) -> None:
+        """Adds each, with a line in the log; `done` is called after each."""
+        for number, recipe in enumerate(recipes, 1):
+            seconds, compiled = self.seconds, self.num_compiled
+            self.add(recipe)
+            verb = "compiled" if self.num_compiled > compiled else "loaded"
+            took = self.seconds - seconds
+            _log.info("program %d of %d, %s, %s in %.1f s", number, len(recipes), recipe.name, verb, took)
+            done()
+        if self.kept is not None and self.num_compiled:
+            self.kept.drop_oldest()
+
+    def _compile(self, recipe: Recipe) -> Any:
+        jitted = on_mesh(self.mesh, recipe.function, recipe.specs, recipe.results, donated=recipe.donated)
+        compiled = jitted.lower(*recipe.arguments).compile()
+        self.num_compiled += 1
+        if self.kept is not None:
+            self.kept.save(recipe.name, compiled)
+        return compiled
 
     def __getitem__(self, key: Key) -> Callable[..., Any]:
         try:
             found: Callable[..., Any] = self._compiled[key]
         except KeyError:
-            wanted = " ".join(str(part) for part in key)
             raise ModelError(
-                f"No program was compiled for {wanted}. This is a bug in Ostro: please report it."
+                f"No program was compiled for {_name(key)}. This is a bug in Ostro: please report it."
             ) from None
         return found
+
+
+def _name(key: Key) -> str:
+    return " ".join(str(part) for part in key)
+
+
+class Compilations:
+    """Counts the programs that JAX compiles in this process."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **context: object) -> None:
+        self.number += event.endswith("backend_compile_duration")
+
+
+@cache
+def compilations() -> Compilations:
+    """The process's only counter: listeners cannot be removed."""
+    return Compilations()

@@ -8,6 +8,7 @@ If a request changes its scores (penalties, biases, bans, masks, top-n-sigma), t
 and sent back, so `launch` waits for the device.
 """
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
@@ -24,63 +25,59 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
 from ostro.engine.sequence import PENDING, Sequence
-from ostro.errors import UnsupportedModel
-from ostro.models.architecture import Architecture, Description
 from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
-from ostro.runner.cut import cut
+from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.compiling import COPIES, PAGES, Compiler
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.program import StepInputs, StepProgram, StepResult, StepShape
-from ostro.runner.jax.programs import Sizes, smallest_shape
+from ostro.runner.jax.placed import PlacedModel
+from ostro.runner.jax.program import StepInputs, StepResult
+from ostro.runner.jax.programs import Programs, compilations
 from ostro.runner.jax.sampling import Drawn
-from ostro.runner.jax.weights import COPIED, load_weights
+from ostro.runner.jax.shapes import Sizes, StepShape, smallest_shape
+from ostro.runner.jax.weights import COPIED
 from ostro.runner.outcome import outcome
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.runner.random_key import stream_key
-from ostro.weights import Checkpoint, Pooling
+from ostro.weights import Pooling
 
 _TINY = float(np.finfo(np.float32).tiny)
 """Stands for temperatures and shares that float32 would round to zero, which mean something else."""
+
+DRAWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
+"""Fields of SamplingParams that `draw_settings` passes on."""
+
+check_honoured("the JAX runner", DRAWN)
 
 Draws = Seq[tuple[int, Sequence]]
 """Rows of logits, and the sequences that want a token from them."""
 
 
 class JaxRunner:
-    """Owns the weights, the pages and the programs of one model on a mesh."""
+    """Owns the pages and the programs of one model on a mesh."""
 
     def __init__(
         self,
-        described: Description,
-        checkpoint: Checkpoint,
+        placed: PlacedModel,
         sizes: Sizes,
         *,
-        tensor_parallel: int = 1,
-        platform: str | None = None,
-        dtype: npt.DTypeLike = np.float32,
         pooling: Pooling | None = None,
         steps_ahead: int = 1,
+        keeps_programs: bool = False,
     ) -> None:
-        """Loads the weights and compiles all programs. `dtype` is that of matrices, keys and values.
-
-        Raises UnsupportedModel for a model that cannot run here, BadRequest for a `tensor_parallel` that does not fit.
-        """
-        self._model = jax_architecture(described)
-        self._cut = cut(self._model, tensor_parallel)
-        self._mesh = make_mesh(tensor_parallel, platform)
+        """Compiles all programs; those of earlier starts are read from the cache with `keeps_programs`."""
+        self._model, self._cut, self._mesh, self._weights = placed.described, placed.cut, placed.mesh, placed.weights
         self._sizes, self._pooling = sizes, pooling
-        self._shapes = sizes.shapes(self._model.shape.max_seq_len)
+        compiler = Compiler(placed, sizes)
+        self._shapes = compiler.shapes
         self.strides = 0
-        self._weights = load_weights(self._model, checkpoint, self._cut, self._mesh, dtype)
-        self._pages = self._no_pages(dtype)
+        self.programs = Programs(placed.mesh, compiler.kept() if keeps_programs else None)
+        self.programs.add_all(compiler.recipes(), self._count_stride)
+        self._pages = _no_pages(placed, sizes)
         self._none = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
         self._last = _LastDrawn(self._none, {}, {})
-        model = StepProgram(self._model, self._cut, sizes.page_size)
-        compiler = Compiler(self._mesh, model, self._weights, self._pages, self._shapes, self._count_stride)
-        self.programs = compiler.compile()
-        self._spec = self._describe(steps_ahead, np.dtype(dtype))
+        self._spec = _describe(placed, sizes, self.programs, steps_ahead)
+        self._known_compilations = compilations().number
 
     @property
     def spec(self) -> RunnerSpec:
@@ -98,7 +95,7 @@ class JaxRunner:
         return Step(partial(self._results, _Launched(batch, shape, result.hidden, result.logits, draws, drawn)))
 
     def _results(self, launched: "_Launched") -> StepOutput:
-        output = StepOutput()
+        output = StepOutput(recompiles=self._recompiles())
         if launched.draws:
             output.sampled.update(self._sampled(launched))
         for chunk, offset in _offsets(launched.batch.chunks):
@@ -253,45 +250,44 @@ class JaxRunner:
             pairs[:, : own.shape[1]] = own
             self._pages = self.programs[("copy",)](self._pages, pairs)
 
-    # Loading
-
-    def _no_pages(self, dtype: npt.DTypeLike) -> jax.Array:
-        shape, slots = self._model.shape, self._sizes.num_pages * self._sizes.page_size
-        heads = self._cut.kv_heads * self._cut.ranks
-        zeros = partial(jnp.zeros, (shape.num_layers, 2, heads, slots, shape.head_dim), dtype)
-        return jax.jit(zeros, out_shardings=NamedSharding(self._mesh, PAGES))()
+    # Counting
 
     def _count_stride(self) -> None:
         self.strides += 1
 
-    def _describe(self, steps_ahead: int, dtype: "np.dtype[Any]") -> RunnerSpec:
-        shape, sizes = self._model.shape, self._sizes
-        platform = self._mesh.devices.flat[0].platform
-        pages = self._pages.nbytes // self._cut.ranks
-        weights = sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(self._weights))
-        return RunnerSpec(
-            page_size=sizes.page_size,
-            num_pages=sizes.num_pages,
-            max_seq_len=shape.max_seq_len,
-            vocab_size=shape.vocab_size,
-            max_batch_tokens=sizes.max_batch_tokens,
-            max_batch_seqs=sizes.max_batch_seqs,
-            steps_ahead=steps_ahead,
-            generates=self._model.head is not None,
-            constrains=True,
-            pages_bytes=self._pages.nbytes if platform == "cpu" else 0,
-            device_bytes=0 if platform == "cpu" else weights + pages,
-            device="cpu" if platform == "cpu" else "cuda" if platform in ("cuda", "gpu") else platform,
-            backend=f"jax ({platform}, {self._cut.ranks} devices)" if self._cut.ranks > 1 else f"jax ({platform})",
-            precision=in_words([dtype.name], dtype.name),
-        )
+    def _recompiles(self) -> int:
+        """Programs compiled since the last call. There should be none."""
+        before, self._known_compilations = self._known_compilations, compilations().number
+        return self._known_compilations - before
 
 
-def jax_architecture(described: Description) -> Architecture:
-    """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
-    if isinstance(described, Architecture):
-        return described
-    raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")
+def _no_pages(placed: PlacedModel, sizes: Sizes) -> jax.Array:
+    zeros = partial(jnp.zeros, placed.pages_shape(sizes), placed.dtype)
+    return jax.jit(zeros, out_shardings=NamedSharding(placed.mesh, PAGES))()
+
+
+def _describe(placed: PlacedModel, sizes: Sizes, programs: Programs, steps_ahead: int) -> RunnerSpec:
+    shape, ranks, dtype = placed.described.shape, placed.cut.ranks, np.dtype(placed.dtype)
+    pages = math.prod(placed.pages_shape(sizes)) * dtype.itemsize // ranks
+    return RunnerSpec(
+        page_size=sizes.page_size,
+        num_pages=sizes.num_pages,
+        max_seq_len=shape.max_seq_len,
+        vocab_size=shape.vocab_size,
+        max_batch_tokens=sizes.max_batch_tokens,
+        max_batch_seqs=sizes.max_batch_seqs,
+        steps_ahead=steps_ahead,
+        generates=placed.described.head is not None,
+        constrains=True,
+        # On a CPU all of it is the process's own memory, and pages are filled with zeros from the start.
+        device_bytes=0 if placed.platform == "cpu" else placed.rank_bytes + pages + programs.step_bytes(),
+        device=placed.platform,
+        devices=ranks,
+        backend=f"jax ({placed.platform}, {ranks} devices)" if ranks > 1 else f"jax ({placed.platform})",
+        precision=in_words([dtype.name], dtype.name),
+        num_programs=len(programs),
+        compile_seconds=programs.seconds,
+    )
 
 
 class _Launched(NamedTuple):

@@ -5,7 +5,6 @@ biases) are one array per rank, because each argument of a program makes launchi
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ostro.models.architecture import Architecture, Attention, Layer, Norm, Part, Projection, StoredTensor
+from ostro.models.architecture import Architecture, Layer, Part, Projection, StoredTensor
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.cut import Cut
+from ostro.runner.jax.layout import VectorLayout, bias_name, whole_norms, width_norms
 from ostro.runner.jax.mesh import AXIS
 from ostro.weights import Checkpoint
 from ostro.weights.arrays import Floats, WeightArray
@@ -65,30 +65,6 @@ def weight_specs(described: Architecture) -> Weights:
         head=BY_ROWS if untied else None,
         layers=(layer,) * len(described.layers),
     )
-
-
-class Vector(NamedTuple):
-    """Where a vector lies in a rank's array of vectors."""
-
-    start: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class VectorLayout:
-    """The places of a model's vectors by name. A projection's bias has the name of its first part."""
-
-    places: dict[str, Vector]
-    total: int
-
-    @classmethod
-    def of(cls, described: Architecture, cut: Cut) -> "VectorLayout":
-        places: dict[str, Vector] = {}
-        total = 0
-        for name, size in _vector_sizes(described, cut):
-            places[name] = Vector(total, size)
-            total += size
-        return cls(places, total)
 
 
 def load_weights(
@@ -142,50 +118,12 @@ def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
     return rows
 
 
-def bias_name(projection: Projection) -> str:
-    return f"{projection.parts[0].name}.bias"
-
-
-def _norms(described: Architecture) -> Iterator[Norm]:
-    """All norms whose weights every rank holds whole."""
-    for layer in described.layers:
-        yield from layer.norms
-        if (qk_norm := layer.attention.qk_norm) is not None and qk_norm.over == "head":
-            yield from (qk_norm.query, qk_norm.key)
-    yield described.norm
-
-
-def _width_norms(described: Architecture) -> Iterator[Attention]:
-    for layer in described.layers:
-        if (qk_norm := layer.attention.qk_norm) is not None and qk_norm.over == "width":
-            yield layer.attention
-
-
-def _vector_sizes(described: Architecture, cut: Cut) -> Iterator[tuple[str, int]]:
-    head_dim = described.shape.head_dim
-    for norm in _norms(described):
-        yield from ((tensor.name, norm.size) for tensor in norm.tensors())
-    for attention in _width_norms(described):
-        assert attention.qk_norm is not None
-        yield f"{attention.qk_norm.query.name}.weight", cut.heads * head_dim
-        yield f"{attention.qk_norm.key.name}.weight", cut.kv_heads * head_dim
-    for layer in described.layers:
-        attention, mlp = layer.attention, layer.mlp
-        sizes = (
-            (attention.qkv, (cut.heads + 2 * cut.kv_heads) * head_dim),
-            (attention.output, attention.output.rows),
-            (mlp.up, mlp.up.rows // cut.ranks),
-            (mlp.down, mlp.down.rows),
-        )
-        yield from ((bias_name(projection), size) for projection, size in sizes if projection.bias)
-
-
 def _rank_vectors(described: Architecture, tensors: "_Tensors", cut: Cut, rank: int) -> Iterator[tuple[str, Floats]]:
     """A rank's part of each vector, by name."""
     own, num_heads = qkv_rows(described, cut, rank), described.shape.num_heads * described.shape.head_dim
-    for norm in _norms(described):
+    for norm in whole_norms(described):
         yield from ((tensor.name, tensors.vector(tensor.name)) for tensor in norm.tensors())
-    for attention in _width_norms(described):
+    for attention in width_norms(described):
         assert attention.qk_norm is not None
         both = [tensors.vector(f"{norm.name}.weight") for norm in (attention.qk_norm.query, attention.qk_norm.key)]
         queries, keys = cut.heads * described.shape.head_dim, cut.kv_heads * described.shape.head_dim

@@ -6,7 +6,6 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ostro.backends import BACKENDS
 from ostro.pool.pool import PoolState
 from ostro.schemas import Alive, Health, Readiness, Version
 from ostro.server.api import Api, json_response
@@ -49,8 +48,9 @@ def router(api: Api, version: str) -> APIRouter:
             requests=sum(service.num_requests for service in services),
             restarts=sum(totals.restarts for _, totals in api.models.totals()),
             device=", ".join(devices) or None,
+            devices=max((info.devices for info in infos), default=None),
             backend=", ".join(backends) or None,
-            gpu=any(BACKENDS[device].has_own_memory for device in devices),
+            gpu="cuda" in devices,
         )
         return _judged(state, hindrance)
 

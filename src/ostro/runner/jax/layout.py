@@ -1,0 +1,87 @@
+"""What a rank holds of a model's weights: its vectors in one array, and the sizes of its matrices. Imports no JAX, so
+that planning can read it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ostro.models.architecture import Architecture, Attention, Norm, Projection
+from ostro.runner.cut import Cut
+
+
+class Vector(NamedTuple):
+    """Where a vector lies in a rank's array of vectors."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLayout:
+    """The places of a model's vectors by name. A projection's bias has the name of its first part."""
+
+    places: dict[str, Vector]
+    total: int
+
+    @classmethod
+    def of(cls, described: Architecture, cut: Cut) -> "VectorLayout":
+        places: dict[str, Vector] = {}
+        total = 0
+        for name, size in _vector_sizes(described, cut):
+            places[name] = Vector(total, size)
+            total += size
+        return cls(places, total)
+
+
+def bias_name(projection: Projection) -> str:
+    return f"{projection.parts[0].name}.bias"
+
+
+def whole_norms(described: Architecture) -> Iterator[Norm]:
+    """All norms whose weights every rank holds whole."""
+    for layer in described.layers:
+        yield from layer.norms
+        if (qk_norm := layer.attention.qk_norm) is not None and qk_norm.over == "head":
+            yield from (qk_norm.query, qk_norm.key)
+    yield described.norm
+
+
+def width_norms(described: Architecture) -> Iterator[Attention]:
+    for layer in described.layers:
+        if (qk_norm := layer.attention.qk_norm) is not None and qk_norm.over == "width":
+            yield layer.attention
+
+
+def _vector_sizes(described: Architecture, cut: Cut) -> Iterator[tuple[str, int]]:
+    head_dim = described.shape.head_dim
+    for norm in whole_norms(described):
+        yield from ((tensor.name, norm.size) for tensor in norm.tensors())
+    for attention in width_norms(described):
+        assert attention.qk_norm is not None
+        yield f"{attention.qk_norm.query.name}.weight", cut.heads * head_dim
+        yield f"{attention.qk_norm.key.name}.weight", cut.kv_heads * head_dim
+    for layer in described.layers:
+        attention, mlp = layer.attention, layer.mlp
+        sizes = (
+            (attention.qkv, (cut.heads + 2 * cut.kv_heads) * head_dim),
+            (attention.output, attention.output.rows),
+            (mlp.up, mlp.up.rows // cut.ranks),
+            (mlp.down, mlp.down.rows),
+        )
+        yield from ((bias_name(projection), size) for projection, size in sizes if projection.bias)
+
+
+def matrix_values(described: Architecture, cut: Cut) -> int:
+    """How many numbers a rank's matrices have, with copied KV heads and with the rows that pad the vocabulary."""
+    shape, head = described.shape, described.head
+    tables = 1 if head is None or head.is_tied else 2
+    values = tables * cut.vocab * shape.hidden_size
+    if described.embedding.positions is not None:
+        values += described.embedding.positions.rows * shape.hidden_size
+    for layer in described.layers:
+        attention, mlp = layer.attention, layer.mlp
+        values += (cut.heads + 2 * cut.kv_heads) * shape.head_dim * attention.qkv.columns
+        divided = (attention.output, mlp.up, mlp.down)
+        values += sum(projection.rows * projection.columns for projection in divided) // cut.ranks
+    return values

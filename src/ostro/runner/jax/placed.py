@@ -1,0 +1,67 @@
+"""A model's weights on a mesh, and the size of what goes beside them. Knows no programs and no batch."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh
+
+from ostro.errors import UnsupportedModel
+from ostro.models.architecture import Architecture, Description
+from ostro.runner.cut import Cut, cut
+from ostro.runner.jax.mesh import make_mesh
+from ostro.runner.jax.shapes import Sizes
+from ostro.runner.jax.weights import Weights, load_weights
+from ostro.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    described: Architecture
+    cut: Cut
+    mesh: Mesh
+    weights: Weights
+    dtype: npt.DTypeLike
+    """Of matrices, keys and values."""
+
+    @classmethod
+    def load(
+        cls,
+        described: Description,
+        checkpoint: Checkpoint,
+        *,
+        tensor_parallel: int = 1,
+        platform: str | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> "PlacedModel":
+        """Reads a model onto the first devices of a platform; None is JAX's default platform.
+
+        Raises UnsupportedModel for a model that cannot run here, BadRequest for a `tensor_parallel` that does not fit.
+        """
+        model = jax_architecture(described)
+        ranks, mesh = cut(model, tensor_parallel), make_mesh(tensor_parallel, platform)
+        return cls(model, ranks, mesh, load_weights(model, checkpoint, ranks, mesh, dtype), dtype)
+
+    @property
+    def platform(self) -> str:
+        """In Ostro's words: cpu, cuda or tpu."""
+        name: str = self.mesh.devices.flat[0].platform
+        return "cuda" if name == "gpu" else name
+
+    @property
+    def rank_bytes(self) -> int:
+        """The size of the weights on each device."""
+        return sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(self.weights))
+
+    def pages_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """Of all ranks' pages together: [layers, keys and values, KV heads, slots, head_dim]."""
+        shape, slots = self.described.shape, sizes.num_pages * sizes.page_size
+        return (shape.num_layers, 2, self.cut.kv_heads * self.cut.ranks, slots, shape.head_dim)
+
+
+def jax_architecture(described: Description) -> Architecture:
+    """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
+    if isinstance(described, Architecture):
+        return described
+    raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")

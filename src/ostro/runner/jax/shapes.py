@@ -1,0 +1,89 @@
+"""Which shapes steps come in: few, so that few programs are compiled. Imports no JAX, so that planning can read it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ostro.errors import ModelError
+
+PAGES_PER_TURN = 8
+"""Pages that attention reads at a time. The width of a page table is a multiple of it."""
+_FEWEST_ROWS = 8
+"""Fewer rows take as long as this many."""
+_FEWEST_TOKENS = 64
+_GROWTH = 4
+"""Each shape is this many times as large as the one before it."""
+_TILE = 16
+
+
+class StepShape(NamedTuple):
+    """The sizes that one compiled step is made for."""
+
+    tokens: int
+    tiles: int
+    width: int
+    """Tokens per tile."""
+    rows: int
+    """Sequences, and rows of logits."""
+    pages: int
+    """Pages per sequence."""
+
+    def __str__(self) -> str:
+        return f"of {self.tokens} tokens in tiles of {self.width}, {self.rows} rows"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the fields of StepInputs, in order."""
+        return (self.tokens,) * 3 + (self.tiles,) * 3 + (self.rows, self.rows * self.pages)
+
+    @property
+    def num_integers(self) -> int:
+        return sum(self.sizes)
+
+    def holds(self, tokens: int, sequences: int, longest: int) -> bool:
+        """Whether a step of this many tokens fits, `longest` of them of one sequence."""
+        return tokens <= self.tokens and sequences <= self.rows and (longest == 1 or self.width > 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A runner's capacities. They decide which programs are compiled."""
+
+    page_size: int
+    num_pages: int
+    max_batch_tokens: int = 512
+    max_batch_seqs: int = 64
+
+    def shapes(self, max_seq_len: int) -> list[StepShape]:
+        """Shapes for steps of one token per sequence, then shapes for all others; each kind from small to large.
+
+        Any batch within the capacities fits into the last one.
+        """
+        pages = -(-max_seq_len // (self.page_size * PAGES_PER_TURN)) * PAGES_PER_TURN
+        rows = list(_growing(_FEWEST_ROWS, self.max_batch_seqs))
+        decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
+        return decoding + [
+            # Each sequence may leave its last tile unfilled.
+            StepShape(tokens=n, tiles=min(n, -(-n // _TILE) + rows[-1]), width=_TILE, rows=rows[-1], pages=pages)
+            for n in _growing(_FEWEST_TOKENS, self.max_batch_tokens)
+        ]
+
+
+def smallest_shape(shapes: Sequence[StepShape], *, tokens: int, sequences: int, longest: int) -> StepShape:
+    """The first shape that holds a step of this many tokens, `longest` of them of one sequence."""
+    for shape in shapes:
+        if shape.holds(tokens, sequences, longest):
+            return shape
+    raise ModelError(
+        f"No program was compiled for a step of {tokens} tokens in {sequences} sequences: the limits of the engine and "
+        "of its runner differ. This is a bug: please report it."
+    )
+
+
+def _growing(least: int, most: int) -> Iterator[int]:
+    """Sizes from `least` on, the last of which is at least `most`."""
+    size = least
+    while size < most:
+        yield size
+        size *= _GROWTH
+    yield max(least, most)
