@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test run-tests test-slow test-clients test-eval test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test run-tests test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -44,6 +44,12 @@ test-clients:
 test-eval:
 	@$(INSTALL) --extras dev,eval
 	$(BIN)/python -m pytest tests/test_evaluation.py tests/e2e/test_lm_eval.py $(ARGS)
+
+# The JAX runner on eight virtual devices, every family on each number of them: some ten minutes. `make test` has a short
+# form.
+test-jax:
+	@$(INSTALL) --extras dev,jax
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/jax $(ARGS)
 
 # Apart from `dev` too: Ray is larger than all else together, but for torch. One cluster on this machine, on loopback;
 # some five minutes.

@@ -44,7 +44,7 @@ LIBRARY = ROOT / "src" / "ostro" / "kernels" / "cpu"
 
 # Megabytes of the wheels that constraints.txt pins, without torch's own. x86-64 and ARM differ by little.
 PACKAGES_MB = 21 if sys.platform == "darwin" else 37
-EXTRAS_MB = {"dev": 460, "torch": 10}
+EXTRAS_MB = {"dev": 580, "jax": 120, "torch": 10}
 MODEL_MB = 93
 # A pip that reads a wheel's metadata without downloading the wheel.
 METADATA_PIP = (24, 0)

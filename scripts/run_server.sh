@@ -38,6 +38,8 @@ while IFS='|' read -r extra pattern; do
     if printf '%s\n' "$settings" | grep -Eq -e "$pattern"; then extras=${extras:+$extras,}$extra; fi
 done <<'END'
 gcs|^(export +)?(OSTRO_)?GCS_BUCKET=.|^--gcs-bucket|^gcs[_-]bucket:|gs://
+jax|^(export +)?OSTRO_(CPU_)?BACKEND=jax|^--(cpu-)?backend=jax|^jax$|^backend: *jax
+jax|^(export +)?OSTRO_DEVICE=tpu|^--device=tpu|^tpu$|^device: *tpu
 levanter|^(export +)?OSTRO_CHECKPOINT_PATH=.|^--checkpoint-path|^checkpoint[_-]path:
 otel|^(export +)?OSTRO_OTLP_ENDPOINT=.|^--otlp-|^otlp[_-]
 s3|s3://

@@ -21,13 +21,14 @@ _ROWS = {
     "version": "",
     "errors": "",
     "extras": "",
+    "file_trust": "",
     "machine": "",
     "processes": "",
     "platforms": "errors",
     "env_file": "errors",
     "config": "errors",
     "backends": "config errors machine",
-    "torch_extra": "backends config errors extras machine",
+    "backend_extras": "backends config errors extras machine",
     "structured": "errors",
     "guidance_text": "",
     "sampling_params": "errors structured",
@@ -38,19 +39,19 @@ _ROWS = {
     "weights": "errors extras formats models sources",
     "text": "errors formats processes sampling_params",
     "answers": "errors guidance_text structured text",
-    "kernels": "errors models",
+    "kernels": "errors file_trust models",
     "torch_models": "errors kernels models",
     "engine": "errors sampling_params",
     "grammar": "engine errors guidance_text processes structured",
     "runner": (
-        "backends config engine errors extras formats kernels machine models sampling_params sources "
-        "torch_extra torch_models weights"
+        "backend_extras backends config engine errors extras file_trust formats kernels machine models "
+        "sampling_params sources torch_models version weights"
     ),
     "model_tokenizer": "config errors sources text weights",
     "engine_process": (
         "backends config engine errors grammar model_tokenizer processes runner sampling_params sources weights"
     ),
-    "planning": "backends config errors kernels machine models runner sources torch_extra weights",
+    "planning": "backend_extras backends config errors kernels machine models runner sources weights",
     "outputs": "engine errors",
     "frontend": (
         "answers config engine errors grammar model_tokenizer outputs sampling_defaults sampling_params text weights"
@@ -64,8 +65,8 @@ _ROWS = {
     "pool": "config engine_process errors",
     "schemas": "errors sampling_defaults sampling_params structured",
     "server": (
-        "answers backends config engine engine_process env_file errors extras frontend machine outputs planning pool "
-        "processes sampling_defaults sampling_params schemas sources text torch_extra version weights"
+        "answers backend_extras backends config engine engine_process env_file errors extras frontend machine outputs "
+        "planning pool processes sampling_defaults sampling_params schemas sources text version weights"
     ),
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
@@ -98,13 +99,14 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "runner.array_logprobs": None,
         "runner.cut": None,
         "runner.edits": None,
+        "runner.honoured": None,
         "runner.outcome": None,
         "runner.pooling": None,
         "runner.precision": None,
         "runner.random_key": None,
         "weights": "inside functions",
     },
-    "jax": {"runner.jax": "anywhere"},
+    "jax": {"runner.jax": "anywhere", "runner.jax.layout": None, "runner.jax.shapes": None},
     "triton": {"kernels.gpu": "anywhere"},
     "numpy": {
         "kernels": "anywhere",

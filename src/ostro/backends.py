@@ -1,5 +1,5 @@
-"""The kinds of devices that run models: their defaults, number formats and memory. Asks the system, never torch.
-`planning` and `runner` have a function for each, by name.
+"""The kinds of devices that run models: their defaults, number formats and memory; and which settings do not go
+together. Asks the system, never torch or JAX. `planning` and `runner` have a function for each kind, by name.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from ostro.config import DType, EngineConfig, ResolvedConfig
 from ostro.errors import BadRequest, Unsupported
-from ostro.machine import device_here, free_memory, gpu_memory
+from ostro.machine import device_here, free_memory, gpu_memory, tpu_memory
 
 
 class Memory(NamedTuple):
@@ -42,8 +42,10 @@ class Backend(ABC):
         """Raises BadRequest for number formats that it does not support."""
 
     @abstractmethod
-    def memory(self) -> Memory | None:
-        """The memory of this machine's device; None if there is none, or if it cannot be queried."""
+    def memory(self, devices: int = 1) -> Memory | None:
+        """The memory of this machine's device, or of the smallest of its first `devices`; None if there are not so
+        many, or if they cannot be queried. CPUs share theirs.
+        """
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
         """The settings for this device, with defaults filled in. Raises BadRequest like `check`."""
@@ -75,7 +77,7 @@ class _Cpu(Backend):
         if config.kv_dtype == "fp8":
             raise BadRequest("kv_dtype fp8 needs a GPU; on a CPU use float16 or int8.", param="kv_dtype")
 
-    def memory(self) -> Memory:
+    def memory(self, devices: int = 1) -> Memory:
         free = free_memory()
         return Memory(free, free)
 
@@ -96,14 +98,75 @@ class _Cuda(Backend):
         if config.kv_dtype not in ("auto", "fp8"):
             raise BadRequest(f"kv_dtype {config.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
 
-    def memory(self) -> Memory | None:
-        found = gpu_memory()
+    def memory(self, devices: int = 1) -> Memory | None:
+        found = gpu_memory(devices)
         return None if found is None else Memory(*found)
 
 
-BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda())}
+class _Tpu(Backend):
+    name, label = "tpu", "TPU"
+    has_own_memory, has_native_core = True, False
+    dtypes = ("float32", "bfloat16")
+    smaller = "none"
+    page_size, max_batch_seqs = 64, 128
+    max_batch_tokens, max_batch_tokens_serving = 4096, 2048
+
+    def check(self, config: EngineConfig) -> None:
+        if config.dtype not in ("auto", *self.dtypes):
+            raise BadRequest(f"dtype {config.dtype} does not run on TPUs. Use bfloat16 or float32.", param="dtype")
+
+    def memory(self, devices: int = 1) -> Memory | None:
+        total = tpu_memory()
+        return None if total is None else Memory(total, total)
 
 
-def backend_here(device: str) -> Backend:
-    """The backend for a setting on this machine: "auto" is a GPU if there is one."""
-    return BACKENDS[device_here(device)]
+BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda(), _Tpu())}
+
+# Settings that JAX does not honour, with the value that leaves them out.
+_NOT_ON_JAX: Mapping[str, object] = {
+    "adapters": (),
+    "quantize": "none",
+    "kv_dtype": "auto",
+    "deterministic": False,
+    "cuda_graphs": True,
+    "cuda_graph_max_bs": None,
+    "threads": None,
+}
+
+
+def backend_here(device: str, backend: str = "auto") -> Backend:
+    """The kind of device that settings mean on this machine: "auto" is a TPU or a GPU if the backend can use one."""
+    return BACKENDS[device_here(device, backend)]
+
+
+def runs_on_jax(config: EngineConfig) -> bool:
+    """Whether JAX runs models with these settings on this machine."""
+    return _is_jax(config.backend, config.device)
+
+
+def can_divide(backend: str, device: str) -> bool:
+    """Whether these settings can divide a model over several devices on this machine."""
+    return _is_jax(backend, device)
+
+
+def _is_jax(backend: str, device: str) -> bool:
+    return backend == "jax" or (backend == "auto" and device_here(device) == "tpu")
+
+
+def check_together(config: EngineConfig) -> None:
+    """Raises BadRequest or Unsupported for a backend that cannot do what other settings ask for."""
+    if runs_on_jax(config):
+        for name, idle in _NOT_ON_JAX.items():
+            if getattr(config, name) != idle:
+                raise Unsupported(
+                    f"{name} does not work with JAX. Leave it out, or run on one device with --backend torch.",
+                    param=name,
+                )
+    elif config.device == "tpu":
+        raise Unsupported(f"backend {config.backend} does not run on TPUs. Use --backend jax.", param="backend")
+    elif config.tensor_parallel > 1 and not can_divide(config.backend, config.device):
+        raise Unsupported(
+            f"tensor_parallel is {config.tensor_parallel}, and only JAX divides a model over devices. Add "
+            "--backend jax, or leave it out.",
+            param="tensor_parallel",
+        )

@@ -7,10 +7,10 @@ from typing import Literal, get_args
 
 from ostro.errors import BadRequest
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "tpu"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
-BackendName = Literal["auto", "native", "torch"]
+BackendName = Literal["auto", "native", "torch", "jax"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
@@ -52,6 +52,7 @@ _MOST = {
     "hrm_h_layers": 1024,
     "hrm_l_layers": 1024,
     "threads": 1024,
+    "tensor_parallel": 1024,
 }
 
 _DTYPES: Mapping[str, DType] = {
@@ -127,9 +128,12 @@ class EngineConfig:
         default=None,
         metadata=_means("maximum sequence length, prompt plus output (default: the model's context length)"),
     )
-    device: Device = field(default="auto", metadata=_means("cpu or cuda; auto uses a GPU if there is one"))
+    device: Device = field(
+        default="auto", metadata=_means("cpu, cuda or tpu; auto uses a TPU or a GPU if there is one")
+    )
     dtype: DType = field(
-        default="auto", metadata=_means("float32, float16 or bfloat16; auto is bfloat16 on a GPU, float32 on a CPU")
+        default="auto",
+        metadata=_means("float32, float16 or bfloat16; auto is bfloat16 on a GPU or TPU, float32 on a CPU"),
     )
     quantize: Quantization = field(
         default="none",
@@ -145,11 +149,19 @@ class EngineConfig:
     backend: BackendName = field(
         default="auto",
         metadata=_means(
-            "what runs the model on a CPU: the native core or torch; auto is the native core if it supports the model"
+            "what runs the model: the native core, on a CPU only; torch; or jax, also on several devices. auto is the "
+            "native core on a CPU if it supports the model, jax on a TPU, and otherwise torch"
+        ),
+    )
+    tensor_parallel: int = field(
+        default=1,
+        metadata=_means(
+            "number of devices that a model is divided over, each of which holds a part of every layer; more than one "
+            "needs the backend jax"
         ),
     )
     page_size: int | None = field(
-        default=None, metadata=_means("KV cache page size in tokens (default: 16 on a CPU, 64 on a GPU)")
+        default=None, metadata=_means("KV cache page size in tokens (default: 16 on a CPU, 64 on a GPU or TPU)")
     )
     pages_per_seq: int | None = field(
         default=None,
@@ -168,17 +180,18 @@ class EngineConfig:
         metadata=_means("KV cache size in tokens, for all sequences together (default: what fits in memory)"),
     )
     gpu_memory_utilization: float = field(
-        default=0.9, metadata=_means("fraction of GPU memory to use for weights, KV cache and activations")
+        default=0.9, metadata=_means("fraction of GPU or TPU memory to use for weights, KV cache and activations")
     )
     max_batch_tokens: int | None = field(
         default=None,
         metadata=_means(
             "tokens computed per step; longer prompts are prefilled in chunks, alongside the sequences that are "
-            "decoding (default: 128 in a server and 256 offline on a CPU, 8192 and 16384 on a GPU)"
+            "decoding (default: 128 in a server and 256 offline on a CPU, 8192 and 16384 on a GPU, 2048 and 4096 on a "
+            "TPU)"
         ),
     )
     max_batch_seqs: int | None = field(
-        default=None, metadata=_means("sequences running at once (default: 64 on a CPU, 256 on a GPU)")
+        default=None, metadata=_means("sequences running at once (default: 64 on a CPU, 256 on a GPU, 128 on a TPU)")
     )
     cuda_graphs: bool = field(
         default=True,

@@ -1,4 +1,6 @@
-"""Resources of this machine: free memory, CPUs, a GPU. Asks the system, never torch, so that any process can use it."""
+"""Resources of this machine: free memory, CPUs, GPUs, TPUs. Asks the system, never torch or JAX, so that any process
+can use it.
+"""
 
 import os
 import subprocess
@@ -8,8 +10,19 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
+_PCI = Path("/sys/bus/pci/devices")
+_GOOGLE = "0x1ae0"
+# PCI ids of TPU chips, and the memory of one device: a chip, or half of one for v2 and v3, which share an id, and 7x.
+_TPUS = {
+    "0x0027": 8 * _GIB,
+    "0x005e": 32 * _GIB,
+    "0x0062": 95 * _GIB,
+    "0x0063": 16 * _GIB,
+    "0x006f": 32 * _GIB,
+    "0x0076": 96 * _GIB,
+}
 
 
 def free_memory() -> int:
@@ -29,19 +42,32 @@ def in_container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
     return marked or not environ.keys().isdisjoint({"KUBERNETES_SERVICE_HOST", "K_SERVICE"})
 
 
-def device_here(name: str) -> str:
-    """The device, "cpu" or "cuda", that a setting means on this machine."""
-    if name == "auto":
-        return "cpu" if _visible_gpu() is None else "cuda"
-    return name
+def device_here(name: str, backend: str = "auto") -> str:
+    """The device, "cpu", "cuda" or "tpu", that a setting means on this machine for a backend."""
+    if name != "auto":
+        return name
+    if backend in ("auto", "jax") and tpu_memory() is not None:
+        return "tpu"
+    return "cuda" if _visible_gpus() and (_has_jax_on_gpus() if backend == "jax" else _has_torch_on_gpus()) else "cpu"
 
 
 def has_torch() -> bool:
     """Whether torch, which is an extra, is installed. Does not import it."""
-    try:
-        return find_spec("torch") is not None
-    except (ImportError, ValueError):
-        return False
+    return _is_installed("torch")
+
+
+def has_jax() -> bool:
+    """Whether JAX, which is an extra, is installed. Does not import it."""
+    return _is_installed("jax")
+
+
+def tpu_memory(pci: Path = _PCI) -> int | None:
+    """Bytes of each TPU device; None if there is none, or none that JAX could use."""
+    if not (_is_installed("libtpu") and has_jax()):
+        return None
+    chips = (path.parent for path in pci.glob("*/vendor") if _lines(path) == [_GOOGLE])
+    found = [_TPUS[kind] for chip in chips for kind in _lines(chip / "device") if kind in _TPUS]
+    return min(found, default=None)
 
 
 def has_idle_gpu() -> bool:
@@ -49,26 +75,52 @@ def has_idle_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists() and not has_torch()
 
 
-def gpu_memory() -> tuple[int, int] | None:
-    """Total and free bytes of the GPU; None if there is none, or if it cannot be queried."""
-    if (gpu := _visible_gpu()) is None:
+def gpu_memory(devices: int = 1) -> tuple[int, int] | None:
+    """Total and free bytes of the GPU, or the least of the first `devices` GPUs; None if there are not so many, or if
+    they cannot be queried.
+    """
+    gpus = _visible_gpus(devices)
+    if len(gpus) < devices or not (_has_torch_on_gpus() or _has_jax_on_gpus()):
         return None
-    query = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", gpu]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=memory.total,memory.free",
+        "--format=csv,noheader,nounits",
+        "-i",
+        ",".join(gpus),
+    ]
     try:
         # In its own process group, like everything the server starts: otherwise it would be reaped as an orphan.
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20, process_group=0).stdout
-        total, free = (int(part) * _MIB for part in answer.split(","))
+        found = [[int(part) * _MIB for part in line.split(",")] for line in answer.splitlines()]
+        total, free = map(min, zip(*found, strict=True))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return total, free
 
 
-def _visible_gpu() -> str | None:
-    """The index of the GPU that torch would use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if visible in ("", "-1") or not Path("/proc/driver/nvidia/version").exists() or not has_torch():
-        return None
-    return None if metadata.version("torch").endswith("+cpu") else visible
+def _visible_gpus(most: int = 1) -> list[str]:
+    """The indices of the first GPUs that a process may use."""
+    if not Path("/proc/driver/nvidia/version").exists():
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    indices = [str(number) for number in range(most)] if visible is None else visible.split(",")[:most]
+    return [index.strip() for index in indices if index.strip() not in ("", "-1")]
+
+
+def _has_torch_on_gpus() -> bool:
+    return has_torch() and not metadata.version("torch").endswith("+cpu")
+
+
+def _has_jax_on_gpus() -> bool:
+    return has_jax() and (_is_installed("jax_cuda12_plugin") or _is_installed("jax_cuda13_plugin"))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _free_on_machine() -> int:

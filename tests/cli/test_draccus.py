@@ -57,7 +57,7 @@ def test_what_is_no_setting_stays_as_it_is(words: str) -> None:
         ("trainer.tracker.type=wandb", "--trainer.tracker.type is not supported: a server does not train"),
         ("--model.num_layers=3", "--model-config FILE"),
         ("--service.max_pages 64", "write --max-running-tokens, which is max_pages times page_size"),
-        ("--trainer.mesh.axes x", "--tensor-parallel"),
+        ("--trainer.mesh.axes x", "trainer.mesh.axes.model is used: the number of devices, --tensor-parallel"),
         ("--wandb.project x", "there is no section wandb here"),
         ("prot=9000", "neither a setting and its value nor a model's name and the model. Did you mean port"),
         ("foo.bar=1", "foo.bar=1 is neither a setting and its value"),

@@ -202,8 +202,8 @@ def loadable() -> list[Command]:
     for command in of_program("ostro"):
         words = command.words[1:]
         named = len(words) > 1 and not words[1].startswith("-") and not command.variables
-        needs_gpu = {"bfloat16", "fp8", "cuda"} & set(words)
-        if words[0] == "serve" and named and not needs_gpu and not read_only(command):
+        needs_device = {"bfloat16", "fp8", "cuda", "tpu"} & set(words)
+        if words[0] == "serve" and named and not needs_device and not read_only(command):
             found.setdefault(tuple(arguments(command)), command)
     return list(found.values())
 

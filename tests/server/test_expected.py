@@ -36,12 +36,12 @@ def test_a_fetched_model_is_planned_by_its_files(model: Path) -> None:
 
 def test_on_a_gpu_it_is_planned_for_when_others_have_gone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a model that fills the GPU there was no room for a single page, so the next one seemed small."""
-    monkeypatch.setattr(backends, "gpu_memory", lambda: (80 * GIB, GIB))
-    monkeypatch.setattr(backends, "device_here", lambda name: "cuda")
+    monkeypatch.setattr(backends, "gpu_memory", lambda devices: (80 * GIB, GIB))
+    monkeypatch.setattr(backends, "device_here", lambda name, backend="auto": "cuda")
     full = expected(model, gpu_memory_utilization=0.9)
     assert isinstance(full, Footprint)
     assert 60 * GIB < full.device_bytes <= 72 * GIB
-    monkeypatch.setattr(backends, "gpu_memory", lambda: (GIB, GIB))
+    monkeypatch.setattr(backends, "gpu_memory", lambda devices: (GIB, GIB))
     refused = expected(model)
     assert isinstance(refused, ModelError)
     assert "no room for a KV cache on this GPU of 1.0 GiB" in str(refused)

@@ -56,6 +56,26 @@ def test_a_cpu_does_not_take_the_precision_of_a_gpu_and_says_so(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("trainer", "key"),
+    [
+        ("{mesh: {axes: {data: -1, model: 4}}}", "trainer.mesh.axes.model"),
+        ("{model_axis_size: 4}", "trainer.model_axis_size"),
+        ("{model_axis_size: 2, mesh: {axes: {model: 4}}}", "trainer.mesh.axes.model"),
+    ],
+)
+def test_the_models_axis_of_the_mesh_is_the_number_of_devices(tmp_path: Path, trainer: str, key: str) -> None:
+    text = f"model: {{type: llama}}\ncheckpoint_path: runs/llama\ntrainer: {trainer}\n"
+    merged = read(tmp_path, text, backend="jax")
+    assert merged.settings.tensor_parallel == 4
+    assert merged.origins["tensor_parallel"] == f"{key} in {tmp_path / 'train.yaml'}"
+    # What divides no model runs it on one device, and says so.
+    merged = read(tmp_path, text, backend="native")
+    assert merged.settings.tensor_parallel == 1
+    assert f"{key} in" in merged.notes[-1]
+    assert "asks for 4 devices" in merged.notes[-1]
+
+
+@pytest.mark.parametrize(
     ("policy", "dtype"),
     [
         ("f32", "float32"),

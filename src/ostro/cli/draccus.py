@@ -27,10 +27,10 @@ _TRANSPARENT = ("ostro.", "serve.", "server.", "hrm.")
 _INSTEAD: Mapping[str, str] = {
     "service.max_pages": "write --max-running-tokens, which is max_pages times page_size",
     "service.max_queued_tokens": "prompt tokens that may wait are bounded by --max-queue-tokens",
-    "trainer.model_axis_size": "devices that a model runs on are --tensor-parallel",
-    "trainer.tensor_parallel_axes": "devices that a model runs on are --tensor-parallel",
-    "trainer.mesh": "devices that a model runs on are --tensor-parallel",
-    "trainer": "a server does not train; leave it out. Of the trainer's settings it takes trainer.mp",
+    "trainer.tensor_parallel_axes": "heads, MLPs and the vocabulary are divided over --tensor-parallel devices",
+    "trainer.mesh": "of the mesh, only trainer.mesh.axes.model is used: the number of devices, --tensor-parallel",
+    "trainer": "a server does not train; leave it out. Of the trainer's settings it takes trainer.mp and "
+    "trainer.mesh.axes.model",
     "model": "a model's shape comes with its checkpoint or, for a Levanter model, from the YAML file it was trained "
     "with: --model-config FILE",
     "service": "there is no such setting. docs/configuration.md lists them all",

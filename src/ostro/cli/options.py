@@ -74,6 +74,14 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--backend", "--cpu-backend", choices=get_args(BackendName), default="auto", help=_meaning("backend")
     )
+    group.add_argument(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        default=1,
+        help=_meaning("tensor_parallel"),
+    )
     group.add_argument("--page-size", type=int, metavar="N", help=_meaning("page_size"))
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help=_meaning("kv_memory"))
     group.add_argument(
@@ -101,6 +109,7 @@ def size_config(args: argparse.Namespace) -> EngineConfig:
         quantize=args.quantize,
         kv_dtype=args.kv_dtype,
         backend=args.backend,
+        tensor_parallel=args.tensor_parallel,
         page_size=args.page_size,
         kv_memory=args.kv_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         {
             "ostro plan ./my-model": "on this machine",
             "ostro plan Qwen/Qwen3-0.6B --memory 16G --device cuda": "on a GPU of 16 GB",
+            "ostro plan ./my-model --device tpu --memory 16G --tensor-parallel 8": "on eight TPUs of 16 GB",
         },
         "The exit status is 0 if the model fits and 1 if it does not.",
     )
@@ -58,7 +59,7 @@ def _table(plan: Plan) -> str:
         "weights": f"{_size(plan.weights_bytes)}{second}",
         "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens",
         "other": f"{_size(plan.other_bytes)}, the process and a step's work",
-        "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({backend.label})",
+        "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({_where(plan)})",
     }
     if plan.not_native is not None:
         rows["not natively"] = plan.not_native
@@ -78,6 +79,13 @@ def _table(plan: Plan) -> str:
     return "\n".join([*lines, *(f"{fit.length:>12}  {fit.sequences}" for fit in plan.sequences)])
 
 
+def _where(plan: Plan) -> str:
+    backend = BACKENDS[plan.device]
+    if plan.devices == 1 or not backend.has_own_memory:
+        return backend.label
+    return f"each of {plan.devices} {backend.label}s, as are the sizes above"
+
+
 def _peak(plan: Plan) -> str:
     if plan.backend.startswith("native"):
         return "while the weights are packed, once"
@@ -85,8 +93,9 @@ def _peak(plan: Plan) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    advice = f"quantize {BACKENDS[plan.device].smaller}"
-    return f"It does not fit. Give it more memory, lower --kv-memory, try --{advice}, or take a smaller model."
+    on_jax = plan.backend.startswith("jax")
+    advice = "raise --tensor-parallel" if on_jax else f"try --quantize {BACKENDS[plan.device].smaller}"
+    return f"It does not fit. Give it more memory, lower --kv-memory, {advice}, or take a smaller model."
 
 
 def _size(bytes: int) -> str:

@@ -11,6 +11,7 @@ engines.
 
 native      whether the native core can run a model, and the memory it takes
 on_torch    the memory a model takes with torch
+on_jax      the memory a model takes with JAX, on each device
 outcome     the plan itself
 """
 
@@ -18,12 +19,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ostro.backends import BACKENDS, Memory, backend_here
+from ostro.backends import BACKENDS, Memory, backend_here, check_together, runs_on_jax
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.architecture import Description
 from ostro.models.registry import describe
 from ostro.planning.native import on_native
+from ostro.planning.on_jax import on_jax
 from ostro.planning.on_torch import on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
 from ostro.weights import Checkpoint, open_headers
@@ -51,17 +53,20 @@ def plan(
             return plan(headers, config, memory=memory, device=device)
     device = device or config.device
     # When planning for another machine's memory, "auto" does not look at this machine's devices.
-    backend = BACKENDS["cpu"] if device == "auto" and memory is not None else backend_here(device)
+    unknown = device == "auto" and memory is not None
+    backend = BACKENDS["cpu"] if unknown else backend_here(device, config.backend)
     resolved = backend.resolve(config)
+    check_together(resolved)
     stored = model.stored()
     described = describe(model.config, max_seq_len=config.max_seq_len)
-    there = backend.memory() if memory is None else Memory(memory, memory)
+    there = backend.memory(config.tensor_parallel) if memory is None else Memory(memory, memory)
     if there is None:
         raise BadRequest(
             f"device is {backend.name!r}, but there is no {backend.label} here. Say how much memory it has: "
             "--memory 80G."
         )
-    parts = _PLANNERS[backend.name](stored, resolved, described, there)
+    planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
+    parts = planner(stored, resolved, described, there)
     return put_together(model.name, resolved, described.shape, there.free, parts)
 
 

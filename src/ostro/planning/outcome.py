@@ -18,10 +18,14 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Sizes are in bytes of the device's memory: the machine's for a CPU, the GPU's for a GPU."""
+    """Sizes are in bytes of the device's memory: the machine's for a CPU, a GPU's or a TPU's own. With several GPUs or
+    TPUs, they are those of each.
+    """
 
     model: str
     device: str
+    devices: int
+    """How many the model is divided over. Those of a CPU share its memory."""
     backend: str
     """The backend, and the number formats of weights and KV cache, as a loaded model reports them."""
     precision: str
@@ -73,6 +77,7 @@ class Parts:
     host: int | None = None
     """None on a CPU, where it is the total."""
     not_native: str | None = None
+    devices: int = 1
 
 
 def put_together(name: str, config: ResolvedConfig, shape: ModelShape, memory: int, parts: Parts) -> Plan:
@@ -82,6 +87,7 @@ def put_together(name: str, config: ResolvedConfig, shape: ModelShape, memory: i
     return Plan(
         model=name,
         device=config.device,
+        devices=parts.devices,
         backend=parts.backend,
         precision=parts.precision,
         not_native=parts.not_native,

@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from ostro.backends import BACKENDS
+from ostro.backend_extras import check_settings, require_torch
+from ostro.backends import BACKENDS, runs_on_jax
 from ostro.config import EngineConfig
 from ostro.machine import free_memory, has_torch
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.planning.native import on_native
-from ostro.torch_extra import check_settings, require_torch
 from ostro.weights import open_headers
 
 
 def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
-    """Raises Unsupported if loading the model requires torch and torch is not installed.
+    """Raises Unsupported if loading the model requires torch and torch is not installed, or like `check_settings`.
 
-    Does nothing if torch is installed. Otherwise, fetches the headers of a remote model.
+    Fetches the headers of a remote model if torch is not installed.
     """
-    if has_torch():
-        return
     check_settings(config)
+    if has_torch() or runs_on_jax(config):
+        return
     # The embedded model runs natively, and checking it would require downloading it.
     if model is None:
         return

@@ -27,7 +27,20 @@ _CACHES: Final = (
 _DEVICES: Final = (
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "VECLIB_*", "DNNL_*", "ONEDNN_*", "BLIS_*"),
     *("CUDA*", "NVIDIA_*", "NCCL_*", "CUBLAS_*", "CUDNN_*", "GPU_*", "HIP_*", "ROCR_*", "ROCM_*", "HSA_*"),
-    *("TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH"),
+    *(
+        "JAX_*",
+        "XLA_*",
+        "LIBTPU_*",
+        "TPU_*",
+        "TORCH*",
+        "PYTORCH_*",
+        "TRITON_*",
+        "CC",
+        "CXX",
+        "CPATH",
+        "C_INCLUDE_PATH",
+        "LIBRARY_PATH",
+    ),
 )
 # Proxies, certificates, and credentials for model sources.
 _NETWORK: Final = (

@@ -11,7 +11,6 @@ from contextlib import aclosing
 
 from starlette.types import ASGIApp, Message
 
-from ostro.backends import BACKENDS
 from ostro.extras import needs
 
 try:
@@ -130,7 +129,11 @@ def build(args: Mapping[str, object]) -> serve.Application:
     end_seconds = settings.drain_timeout if "drain_timeout" in given else settings.request_timeout
     engine = serve.deployment(
         name=ENGINE,
-        ray_actor_options={"num_cpus": options.cpus, "num_gpus": _gpus(options, settings)},
+        ray_actor_options={
+            "num_cpus": options.cpus,
+            "num_gpus": _gpus(options, settings),
+            "resources": _resources(settings),
+        },
         max_ongoing_requests=room,
         health_check_period_s=_HEALTH_SECONDS,
         graceful_shutdown_timeout_s=end_seconds,
@@ -153,7 +156,12 @@ def build(args: Mapping[str, object]) -> serve.Application:
 def _gpus(options: RayOptions, settings: ServeSettings) -> float:
     if options.gpus is not None:
         return options.gpus
-    return 1.0 if settings.device in BACKENDS and BACKENDS[settings.device].has_own_memory else 0.0
+    return float(settings.tensor_parallel) if settings.device == "cuda" else 0.0
+
+
+def _resources(settings: ServeSettings) -> dict[str, float]:
+    """Ray counts the chips of a TPU host under this name."""
+    return {"TPU": float(settings.tensor_parallel)} if settings.device == "tpu" else {}
 
 
 def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]:

@@ -34,7 +34,7 @@ class RayOptions(BaseSettings):
     ingress_replicas: Count = Field(1, description="processes before the engines; each learns prefixes by itself")
     cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="CPUs a replica, and its threads")
     gpus: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="GPUs a replica (default: 1 with device=cuda, else 0)"
+        None, description="GPUs a replica (default: tensor_parallel with device=cuda, else 0)"
     )
     routing: Routing = Field("prefix", description="how a replica is chosen")
 

@@ -1,21 +1,22 @@
-"""Builds a runner from a checkpoint: the native core on a CPU if it supports the model, otherwise torch.
+"""Builds a runner from a checkpoint: the native core on a CPU if it supports the model, JAX if it is asked for or there
+is a TPU, otherwise torch.
 
-Imports torch only if torch runs the model.
+Imports torch and JAX only if they run the model.
 """
 
 import logging
 from typing import TYPE_CHECKING
 
-from ostro.backends import BACKENDS, backend_here
+from ostro.backend_extras import check_settings, require_torch
+from ostro.backends import BACKENDS, backend_here, runs_on_jax
 from ostro.config import EngineConfig
 from ostro.engine.runner import ModelRunner
-from ostro.errors import Unsupported
+from ostro.errors import Unsupported, UnsupportedModel
 from ostro.extras import needs
 from ostro.machine import has_idle_gpu
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.native.load import native_runner
-from ostro.torch_extra import check_settings, require_torch
 from ostro.weights import Checkpoint, Pooling
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     # Describing a config validates it. Done first, because a model with packed weights in the cache is not built again.
     if not hrm:
         describe(checkpoint.config, max_seq_len=config.max_seq_len)
+    if runs_on_jax(config):
+        return _jax_runner(checkpoint, config, hrm=hrm)
     reason = _why_torch(config)
     if reason is None:
         BACKENDS["cpu"].check(config)
@@ -47,6 +50,15 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     if config.backend == "auto" and backend_here(config.device).has_native_core:
         _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
+
+
+def _jax_runner(checkpoint: Checkpoint, config: EngineConfig, *, hrm: bool) -> ModelRunner:
+    if hrm:
+        raise UnsupportedModel("The JAX backend cannot run an HRM. Use --backend torch.")
+    resolved = backend_here(config.device, config.backend).resolve(config)
+    from ostro.runner.jax.load import jax_runner
+
+    return jax_runner(checkpoint, resolved)
 
 
 def _tell_of_gpu(config: EngineConfig) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostro.backend_extras import check_settings
 from ostro.backends import BACKENDS, backend_here
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
@@ -24,7 +25,6 @@ from ostro.server.settings import ServeSettings
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.place import find_place
 from ostro.sources.references import parse_model
-from ostro.torch_extra import check_settings
 from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_base
 
@@ -278,8 +278,8 @@ def _planned(path: str, config: EngineConfig) -> "Plan":
     """The plan for this machine. Counts all of a GPU's memory, since loaded models are unloaded if necessary."""
     from ostro.planning import plan
 
-    backend = backend_here(config.device)
-    own = backend.memory() if backend.has_own_memory else None
+    backend = backend_here(config.device, config.backend)
+    own = backend.memory(config.tensor_parallel) if backend.has_own_memory else None
     return plan(path, config, device=backend.name, memory=None if own is None else own.total)
 
 

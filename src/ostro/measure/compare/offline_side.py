@@ -39,6 +39,7 @@ _TEXTS = frozenset(
 _NUMBERS = frozenset(
     {
         "max_seq_len",
+        "tensor_parallel",
         "max_batch_tokens",
         "max_batch_seqs",
         "threads",

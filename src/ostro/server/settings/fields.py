@@ -230,9 +230,7 @@ class ServeSettings(BaseSettings):
     quantize: Quantization = Field("none", description=meaning_of("quantize"))
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
     backend: BackendName = Field("auto", description=meaning_of("backend"))
-    tensor_parallel: Annotated[int, _only({1}, "a model runs on one device in this build")] = Field(
-        1, description="number of devices to run a model on; this build supports one"
-    )
+    tensor_parallel: Positive = Field(1, description=meaning_of("tensor_parallel"))
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
     )
@@ -417,7 +415,7 @@ class ServeSettings(BaseSettings):
     @property
     def kind(self) -> Backend:
         """The kind of device that models run on."""
-        return backend_here(self.device)
+        return backend_here(self.device, self.backend)
 
     @property
     def on_gpu(self) -> bool:
@@ -465,6 +463,7 @@ class ServeSettings(BaseSettings):
             quantize=self.quantize,
             kv_dtype=self.kv_dtype,
             backend=self.backend,
+            tensor_parallel=self.tensor_parallel,
             page_size=self.page_size,
             pages_per_seq=self.pages_per_seq,
             kv_memory=self.kv_memory,

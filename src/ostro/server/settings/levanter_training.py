@@ -2,6 +2,8 @@
 
     model: {type: llama, …}         levanter_config: this file itself, which describes the model's structure
     trainer: {mp: "p=f32,c=bf16"}   dtype: the compute precision
+    trainer: {mesh: {axes: {model: 4}}} or {model_axis_size: 4}
+                                    tensor_parallel: the devices that a layer is divided over
     data: {tokenizer: org/name}     tokenizer; also at the top level
     hf_checkpoint, checkpoint_path  the model to serve
 
@@ -44,7 +46,8 @@ def read_training(content: object, path: Path) -> Training | None:
     for section in ("trainer", "data"):
         # Anything but a table, such as an !include, stays in `rest`.
         if isinstance(rest.get(section), dict):
-            unused += [f"{section}.{key}" for key in _section(rest, section) if f"{section}.{key}" not in taken]
+            names = (f"{section}.{key}" for key in _section(rest, section))
+            unused += [name for name in names if not any(f"{key}.".startswith(f"{name}.") for key in taken)]
             del rest[section]
     return Training(found, rest, tuple(unused))
 
@@ -59,7 +62,12 @@ def _take(rest: dict[str, object], path: Path) -> Iterator[tuple[str, str, objec
     if isinstance(rest.get("model"), dict):
         rest.pop("model")
         yield "levanter_config", "model", str(path)
-    yield "dtype", "trainer.mp", _compute_dtype(_section(rest, "trainer").get("mp"), path)
+    trainer = _section(rest, "trainer")
+    yield "dtype", "trainer.mp", _compute_dtype(trainer.get("mp"), path)
+    yield "tensor_parallel", "trainer.model_axis_size", trainer.get("model_axis_size")
+    # The newer notation wins.
+    axes = _section(_section(trainer, "mesh"), "axes")
+    yield "tensor_parallel", "trainer.mesh.axes.model", axes.get("model")
     at_top = rest.pop("tokenizer", None)
     yield "tokenizer", "data.tokenizer", _section(rest, "data").get("tokenizer") if at_top is None else None
     yield "tokenizer", "tokenizer", at_top

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
 
-from ostro.backends import backend_here
+from ostro.backends import backend_here, can_divide
 from ostro.errors import BadRequest
 from ostro.machine import free_memory, in_container
 from ostro.server.settings.fields import ServeSettings, wrong_own
@@ -142,8 +142,10 @@ def _fitting(cause: str, implied: Mapping[str, object], merged: Mapping[str, Giv
     if cause == "gcs_bucket" and in_container():
         # A container is only reachable from outside.
         fitting["host"] = "0.0.0.0"
-    if cause == "local_dev" and "device" in merged and merged["device"].value != "cpu":
-        # int8 is for CPUs only.
+    on_cpu = "device" not in merged or merged["device"].value == "cpu"
+    on_jax = "backend" in merged and merged["backend"].value == "jax"
+    if cause == "local_dev" and (on_jax or not on_cpu):
+        # int8 is for CPUs only, and not for JAX.
         del fitting["quantize"]
     return fitting
 
@@ -159,7 +161,7 @@ def _implied_by_several(
     if "memory_budget" not in said:
         implied["memory_budget"] = Given(int(free_memory() * _BUDGET_SHARE), f"implied by {cause}")
     shares_gpu = settings.on_gpu and not settings.fills_gpu and "gpu_memory_budget" not in said
-    if shares_gpu and (memory := settings.kind.memory()) is not None:
+    if shares_gpu and (memory := settings.kind.memory(settings.tensor_parallel)) is not None:
         budget = int(memory.total * settings.gpu_memory_utilization)
         implied["gpu_memory_budget"] = Given(budget, f"implied by {cause}")
     return implied
@@ -171,7 +173,8 @@ def _in_force(variable: str, value: str) -> bool:
 
 
 def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
-    """Drops a training run's precision if this machine does not support it, and returns a note about that.
+    """Drops a training run's precision and its number of devices if the server cannot have them, and returns notes
+    about that.
 
     Raises BadRequest if nothing says which weights to serve.
     """
@@ -181,12 +184,23 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
             "--hf-checkpoint.",
             param="checkpoint_path",
         )
-    dtype, device = merged.get("dtype"), merged.get("device", Given("auto", "default"))
-    is_its_own = dtype is not None and dtype is file.settings.get("dtype") and dtype.value != "float32"
-    if dtype is None or not is_its_own or dtype.value in backend_here(str(device.value)).dtypes:
-        return ()
-    del merged["dtype"]
-    return (f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision.",)
+    device, backend = (str(merged[name].value) if name in merged else "auto" for name in ("device", "backend"))
+    notes = []
+    dtype, devices = (merged[name] if _is_from(file, merged, name) else None for name in ("dtype", "tensor_parallel"))
+    if dtype is not None and dtype.value not in ("float32", *backend_here(device, backend).dtypes):
+        del merged["dtype"]
+        notes.append(
+            f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision."
+        )
+    if devices is not None and devices.value != 1 and not can_divide(backend, device):
+        del merged["tensor_parallel"]
+        notes.append(f"{devices.origin} asks for {devices.value} devices, which needs the backend jax: one is used.")
+    return tuple(notes)
+
+
+def _is_from(file: File, merged: Mapping[str, Given], name: str) -> bool:
+    """Whether the file has the last word on a setting."""
+    return name in merged and merged[name] is file.settings.get(name)
 
 
 def _check_together(settings: ServeSettings) -> None:

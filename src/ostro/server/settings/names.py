@@ -61,7 +61,11 @@ ALIASES: Mapping[str, Names] = {
     "hrm_l_cycles": Names(("--l-cycles",), (), ("l_cycles",)),
     "hrm_h_layers": Names(("--h-layers",), (), ("h_layers",)),
     "hrm_l_layers": Names(("--l-layers",), (), ("l_layers",)),
-    "tensor_parallel": Names(("--tensor-parallel-size",), (), ("tensor_parallel_size",)),
+    "tensor_parallel": Names(
+        ("--tensor-parallel-size", "--trainer.model_axis_size", "--trainer.mesh.axes.model"),
+        (),
+        ("tensor_parallel_size",),
+    ),
     "otlp_endpoint": Names(("--otlp-traces-endpoint",), (), ("otlp_traces_endpoint",)),
 }
 

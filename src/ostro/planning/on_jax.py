@@ -1,0 +1,116 @@
+"""The memory that a model takes with JAX, on each device: mirrors `runner.jax.load`. Imports no JAX."""
+
+import sys
+
+from ostro.backends import Memory
+from ostro.config import ResolvedConfig
+from ostro.errors import ModelError, UnsupportedModel
+from ostro.models.architecture import Architecture, Description, ModelShape
+from ostro.planning.outcome import Parts
+from ostro.runner.cut import Cut, cut
+from ostro.runner.jax.layout import VectorLayout, matrix_values
+from ostro.runner.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
+from ostro.runner.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
+from ostro.runner.precision import in_words
+from ostro.weights.stored import Stored
+
+_MIB = 1 << 20
+# Measured, minus the model: Python with JAX and its compiled programs; each virtual device of a CPU adds its threads.
+_PROCESS = 420 * _MIB
+# With devices of their own memory: what the process takes of the host's.
+_DEVICE_PROCESS = 2048 * _MIB
+_FLOAT = 4
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
+    """Sizes are those of one device, except on a CPU, where all ranks share the machine's memory."""
+    if not isinstance(described, Architecture):
+        raise UnsupportedModel("The JAX backend cannot run HRM-Text. Use --backend torch.")
+    on_cpu = config.device == "cpu"
+    dtype = config.dtype if config.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    own = cut(described, config.tensor_parallel)
+    ranks_here = own.ranks if on_cpu else 1
+    weights = ranks_here * _weight_bytes(described, own, _ITEMSIZE[dtype])
+    step = ranks_here * step_bytes(described, own, config)
+    shape = rank_shape(described.shape, ranks_here * own.kv_heads)
+    try:
+        pages = (_cpu_pages if on_cpu else _device_pages)(shape, config, memory, weights, step, _ITEMSIZE[dtype])
+    except ModelError:
+        pages = 0
+    devices = f", {own.ranks} devices" if own.ranks > 1 else ""
+    return Parts(
+        backend=f"jax ({config.device}{devices})",
+        precision=in_words([dtype], dtype),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=weights,
+        page=page_bytes(shape, config.page_size, _ITEMSIZE[dtype]),
+        pages=pages,
+        other=step + (_PROCESS if on_cpu else JAX_SPARE),
+        peak=_PROCESS + weights + stored.largest_file if on_cpu else 0,
+        host=None if on_cpu else _DEVICE_PROCESS,
+        devices=own.ranks,
+    )
+
+
+def step_bytes(described: Architecture, own: Cut, config: ResolvedConfig) -> int:
+    """A rank's temporary memory in the largest step, with the results of two."""
+    sizes = Sizes(
+        page_size=config.page_size,
+        num_pages=1,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+    )
+    return max(
+        _step_bytes(described, own, config.page_size, shape) for shape in sizes.shapes(described.shape.max_seq_len)
+    )
+
+
+def _step_bytes(described: Architecture, own: Cut, page_size: int, step: StepShape) -> int:
+    shape = described.shape
+    span = PAGES_PER_TURN * page_size
+    # Keys and values of a turn, gathered and in float32; scores and their exponentials; queries and outputs of tiles.
+    turn = step.tiles * span * (4 * own.kv_heads * shape.head_dim + 2 * step.width * own.heads)
+    turn += 4 * step.tiles * step.width * own.heads * shape.head_dim
+    # Rows of the MLP, and of the residual stream before and after.
+    rows = step.tokens * (2 * described.widest // own.ranks + 4 * shape.hidden_size)
+    logits = 3 * step.rows * own.vocab
+    return _FLOAT * (max(turn, rows) + logits + 2 * step.tokens * shape.hidden_size)
+
+
+def _weight_bytes(described: Architecture, own: Cut, itemsize: int) -> int:
+    return matrix_values(described, own) * itemsize + VectorLayout.of(described, own).total * _FLOAT
+
+
+def _cpu_pages(
+    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
+) -> int:
+    return num_pages(
+        shape,
+        page_size=config.page_size,
+        itemsize=itemsize,
+        kv_memory=config.kv_memory,
+        max_batch_seqs=config.max_batch_seqs,
+        limit=config.kv_memory_limit,
+        # An explicit kv_memory is taken at face value: the plan reports whether it fits.
+        free=max(0, memory.free - _PROCESS - weights) if config.kv_memory is None else sys.maxsize,
+        max_tokens=config.max_running_tokens,
+        coarse=True,
+    )
+
+
+def _device_pages(
+    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
+) -> int:
+    return device_pages(
+        shape,
+        page_size=config.page_size,
+        itemsize=itemsize,
+        free=max(0, memory.free - weights) if config.kv_memory is None else sys.maxsize,
+        total=memory.total,
+        step=step,
+        kv_memory=config.kv_memory,
+        utilization=config.gpu_memory_utilization,
+        limit=config.kv_memory_limit,
+        max_tokens=config.max_running_tokens,
+    )

@@ -1,0 +1,116 @@
+"""Builds a JAX runner from a checkpoint: prepares JAX, places the weights, sizes the KV cache. Imports no torch."""
+
+import logging
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from ostro.config import ResolvedConfig
+from ostro.errors import ModelError
+from ostro.models.registry import describe
+from ostro.runner.jax.compiling import Compiler
+from ostro.runner.jax.placed import PlacedModel
+from ostro.runner.jax.programs import Programs
+from ostro.runner.jax.runner import JaxRunner
+from ostro.runner.jax.shapes import Sizes
+from ostro.runner.memory import device_pages, num_pages, rank_shape
+from ostro.weights import Checkpoint
+
+_DTYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.float16, "bfloat16": jnp.bfloat16}
+# Pages of the program that shows how much memory a step takes, which does not depend on their number.
+_TRIAL_PAGES = 8
+
+_log = logging.getLogger(__name__)
+
+
+def jax_runner(checkpoint: Checkpoint, config: ResolvedConfig) -> JaxRunner:
+    config.check_causal()
+    _prepare(config)
+    placed = PlacedModel.load(
+        describe(checkpoint.config, max_seq_len=config.max_seq_len),
+        checkpoint,
+        tensor_parallel=config.tensor_parallel,
+        platform=config.device,
+        dtype=_DTYPES[dtype_name(config)],
+    )
+    if placed.platform == "cpu":
+        _log.info("JAX runs the model on the CPU, which is meant for tests: the native core is much faster")
+    sizes = Sizes(
+        page_size=config.page_size,
+        num_pages=_TRIAL_PAGES,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+    )
+    pages = _cpu_pages(placed, config) if placed.platform == "cpu" else _device_pages(placed, sizes, config)
+    return JaxRunner(placed, replace(sizes, num_pages=pages), pooling=checkpoint.pooling, keeps_programs=True)
+
+
+def dtype_name(config: ResolvedConfig) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if config.device == "cpu" else "bfloat16"
+
+
+def _prepare(config: ResolvedConfig) -> None:
+    """Tells JAX which devices it may use, and how much of their memory. Has no effect once JAX has looked for devices,
+    as in a program that also uses it for other things.
+    """
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu" if config.device == "cpu" else f"{config.device},cpu")
+    if config.device == "cpu" and config.tensor_parallel > 1:
+        with suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", config.tensor_parallel)
+    if config.device == "cuda" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.gpu_memory_utilization))
+        if config.kv_memory is not None or config.kv_memory_limit is not None:
+            # Other engines share the GPU.
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
+    """All ranks share the machine's memory."""
+    return num_pages(
+        rank_shape(placed.described.shape, placed.cut.kv_heads * placed.cut.ranks),
+        page_size=config.page_size,
+        itemsize=np.dtype(placed.dtype).itemsize,
+        kv_memory=config.kv_memory,
+        max_batch_seqs=config.max_batch_seqs,
+        limit=config.kv_memory_limit,
+        max_tokens=config.max_running_tokens,
+        coarse=True,
+    )
+
+
+def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> int:
+    """Pages beside the weights and the largest step, which is compiled to see what it takes."""
+    compiler = Compiler(placed, sizes)
+    trial = Programs(placed.mesh, compiler.kept())
+    trial.add(compiler.step(compiler.shapes[-1]))
+    total, free = _memory(placed)
+    return device_pages(
+        rank_shape(placed.described.shape, placed.cut.kv_heads),
+        page_size=config.page_size,
+        itemsize=np.dtype(placed.dtype).itemsize,
+        free=free,
+        total=total,
+        step=trial.step_bytes(),
+        kv_memory=config.kv_memory,
+        # On a GPU, JAX was given that share to begin with.
+        utilization=1.0 if placed.platform == "cuda" else config.gpu_memory_utilization,
+        limit=config.kv_memory_limit,
+        max_tokens=config.max_running_tokens,
+    )
+
+
+def _memory(placed: PlacedModel) -> tuple[int, int]:
+    """Total and free bytes of the device that has least left."""
+    stats = [device.memory_stats() for device in placed.mesh.devices.flat]
+    if not all(stats):
+        raise ModelError(f"JAX does not tell how much memory its {placed.platform} devices have. Set kv_memory.")
+    free, total = min((each["bytes_limit"] - each["bytes_in_use"], each["bytes_limit"]) for each in stats)
+    return total, free
