@@ -1,68 +1,69 @@
 """Programs of an earlier start are loaded instead of compiled, unless anything about them is wrong."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
-from jax_models import FAMILIES
-from native_models import ModelCheckpoint, savable_model
+from jax import lax
+from jax.sharding import NamedSharding
+from jax_models import compilations
 
-from ostro.engine.core import EngineCore
-from ostro.engine.request import Request
-from ostro.models.registry import describe
-from ostro.runner.jax.placed import PlacedModel
-from ostro.runner.jax.runner import JaxRunner
-from ostro.runner.jax.shapes import Sizes
-from ostro.sampling_params import SamplingParams
+from ostro.runner.jax.kept_programs import KeptPrograms
+from ostro.runner.jax.mesh import AXIS, make_mesh
+from ostro.runner.jax.programs import Programs, Recipe
+from ostro.runner.jax.weights import BY_ROWS, COPIED
 
-SIZES = Sizes(page_size=4, num_pages=32, max_batch_tokens=64, max_batch_seqs=8)
-NUM_PROGRAMS = 6
+MESH = make_mesh(2)
+"""Two of the eight devices that the process has."""
 
 
-@cache
-def placed() -> PlacedModel:
-    """On two of the eight devices that the process has."""
-    config = FAMILIES["llama"]
-    return PlacedModel.load(describe(config), ModelCheckpoint(savable_model(config), config), tensor_parallel=2)
+def shifted(values: jax.Array, by: jax.Array) -> dict[str, Any]:
+    return {"values": values + by, "sum": lax.psum(values.sum(), AXIS), "nothing": None}
 
 
-def started(sizes: Sizes = SIZES) -> JaxRunner:
-    return JaxRunner(placed(), sizes, keeps_programs=True)
+def recipe(rows: int) -> Recipe:
+    whole = jax.ShapeDtypeStruct((rows, 3), np.float32, sharding=NamedSharding(MESH, BY_ROWS))
+    number = jax.ShapeDtypeStruct((), np.float32, sharding=NamedSharding(MESH, COPIED))
+    return Recipe(
+        key=("shift", rows),
+        function=shifted,
+        arguments=(whole, number),
+        specs=(BY_ROWS, COPIED),
+        results={"values": BY_ROWS, "sum": COPIED, "nothing": None},
+        donated=(0,),
+    )
 
 
-def tokens(runner: JaxRunner) -> list[int]:
-    core = EngineCore(runner)
-    params = SamplingParams(max_tokens=10, temperature=1.0, top_k=50, n=2)
-    core.add(Request(id=0, prompt_ids=tuple(range(20)), params=params, seed=0))
-    found: list[int] = []
-    while core.has_work:
-        for step in core.step():
-            found += step.token_ids
-    core.check_integrity()
-    return found
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def started(*facts: object) -> Programs:
+    programs = Programs(MESH, KeptPrograms(MESH, facts))
+    programs.add_all([recipe(2), recipe(4)], lambda: None)
+    return programs
 
 
 @pytest.fixture
-def kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files of a first start."""
-    monkeypatch.setenv("OSTRO_CACHE", str(directory))
-    if not directory.joinpath("programs").exists():
-        assert started().programs.num_compiled == NUM_PROGRAMS
-    return sorted(path for path in directory.glob("programs/*/*") if path.is_file())
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
+    assert started().num_compiled == 2
+    return sorted(tmp_path.glob("programs/*/*"))
 
 
-def test_a_second_start_compiles_nothing_and_gives_the_same_tokens(kept: list[Path]) -> None:
-    assert len(kept) == NUM_PROGRAMS
-    first, second = JaxRunner(placed(), SIZES), started()
-    assert (second.programs.num_compiled, len(second.programs)) == (0, NUM_PROGRAMS)
-    assert tokens(second) == tokens(first)
-    assert second.programs.step_bytes() == first.programs.step_bytes()
+def test_a_second_start_compiles_nothing_and_computes_the_same(kept: list[Path]) -> None:
+    assert len(kept) == 2
+    with compilations() as compiled:
+        second = started()
+    assert compiled == []
+    assert (second.num_compiled, len(second)) == (0, 2)
+    assert second.step_bytes() == started("other facts").step_bytes()
+    pages = jax.device_put(np.ones((4, 3), np.float32), NamedSharding(MESH, BY_ROWS))
+    result = second["shift", 4](pages, np.float32(2))
+    assert (np.asarray(result["values"]) == 3).all()
+    assert (float(result["sum"]), result["nothing"]) == (12.0, None)
+    # The argument was donated to the loaded program, too.
+    assert pages.is_deleted()
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "writable", "link"])
@@ -73,25 +74,36 @@ def test_a_program_that_cannot_be_trusted_is_compiled_again(
         "cut": lambda path: path.write_bytes(path.read_bytes()[:1000]),
         "changed": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
         "writable": lambda path: path.chmod(0o666),
-        "link": lambda path: path.rename(path.with_name("other")) and path.symlink_to(path.with_name("other")),
+        "link": lambda path: path.rename(path.parent.with_name("other")) and path.symlink_to("../other"),
     }
-    victim = kept[2]
-    whole = victim.read_bytes()
-    harms[harm](victim)
-    assert started().programs.num_compiled == 1
-    assert str(victim) in caplog.text
-    assert victim.read_bytes()[:32] != b""
-    assert (victim.stat().st_mode & 0o777, victim.is_symlink()) == (0o600, False)
-    assert len(victim.read_bytes()) == pytest.approx(len(whole), rel=0.1)
-    assert started().programs.num_compiled == 0
+    harms[harm](kept[0])
+    assert started().num_compiled == 1
+    assert str(kept[0]) in caplog.text
+    assert (kept[0].stat().st_mode & 0o777, kept[0].is_symlink()) == (0o600, False)
+    assert started().num_compiled == 0
 
 
-def test_other_sizes_have_other_programs(kept: list[Path]) -> None:
-    more = started(Sizes(page_size=4, num_pages=40, max_batch_tokens=64, max_batch_seqs=8))
-    assert more.programs.num_compiled > 0
+def test_what_programs_depend_on_is_told_apart(kept: list[Path]) -> None:
+    assert started("another model").num_compiled == 2
+    assert started().num_compiled == 0
+
+
+def test_programs_whose_loading_killed_a_process_are_compiled_again(
+    kept: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Nobody holds the lock of this mark.
+    (kept[0].parent / ".loading-dead").write_text("")
+    assert started().num_compiled == 2
+    assert "died while it loaded" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "file"))
-    assert started().programs.num_compiled == NUM_PROGRAMS
+    assert started().num_compiled == 2
+
+
+def test_only_the_newest_are_kept(kept: list[Path]) -> None:
+    for number in range(20):
+        started(number)
+    assert len(list(kept[0].parent.parent.iterdir())) == 16

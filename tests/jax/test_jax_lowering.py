@@ -25,7 +25,9 @@ PLATFORMS = ("tpu", "cuda")
 SIZES = Sizes(page_size=4, num_pages=16, max_batch_tokens=64, max_batch_seqs=8)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "olmo2"))]
+)
 def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     config = FAMILIES[family]
     described = describe(config)

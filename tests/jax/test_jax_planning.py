@@ -1,5 +1,6 @@
 """What a plan says of a device is what the device holds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_weights_are_counted_as_each_rank_holds_them(family: str, tp: int) -> None:
     config = FAMILIES[family]
     placed = PlacedModel.load(describe(config), ModelCheckpoint(savable_model(config), config), tensor_parallel=tp)
@@ -40,9 +41,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(**changes: Any) -> EngineConfig:
-    return EngineConfig(**{"backend": "jax", "device": "cpu", "max_batch_seqs": 8, "max_batch_tokens": 64} | changes)
+    return replace(EngineConfig(backend="jax", device="cpu", max_batch_seqs=8, max_batch_tokens=64), **changes)
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_cpu_is_what_is_loaded(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
     asked = config(tensor_parallel=2, kv_memory=MIB)

@@ -225,7 +225,9 @@ def test_log_probabilities_are_those_of_the_torch_runner(tp: int) -> None:
         assert one[1] == pytest.approx(other[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize(
+    "mode", ["mean", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("cls", "lasttoken"))]
+)
 def test_pooled_vectors_are_those_of_the_torch_runner(mode: Literal["mean", "cls", "lasttoken"]) -> None:
     [prompt] = draw_prompts(18)
     pooling = Pooling(mode, normalize=False)
@@ -239,12 +241,12 @@ def test_pooled_vectors_are_those_of_the_torch_runner(mode: Literal["mean", "cls
         return last.pooled
 
     expected = pooled(TorchRunner(model(), page_size=4, num_pages=PAGES, pooling=pooling), 64)
-    runner = jax_runner(LLAMA, model(), tp=2, pages=PAGES, pooling=pooling)
+    runner = jax_runner(LLAMA, model(), tp=8, pages=PAGES, pooling=pooling)
     for budget in (7, 64):
         assert pooled(runner, budget) == pytest.approx(expected, abs=1e-4)
 
 
-@BOTH
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind_in_its_pages(tp: int) -> None:
     """The pages of the failed sequence are used again by others, with its NaN in the slots that are not filled yet."""
     poisoned, broken = VOCAB - 1, savable_model(LLAMA)
@@ -260,6 +262,7 @@ def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind_in_its_pages(tp: int
     assert run(core, prompts) == clean
 
 
+@pytest.mark.slow
 @BOTH
 def test_bfloat16_weights_give_nearly_the_same_log_probabilities(tp: int) -> None:
     [prompt] = draw_prompts(20)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import jax
 import numpy as np
+import pytest
 from jax import monitoring
 from native_models import ModelCheckpoint
 from numpy.typing import DTypeLike
@@ -36,6 +37,8 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 ROWS = 8
 DEGREES = (1, 2, 4, 8)
+EVERY_DEGREE = [pytest.param(tp, marks=() if tp in (1, 8) else pytest.mark.slow) for tp in DEGREES]
+"""For tests that compile a program for each."""
 
 
 def with_eight_heads(config: Mapping[str, object]) -> Mapping[str, object]:
