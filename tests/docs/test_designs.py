@@ -101,7 +101,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(
             "a device mesh",
             "ostro serve --backend jax --tensor-parallel 2",
-            {"engine__backend": "jax", "engine__tensor_parallel": 2},
+            {"engine.backend": "jax", "engine.tensor_parallel": 2},
         ),
         flag("--trainer.mesh.axes.model", 2, engine__tensor_parallel=2),
         flag("--trainer.model_axis_size", 2, engine__tensor_parallel=2),
@@ -158,7 +158,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         flag("--h-layers", 4, engine__hrm_h_layers=4),
         flag("--l-layers", 5, engine__hrm_l_layers=5),
         flag("--device", "cpu", engine__device="cpu"),
-        refused("--device", "--device mps", "'auto', 'cpu' or 'cuda'"),
+        refused("--device", "--device mps", "'auto', 'cpu', 'cuda' or 'tpu'"),
         switch("--enable-cors", enable_cors=True),
         flag("--cors-origins", "https://a.example", enable_cors=True, cors_origins=("https://a.example",)),
         flag("--log-level", "INFO", log_level="info"),

@@ -1,6 +1,5 @@
 """Programs of an earlier start are loaded instead of compiled, unless anything about them is wrong."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,16 @@ def test_a_second_start_compiles_nothing_and_computes_the_same(kept: list[Path])
 def test_a_program_that_cannot_be_trusted_is_compiled_again(
     kept: list[Path], harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harms: dict[str, Callable[[Path], object]] = {
-        "cut": lambda path: path.write_bytes(path.read_bytes()[:1000]),
-        "changed": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
-        "writable": lambda path: path.chmod(0o666),
-        "link": lambda path: path.rename(path.parent.with_name("other")) and path.symlink_to("../other"),
-    }
-    harms[harm](kept[0])
+    match harm:
+        case "cut":
+            kept[0].write_bytes(kept[0].read_bytes()[:1000])
+        case "changed":
+            kept[0].write_bytes(kept[0].read_bytes()[:-1] + b"?")
+        case "writable":
+            kept[0].chmod(0o666)
+        case "link":
+            kept[0].rename(kept[0].parent.with_name("other"))
+            kept[0].symlink_to("../other")
     assert started().num_compiled == 1
     assert str(kept[0]) in caplog.text
     assert (kept[0].stat().st_mode & 0o777, kept[0].is_symlink()) == (0o600, False)

@@ -336,8 +336,8 @@ def test_a_step_writes_its_own_slots_and_no_others() -> None:
 def test_no_program_copies_the_pages() -> None:
     """Neither all of them nor a layer's."""
     runner = jax_runner(LLAMA, model(), pages=50_000)
-    of_a_layer = runner.spec.pages_bytes // 2
-    assert runner.programs.temporary_bytes() < of_a_layer / 4
+    of_a_layer = runner._pages.nbytes // 2
+    assert runner.programs.step_bytes() < of_a_layer / 4
 
 
 def test_pages_are_updated_in_place() -> None:

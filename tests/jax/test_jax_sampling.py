@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from functools import cache, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -142,7 +143,7 @@ def test_a_field_that_the_sampler_would_ignore_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
 def test_every_field_of_the_draw_reaches_the_program(name: str) -> None:
-    changed = {"temperature": 0.3, "top_p": 0.5, "top_k": 2, "min_p": 0.4, "seed": 9}
+    changed: dict[str, Any] = {"temperature": 0.3, "top_p": 0.5, "top_k": 2, "min_p": 0.4, "seed": 9}
     plain, other = ([(0, make_seq(**settings))] for settings in ({}, {name: changed[name]}))
     before, after = (draw_settings(draws, ROWS, VOCAB) for draws in (plain, other))
     assert any((one != two).any() for one, two in zip(before[:2], after[:2], strict=True))

@@ -36,7 +36,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 
 
 def messages(server: LiveServer) -> list[str]:
-    return [json.loads(line).get("event", "") for line in server.log_text.splitlines() if line.startswith("{")]
+    return [json.loads(line).get("message", "") for line in server.log_text.splitlines() if line.startswith("{")]
 
 
 def programs(server: LiveServer, verb: str) -> list[str]:

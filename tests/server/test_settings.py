@@ -56,7 +56,7 @@ def test_engine_settings_are_the_engines_but_for_the_step_that_others_wait_for(t
     assert settings.model == ("./m",)
 
 
-_VALUES = {"device": "cpu", "local_dev": "true", "default_temperature": "0.5"}
+_VALUES = {"backend": "torch", "device": "cpu", "local_dev": "true", "default_temperature": "0.5"}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_our_own_variable_beats_an_alias(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_keys_of_other_servers_are_read_from_yaml(tmp_path: Path, key: str, field: str) -> None:
     texts = dict.fromkeys(("model", "tokenizer", "levanter_config"), '"7"')
-    value = {"cors_credentials": "false", "otlp_endpoint": "http://collector"} | texts
+    value = {"backend": "torch", "cors_credentials": "false", "otlp_endpoint": "http://collector"} | texts
     merged = read(tmp_path, yaml_text=f"serve:\n  hrm:\n    {key}: {value.get(field, '1')}\n")
     assert merged.origins == {field: f"{key} in {tmp_path / 'ostro.yaml'}"}
 
