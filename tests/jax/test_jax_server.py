@@ -31,7 +31,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     # Compiling takes most of the time of this test.
     env = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "OSTRO_CACHE": str(directory / "cache")}
     args = (str(model), "--backend", "jax", "--tensor-parallel", "2", "--device", "cpu", *SIZES)
-    with live_server(directory, *args, faults="", env=env) as server:
+    with live_server(directory, *args, faults="", env=env, cold=True) as server:
         yield server
 
 
