@@ -55,7 +55,7 @@ ALIASES: Mapping[str, Names] = {
     "cors_credentials": Names(("--allow-credentials",), (), ("allow_credentials",)),
     "device": Names((), ("AIOS_DEVICE",)),
     # Its name until 0.2.
-    "backend": Names(("--cpu-backend",), (PREFIX + "CPU_BACKEND",), ("cpu_backend",)),
+    "backend": Names(("--cpu-backend",), ("OSTRO_CPU_BACKEND",), ("cpu_backend",)),
     "hrm_num_heads": Names(("--num-heads",), (), ("num_heads",)),
     "hrm_h_cycles": Names(("--h-cycles",), (), ("h_cycles",)),
     "hrm_l_cycles": Names(("--l-cycles",), (), ("l_cycles",)),
