@@ -120,7 +120,29 @@ class _Tpu(Backend):
         return None if total is None else Memory(total, total)
 
 
-BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda(), _Tpu())}
+class _Mps(Backend):
+    name, label = "mps", "Mac's GPU"
+    has_own_memory, has_native_core = False, False
+    dtypes = ("float32", "float16", "bfloat16")
+    smaller = "float16"
+    page_size, max_batch_seqs = 16, 64
+    max_batch_tokens, max_batch_tokens_serving = 256, 128
+
+    def check(self, config: EngineConfig) -> None:
+        for name, idle in (("quantize", "none"), ("kv_dtype", "auto"), ("deterministic", False)):
+            if getattr(config, name) != idle:
+                raise Unsupported(
+                    f"{name} {getattr(config, name)} does not run on a Mac's GPU. Leave it out, or use --device cpu.",
+                    param=name,
+                )
+
+    def memory(self, devices: int = 1) -> Memory:
+        # Shared with the CPU.
+        free = free_memory()
+        return Memory(free, free)
+
+
+BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda(), _Tpu(), _Mps())}
 
 # Settings that JAX does not honour, with the value that leaves them out.
 _NOT_ON_JAX: Mapping[str, object] = {
@@ -156,6 +178,8 @@ def _is_jax(backend: str, device: str) -> bool:
 def check_together(config: EngineConfig) -> None:
     """Raises BadRequest or Unsupported for a backend that cannot do what other settings ask for."""
     if runs_on_jax(config):
+        if config.device == "mps":
+            raise Unsupported("JAX does not run on a Mac's GPU. Use --backend torch, or --device cpu.", param="device")
         for name, idle in _NOT_ON_JAX.items():
             if getattr(config, name) != idle:
                 raise Unsupported(

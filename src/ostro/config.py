@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from ostro.errors import BadRequest
 
-Device = Literal["auto", "cpu", "cuda", "tpu"]
+Device = Literal["auto", "cpu", "cuda", "tpu", "mps"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
 BackendName = Literal["auto", "native", "torch", "jax"]
@@ -129,7 +129,8 @@ class EngineConfig:
         metadata=_means("maximum sequence length, prompt plus output (default: the model's context length)"),
     )
     device: Device = field(
-        default="auto", metadata=_means("cpu, cuda or tpu; auto uses a TPU or a GPU if there is one")
+        default="auto",
+        metadata=_means("cpu, cuda, tpu, or mps for a Mac's GPU; auto uses a TPU or an NVIDIA GPU if there is one"),
     )
     dtype: DType = field(
         default="auto",

@@ -158,7 +158,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         flag("--h-layers", 4, engine__hrm_h_layers=4),
         flag("--l-layers", 5, engine__hrm_l_layers=5),
         flag("--device", "cpu", engine__device="cpu"),
-        refused("--device", "--device mps", "'auto', 'cpu', 'cuda' or 'tpu'"),
+        flag("--device", "mps", engine__device="mps"),
         switch("--enable-cors", enable_cors=True),
         flag("--cors-origins", "https://a.example", enable_cors=True, cors_origins=("https://a.example",)),
         flag("--log-level", "INFO", log_level="info"),

@@ -25,8 +25,26 @@ def test_auto_is_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpu_that_is_not_there_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     without_gpu(monkeypatch)
-    with pytest.raises(BadRequest, match=r"torch sees no GPU.*--device cpu"):
+    with pytest.raises(BadRequest, match=r"torch sees no NVIDIA GPU.*--device cpu"):
         pick_device("cuda")
+
+
+def test_amd_gpu_is_refused_though_torch_calls_it_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpu(monkeypatch, available=True)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert pick_device("auto").type == "cpu"
+    with pytest.raises(BadRequest, match=r"AMD's GPUs, which are not supported.*--device cpu"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize(("built", "reason"), [(False, "built without MPS"), (True, "has no Apple GPU")])
+def test_apple_gpu_that_is_not_there_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, built: bool, reason: str
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
+    with pytest.raises(BadRequest, match=rf"{reason}.*--device cpu"):
+        pick_device("mps")
 
 
 def test_dtype_suits_the_device() -> None:
@@ -42,14 +60,15 @@ def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
     offline, serving = EngineConfig(), EngineConfig(serving=True, max_batch_seqs=7)
     assert BACKENDS["cpu"].resolve(offline).page_size == 16
     assert BACKENDS["cuda"].resolve(offline).page_size == 64
-    both = BACKENDS.values()
+    both = [BACKENDS[name] for name in ("cpu", "cuda")]
     tokens = [each.resolve(config).max_batch_tokens for config in (offline, serving) for each in both]
     assert tokens == [256, 16384, 128, 8192]
-    assert {backend.resolve(serving).max_batch_seqs for backend in both} == {7}
+    assert {backend.resolve(serving).max_batch_seqs for backend in BACKENDS.values()} == {7}
 
 
 def test_models_are_planned_and_loaded_for_every_kind_of_device() -> None:
-    assert set(planning._PLANNERS) == set(torch_load._RUNNERS) == set(BACKENDS)
+    # On TPUs, JAX does both.
+    assert set(planning._PLANNERS) == set(torch_load._RUNNERS) == set(BACKENDS) - {"tpu"}
     assert {"auto", *BACKENDS} == set(get_args(Device))
 
 

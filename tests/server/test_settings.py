@@ -166,7 +166,7 @@ def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
         ("max_batch_seqs: 0", "greater than or equal to 1"),
         ("request_timeout: .nan", "finite"),
         ("kv_memory: lots", r"a memory size is written 512M or 2G"),
-        ("device: npu", "'auto', 'cpu', 'cuda' or 'tpu'"),
+        ("device: npu", "'auto', 'cpu', 'cuda', 'tpu' or 'mps'"),
         ("dtype: int3", "'float32', 'float16' or 'bfloat16'"),
         ("gpu_memory_utilization: 1.5", "less than or equal to 1"),
         ("tensor_parallel_size: 0", "greater than or equal to 1"),

@@ -76,7 +76,7 @@ class PagedAttention:
         self.store(layer, k, v)
         # Query heads that share a KV head are adjacent.
         q = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
-        if spec.softcap is not None:
+        if spec.softcap is not None or self.cache.device.type != "cpu":
             return torch.cat([reference_attention(self, layer, q, piece, spec) for piece in self.pieces]).flatten(1)
         if not self._several:
             return self._decode(layer, q, spec).flatten(1)
@@ -126,7 +126,8 @@ class PagedAttention:
 def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
     """The plain twin: gathers the sequence's keys and values, masks, and applies the formula.
 
-    Also handles what the fast path cannot: soft-capped scores, and windows shorter than the prompt.
+    Also handles what the fast path cannot: devices other than CPUs, soft-capped scores, and windows shorter than the
+    prompt.
     q and the result are [tokens, kv_heads, group, head_dim].
     """
     first = 0 if spec.window is None else max(0, piece.start + 1 - spec.window)

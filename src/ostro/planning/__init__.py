@@ -26,7 +26,7 @@ from ostro.models.architecture import Description
 from ostro.models.registry import describe
 from ostro.planning.native import on_native
 from ostro.planning.on_jax import on_jax
-from ostro.planning.on_torch import on_cpu, on_gpu
+from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
 from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
@@ -87,7 +87,12 @@ def _on_gpu(stored: Stored, config: ResolvedConfig, described: Description, memo
     return on_gpu(stored, config, described.shape, memory.total, memory.free)
 
 
+def _on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
+    return on_apple_gpu(stored, config, described, memory.free)
+
+
 _PLANNERS: Mapping[str, Callable[[Stored, ResolvedConfig, Description, Memory], Parts]] = {
     "cpu": _on_cpu,
     "cuda": _on_gpu,
+    "mps": _on_apple_gpu,
 }

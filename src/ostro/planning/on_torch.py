@@ -35,19 +35,32 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
-    shape = described.shape
     if config.kv_dtype not in ("auto", "float32"):
         raise Unsupported(
             f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
             param="kv_dtype",
         )
-    itemsize = _ITEMSIZE["float32"]
+    return _on_host(stored, config, described, memory, dtype="float32", packs=True)
+
+
+def on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
+    """Shares the host's memory."""
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    return _on_host(stored, config, described, memory, dtype=dtype, packs=False)
+
+
+def _on_host(
+    stored: Stored, config: ResolvedConfig, described: Description, memory: int, *, dtype: str, packs: bool
+) -> Parts:
+    """`packs` says whether matrices get a second layout if there is memory for it."""
+    shape = described.shape
+    itemsize = _ITEMSIZE[dtype]
     weights = _count(stored, config, itemsize)
     leftover = _UNPACKING if weights.unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
     step = (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
     free = max(0, memory - _PROCESS - leftover - weights.kept)
-    second = weights.kept_plain if second_layout_fits(weights.kept_plain, free) else 0
+    second = weights.kept_plain if packs and second_layout_fits(weights.kept_plain, free) else 0
     try:
         pages = num_pages(
             shape,
@@ -63,8 +76,8 @@ def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memor
     except ModelError:
         pages = 0
     return Parts(
-        backend="torch (cpu)",
-        precision=in_words(_formats(stored.tensors, config.quantize, "float32"), "float32"),
+        backend=f"torch ({config.device})",
+        precision=in_words(_formats(stored.tensors, config.quantize, dtype), dtype),
         parameters=weights.parameters,
         weights=weights.kept,
         second=second,

@@ -13,15 +13,27 @@ _PACKED = {torch.int8: ("int8", 1), torch.uint8: ("int4", 2)}
 
 
 def pick_device(name: str) -> torch.device:
-    """The configured device; "auto" is a GPU if there is one."""
+    """The configured device; "auto" is an NVIDIA GPU if there is one, otherwise the CPU, with its native core."""
     if name == "cpu":
         return torch.device("cpu")
-    if torch.cuda.is_available():
+    if name == "mps":
+        return _apple_gpu()
+    # With ROCm, torch also calls AMD's GPUs "cuda".
+    if torch.cuda.is_available() and torch.version.hip is None:
         return torch.device("cuda")
     if name == "auto":
         return torch.device("cpu")
     built = "" if torch.backends.cuda.is_built() else "; this torch was built without CUDA"
-    raise BadRequest(f"device is {name!r}, but torch sees no GPU{built}. Use --device cpu.", param="device")
+    built = built if torch.version.hip is None else "; this torch was built for AMD's GPUs, which are not supported"
+    raise BadRequest(f"device is {name!r}, but torch sees no NVIDIA GPU{built}. Use --device cpu.", param="device")
+
+
+def _apple_gpu() -> torch.device:
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    built = torch.backends.mps.is_built()
+    reason = "this machine has no Apple GPU, or its macOS is too old" if built else "this torch was built without MPS"
+    raise BadRequest(f"device is 'mps', but {reason}. Use --device cpu.", param="device")
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -17,8 +17,16 @@ _SUMMED_WIDE = 2048
 
 def position_logprobs(logits: Tensor, targets: list[int], top: int) -> list[TokenLogprob]:
     """Row i of `logits` predicts targets[i]. Needs several times the memory of `logits`: pass blocks of rows."""
+    logits = where_doubles_are(logits)
     chosen = torch.tensor(targets, dtype=torch.int64).to(logits.device, non_blocking=True)
     return read_logprobs(logprob_table(logits, chosen, top), [top] * len(targets))
+
+
+def where_doubles_are(logits: Tensor) -> Tensor:
+    """The logits on a device with float64, which Apple's GPUs lack: their logits go to the CPU, which shares their
+    memory.
+    """
+    return logits.cpu() if logits.device.type == "mps" else logits
 
 
 def logprob_table(logits: Tensor, chosen: Tensor, top: int) -> Tensor:

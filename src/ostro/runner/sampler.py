@@ -34,7 +34,7 @@ from torch import Tensor
 from ostro.engine import sequence
 from ostro.engine.runner import SampledToken, TokenLogprob
 from ostro.runner.distribution import by_id, draw, gaps_below, ranked, total, weigh
-from ostro.runner.logprobs import logprob_table, position_logprobs, read_logprobs
+from ostro.runner.logprobs import logprob_table, position_logprobs, read_logprobs, where_doubles_are
 from ostro.runner.outcome import outcome
 from ostro.runner.random_stream import stream_key
 from ostro.runner.score_edits import edited
@@ -50,6 +50,7 @@ def sample(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> list[SampledTok
 
     A row from which nothing can be drawn returns an error in its place.
     """
+    logits = where_doubles_are(logits)
     scores = edited(logits, seqs)
     peaks, tokens = scores.max(dim=-1)
     for method, rows in _groups(seqs, vocab=scores.shape[-1]).items():

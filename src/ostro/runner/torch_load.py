@@ -94,10 +94,16 @@ def _cpu_runner(
         quantize_matrices(model, config.quantize)
     if adapters is not None:
         adapters.attach(model)
+    return _paged_runner(model, config, pooling, adapters)
+
+
+def _paged_runner(
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
+) -> TorchRunner:
     pages = num_pages(
         model.shape,
         page_size=config.page_size,
-        itemsize=torch.float32.itemsize,
+        itemsize=next(model.parameters()).itemsize,
         kv_memory=config.kv_memory,
         max_batch_seqs=config.max_batch_seqs,
         limit=config.kv_memory_limit,
@@ -114,9 +120,18 @@ def _cpu_runner(
     )
 
 
+def _apple_runner(
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
+) -> ModelRunner:
+    if adapters is not None:
+        adapters.attach(model)
+    return _paged_runner(model, config, pooling, adapters)
+
+
 _RUNNERS: Mapping[str, Callable[[Model, ResolvedConfig, Pooling | None, Adapters | None], ModelRunner]] = {
     "cpu": _cpu_runner,
     "cuda": _gpu_runner,
+    "mps": _apple_runner,
 }
 
 

@@ -62,6 +62,7 @@ class TorchRunner:
             generates=model.has_head,
             constrains=True,
             pages_bytes=page_bytes(shape, page_size, parameter.itemsize) * num_pages,
+            device=self.device.type,
             backend=f"torch ({self.device.type})",
             precision=in_words(weight_formats(model), format_name(parameter.dtype)),
         )
