@@ -22,6 +22,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
 from ostro.engine.sequence import PENDING, Sequence
@@ -30,6 +31,7 @@ from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.compiling import COPIES, PAGES, Compiler
 from ostro.runner.jax.placed import PlacedModel
+from ostro.runner.jax.profiler import JaxProfiler
 from ostro.runner.jax.program import StepInputs, StepResult
 from ostro.runner.jax.programs import Programs, compilations
 from ostro.runner.jax.sampling import Drawn
@@ -82,6 +84,9 @@ class JaxRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def profiler(self) -> Profiler:
+        return JaxProfiler()
 
     def launch(self, batch: Batch) -> Step:
         self._copy_pages(batch.page_copies)
