@@ -6,7 +6,7 @@ import pytest
 from doc_pages import tables
 
 from ostro.errors import BadRequest
-from ostro.ray.options import RayOptions, explicit, read_options
+from ostro.ray.options import RayOptions, devices_of, explicit, read_options
 from ostro.server.settings import read_settings
 
 
@@ -34,6 +34,29 @@ def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pyt
 def test_wrong_setting_is_refused_by_name(args: dict[str, object], told: str) -> None:
     with pytest.raises(BadRequest, match=told):
         read_options(args)
+
+
+@pytest.mark.parametrize(
+    ("args", "gpus", "tpus"),
+    [
+        ({}, 0, {}),
+        ({"device": "cuda"}, 1, {}),
+        ({"device": "cuda", "gpus": "0.5"}, 0.5, {}),
+        ({"device": "cuda", "backend": "jax", "tensor_parallel": "4"}, 4, {}),
+        ({"device": "tpu", "tensor_parallel": "4"}, 0, {"TPU": 4}),
+    ],
+)
+def test_replica_reserves_every_device_of_its_model(
+    args: dict[str, object], gpus: float, tpus: dict[str, float]
+) -> None:
+    options, merged = read_options(args)
+    assert devices_of(options, merged.settings) == {"num_gpus": gpus, "resources": tpus}
+
+
+def test_fewer_gpus_than_a_model_is_divided_over_are_refused() -> None:
+    options, merged = read_options({"device": "cuda", "backend": "jax", "tensor_parallel": "4", "gpus": "2"})
+    with pytest.raises(BadRequest, match="divided over 4 GPUs needs as many"):
+        devices_of(options, merged.settings)
 
 
 def test_replicas_work_out_for_themselves_what_nobody_said(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ except ImportError as error:
 
 from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress
-from ostro.ray.options import RayOptions, explicit, read_options
+from ostro.ray.options import RayOptions, devices_of, explicit, read_options
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
 from ostro.ray.router import STATS_SECONDS, PrefixRouter
 from ostro.server.logging import LogFormat, configure_logging
@@ -129,11 +129,7 @@ def build(args: Mapping[str, object]) -> serve.Application:
     end_seconds = settings.drain_timeout if "drain_timeout" in given else settings.request_timeout
     engine = serve.deployment(
         name=ENGINE,
-        ray_actor_options={
-            "num_cpus": options.cpus,
-            "num_gpus": _gpus(options, settings),
-            "resources": _resources(settings),
-        },
+        ray_actor_options={"num_cpus": options.cpus, **devices_of(options, settings)},
         max_ongoing_requests=room,
         health_check_period_s=_HEALTH_SECONDS,
         graceful_shutdown_timeout_s=end_seconds,
@@ -153,21 +149,10 @@ def build(args: Mapping[str, object]) -> serve.Application:
     return ingress.bind(engine.bind(given), given)
 
 
-def _gpus(options: RayOptions, settings: ServeSettings) -> float:
-    if options.gpus is not None:
-        return options.gpus
-    return float(settings.tensor_parallel) if settings.device == "cuda" else 0.0
-
-
-def _resources(settings: ServeSettings) -> dict[str, float]:
-    """Ray counts the chips of a TPU host under this name."""
-    return {"TPU": float(settings.tensor_parallel)} if settings.device == "tpu" else {}
-
-
 def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
     if options.max_replicas is None:
         return {"num_replicas": options.replicas}
-    batch = settings.max_batch_seqs or (_GPU_BATCH if _gpus(options, settings) else _BATCH)
+    batch = settings.max_batch_seqs or (_GPU_BATCH if devices_of(options, settings)["num_gpus"] else _BATCH)
     return {
         "autoscaling_config": AutoscalingConfig(
             min_replicas=options.replicas,

@@ -69,6 +69,23 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
     return options, read_settings(given, config=options.config)
 
 
+def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
+    """Ray's options for the devices of a replica: all that its model is divided over, on one node.
+
+    Raises BadRequest if `gpus` is fewer than that.
+    """
+    needed = settings.tensor_parallel
+    # Ray counts the chips of a TPU host under this name.
+    tpus = {"TPU": float(needed)} if settings.device == "tpu" else {}
+    gpus = options.gpus if options.gpus is not None else float(needed if settings.device == "cuda" else 0)
+    if settings.device == "cuda" and needed > 1 and gpus < needed:
+        raise BadRequest(
+            f"gpus is {gpus:g}, but a model that is divided over {needed} GPUs needs as many. Leave gpus out.",
+            param="gpus",
+        )
+    return {"num_gpus": gpus, "resources": tpus}
+
+
 def explicit(merged: Merged) -> dict[str, Given]:
     """Only explicitly given settings. Other values depend on a replica's machine and are determined there."""
     return {
