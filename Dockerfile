@@ -1,9 +1,9 @@
-# Three images: `cpu`, the default, without torch; `cuda`; and `hrm-serve`, by the name that AI-OS's scripts build: the
-# CPU image with torch, which HRMs need. docs/deployment.md says how they are built and run.
+# Four images: `cpu`, the default, without torch; `cuda`; `tpu`, with JAX; and `hrm-serve`, by the name that AI-OS's
+# scripts build: the CPU image with torch, which HRMs need. docs/deployment.md says how they are built and run.
 #
-#   build ──> build-torch ──> build-cuda: Triton's helper, compiled ahead     compilers and caches stay behind
-#     │            │              │
-#   cpu        hrm-serve        cuda                                          on `runtime`: Python, one user, no compiler
+#   build-tpu <── build ──> build-torch ──> build-cuda: Triton's helper, compiled ahead     compilers, caches stay behind
+#     │             │           │               │
+#    tpu           cpu       hrm-serve         cuda                           on `runtime`: Python, one user, no compiler
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006
@@ -54,6 +54,12 @@ FROM build-torch AS build-cuda
 COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
 RUN python deploy/docker/prebuild_triton.py /opt/triton
 
+FROM build AS build-tpu
+RUN python deploy/docker/requirements.py --extras jax > requirements.txt
+# Which libtpu goes with it, JAX says.
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/var/cache/pip pip install -c constraints.txt -r requirements.txt "jax[tpu]"
+
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS runtime
 ARG VERSION=0.2.0
@@ -90,6 +96,10 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     CC=/opt/triton/cc
 COPY --from=build-cuda /opt/triton /opt/triton
 COPY --from=build-cuda /opt/venv /opt/venv
+USER 10001:10001
+
+FROM runtime AS tpu
+COPY --from=build-tpu /opt/venv /opt/venv
 USER 10001:10001
 
 FROM runtime AS hrm-serve

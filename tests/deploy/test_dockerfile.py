@@ -18,7 +18,7 @@ from ostro.server.auth import OPEN_PATHS
 from ostro.server.settings import IMPLIED, ServeSettings, merging
 
 DOCKERFILE = read_dockerfile(ROOT / "Dockerfile")
-TARGETS = ["cpu", "cuda", "hrm-serve"]
+TARGETS = ["cpu", "cuda", "tpu", "hrm-serve"]
 SCRIPTS = ROOT / "deploy" / "docker"
 # What lies beside the package in its environment: by its place in an image, the file here.
 DEFAULT_FILES = {
@@ -100,6 +100,11 @@ def test_the_cpu_image_has_no_torch_and_the_others_do() -> None:
     assert "torch" not in " ".join(each.value for each in DOCKERFILE.instructions("build"))
     for target in ("hrm-serve", "cuda"):
         assert "build-torch" in [stage.name for stage in DOCKERFILE.chain(copied_from(target))]
+
+
+def test_jax_is_only_in_the_image_for_tpus() -> None:
+    installing = [name for name, stage in DOCKERFILE.stages.items() if any("jax" in r.value for r in stage.all("RUN"))]
+    assert installing == ["build-tpu"] == [copied_from("tpu")]
 
 
 def test_the_target_that_ai_os_scripts_name_is_the_cpu_image_but_for_torch() -> None:

@@ -1,5 +1,6 @@
 """The Kubernetes manifests: rendered, checked against Kubernetes' own schemas, and against what the server does."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -9,14 +10,21 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from checkout import ENGINE_STOP_SECONDS, ROOT, exported_metrics, known_variables
+from checkout import ENGINE_STOP_SECONDS, ROOT, exported_metrics, known_variables, setting_variables
 from dockerfile import read_dockerfile
 from kustomization import Manifest, render
 
+from ostro.backends import check_together
 from ostro.server.auth import METRICS_PATH, OPEN_PATHS
+from ostro.server.settings import read_settings
 
 DIRECTORY = ROOT / "deploy" / "kubernetes"
-ROOTS = [".", "overlays/cpu", "overlays/gpu", "extended"]
+ROOTS = [".", "overlays/cpu", "overlays/gpu", "overlays/tpu", "extended"]
+# By overlay: the image, the device, and the resource that counts them.
+ON_DEVICES = {
+    "gpu": ("cuda", "cuda", "nvidia.com/gpu"),
+    "tpu": ("tpu", "tpu", "google.com/tpu"),
+}
 # The HPA's version 2 and pod disruption budgets are older; a pause without a shell (preStop: sleep) came last.
 OLDEST, NEWEST = "1.30.0", kubernetes_validate.latest_version()
 # A custom resource: its schema is the Prometheus operator's.
@@ -164,10 +172,39 @@ def test_it_runs_with_no_rights(manifests: list[Manifest]) -> None:
 def test_images_are_the_dockerfiles_targets(directory: Path, manifests: list[Manifest]) -> None:
     name, _, target = _container(manifests)["image"].partition(":")
     assert name == "ostro"
-    assert target == ("cuda" if directory.name == "gpu" else "cpu")
+    image, device, resource = ON_DEVICES.get(directory.name, ("cpu", None, None))
+    assert target == image
     assert target in read_dockerfile(ROOT / "Dockerfile").stages
-    assert ("nvidia.com/gpu" in _container(manifests)["resources"]["limits"]) == (target == "cuda")
-    assert _variables(manifests).get("OSTRO_DEVICE") == ("cuda" if target == "cuda" else None)
+    counted = set(_container(manifests)["resources"]["limits"]) - {"cpu", "memory"}
+    assert counted == ({resource} if resource else set())
+    assert _variables(manifests).get("OSTRO_DEVICE") == device
+
+
+def test_a_model_is_divided_over_all_devices_of_its_pod(directory: Path, manifests: list[Manifest]) -> None:
+    if (entry := ON_DEVICES.get(directory.name)) is None:
+        pytest.skip("on CPUs")
+    devices = _container(manifests)["resources"]["limits"][entry[2]]
+    assert _variables(manifests).get("OSTRO_TENSOR_PARALLEL", "1") == devices
+
+
+def test_a_topology_has_as_many_chips_as_are_requested(directory: Path, manifests: list[Manifest]) -> None:
+    if directory.name != "tpu":
+        pytest.skip("no TPU")
+    selected = _pod(manifests)["nodeSelector"]
+    assert selected.keys() == {"cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"}
+    chips = math.prod(map(int, selected["cloud.google.com/gke-tpu-topology"].split("x")))
+    assert _container(manifests)["resources"]["limits"]["google.com/tpu"] == str(chips)
+
+
+def test_the_settings_of_its_pods_go_together(
+    manifests: list[Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in setting_variables():
+        monkeypatch.delenv(name, raising=False)
+    for name, value in _variables(manifests).items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    check_together(read_settings({}, directory=tmp_path).settings.engine())
 
 
 def test_a_node_with_the_only_pod_can_be_drained(manifests: list[Manifest]) -> None:
