@@ -43,7 +43,7 @@ def in_container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
 
 
 def device_here(name: str, backend: str = "auto") -> str:
-    """The device, "cpu", "cuda" or "tpu", that a setting means on this machine for a backend."""
+    """The device, "cpu", "cuda", "tpu" or "mps", that a setting means on this machine for a backend."""
     if name != "auto":
         return name
     if backend in ("auto", "jax") and tpu_memory() is not None:

@@ -42,7 +42,7 @@ class RunnerSpec:
     device_bytes: int = 0
     """Memory of each device, for weights and pages; 0 on a CPU."""
     device: str = "cpu"
-    """The kind of device that computes: "cpu", "cuda" or "tpu"."""
+    """The kind of device that computes: "cpu", "cuda", "tpu" or "mps"."""
     devices: int = 1
     """How many the model is divided over."""
     backend: str = ""

@@ -85,7 +85,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     constrains: bool = False
     """Whether a request may have a constraint."""
     device: str = "cpu"
-    """The kind of device that computes: "cpu", "cuda" or "tpu"."""
+    """The kind of device that computes: "cpu", "cuda", "tpu" or "mps"."""
     devices: int = 1
     """How many the model is divided over."""
     backend: str = ""

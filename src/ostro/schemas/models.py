@@ -50,7 +50,7 @@ class Health(WireModel):
     restarts: int
     """How often an engine was restarted."""
     device: str | None
-    """What the loaded models run on, cpu, cuda or tpu; null before one is loaded."""
+    """What the loaded models run on, cpu, cuda, tpu or mps; null before one is loaded."""
     devices: int | None
     """How many devices the model that is divided over most of them uses; null before one is loaded."""
     backend: str | None

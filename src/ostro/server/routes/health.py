@@ -50,7 +50,7 @@ def router(api: Api, version: str) -> APIRouter:
             device=", ".join(devices) or None,
             devices=max((info.devices for info in infos), default=None),
             backend=", ".join(backends) or None,
-            gpu="cuda" in devices,
+            gpu=not {"cuda", "mps"}.isdisjoint(devices),
         )
         return _judged(state, hindrance)
 
