@@ -19,7 +19,7 @@ class Span(NamedTuple):
 def read_spans(path: Path) -> list[Span]:
     """The spans of a gzipped Chrome trace, by their beginnings."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    complete = [event for event in events if event["ph"] == "X"]
+    complete = [event for event in events if event.get("ph") == "X"]
     assert all({"name", "ts", "dur", "pid", "tid"} <= event.keys() for event in complete)
     spans = [Span(each["name"], each["ts"], each["ts"] + each["dur"], each.get("args", {})) for each in complete]
     return sorted(spans, key=lambda span: (span.began, -span.ended))
