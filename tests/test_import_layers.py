@@ -89,6 +89,8 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
     "torch": {
         "kernels": "anywhere",
         "kernels.cpu": None,
+        "kernels.gpu.pages": None,
+        "kernels.gpu.tile_attention": None,
         "torch_models": "anywhere",
         "runner": "anywhere",
         "runner.load": "inside functions",
@@ -101,6 +103,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "runner.edits": None,
         "runner.honoured": None,
         "runner.outcome": None,
+        "runner.page_rows": None,
         "runner.pooling": None,
         "runner.precision": None,
         "runner.random_key": None,

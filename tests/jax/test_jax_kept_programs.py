@@ -38,7 +38,7 @@ def recipe(rows: int) -> Recipe:
 
 def started(*facts: object) -> Programs:
     programs = Programs(MESH, KeptPrograms(MESH, facts))
-    programs.add_all([recipe(2), recipe(4)], lambda: None)
+    programs.add(recipe(2), recipe(4))
     return programs
 
 

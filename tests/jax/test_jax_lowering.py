@@ -13,8 +13,9 @@ from native_models import ModelCheckpoint, savable_model
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.runner.cut import cut
-from ostro.runner.jax.compiling import PAGES
+from ostro.runner.jax.attention import LoopAttention
 from ostro.runner.jax.mesh import make_mesh
+from ostro.runner.jax.pages import PAGES, Pages
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import on_mesh
 from ostro.runner.jax.sampling import Drawn, draw
@@ -34,11 +35,11 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     assert isinstance(described, Architecture)
     ranks, mesh = cut(described, 8), make_mesh(8)
     weights = load_weights(described, ModelCheckpoint(savable_model(config), config), ranks, mesh, np.float32)
-    sharding = NamedSharding(mesh, PAGES)
-    pages = jax.ShapeDtypeStruct((2, 2, 8, 64, described.shape.head_dim), np.float32, sharding=sharding)
+    whole = (2, 16, 8, 4, described.shape.head_dim)
+    pages = Pages(*(jax.ShapeDtypeStruct(whole, np.float32, sharding=NamedSharding(mesh, spec)) for spec in PAGES))
     results = StepResult(PAGES, COPIED, BY_COLUMNS)
     for shape in SIZES.shapes(described.shape.max_seq_len):
-        step = partial(StepProgram(described, ranks, SIZES.page_size).step, shape=shape)
+        step = partial(StepProgram(described, ranks, LoopAttention()).step, shape=shape)
         specs = (weight_specs(described), PAGES, COPIED, COPIED)
         program = on_mesh(mesh, step, specs, results, donated=(1,))
         integers = [jax.ShapeDtypeStruct((count,), np.int32) for count in (8, shape.num_integers)]
@@ -50,10 +51,9 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
 
 @pytest.mark.parametrize("truncates", [False, True])
 def test_draws_lower_for_tpu_and_cuda_without_64_bit_numbers(truncates: bool) -> None:
-    program = on_mesh(
-        make_mesh(8), partial(draw, truncates=truncates), (BY_COLUMNS, COPIED, COPIED), Drawn(COPIED, COPIED)
-    )
-    shapes = [((8, 1024), np.float32), ((4, 8), np.int32), ((3, 8), np.float32)]
+    specs, results = (BY_COLUMNS, COPIED, COPIED, COPIED), Drawn(COPIED, COPIED, COPIED)
+    program = on_mesh(make_mesh(8), partial(draw, truncates=truncates), specs, results)
+    shapes = [((8, 1024), np.float32), ((8,), np.int32), ((4, 8), np.int32), ((3, 8), np.float32)]
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     exported = export.export(program, platforms=PLATFORMS)(*arguments)
     assert exported.platforms == PLATFORMS

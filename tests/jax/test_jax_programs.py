@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostro.errors import ModelError
-from ostro.runner.jax.program import StepInputs
+from ostro.runner.jax.inputs import StepInputs
 from ostro.runner.jax.shapes import Sizes, StepShape, smallest_shape
 
 CAPACITIES = st.integers(1, 2000)

@@ -33,14 +33,14 @@ Floats = npt.NDArray[np.float32]
 @cache
 def compiled(tp: int, *, truncates: bool) -> Callable[..., Drawn]:
     programs, width = Programs(make_mesh(tp)), padded_vocab(tp)
-    shapes = [((ROWS, width), np.float32), ((4, ROWS), np.int32), ((3, ROWS), np.float32)]
+    shapes = [((ROWS, width), np.float32), ((ROWS,), np.int32), ((4, ROWS), np.int32), ((3, ROWS), np.float32)]
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     recipe = Recipe(
         key=("draw",),
         function=partial(draw, truncates=truncates),
         arguments=tuple(arguments),
-        specs=(BY_COLUMNS, COPIED, COPIED),
-        results=Drawn(COPIED, COPIED),
+        specs=(BY_COLUMNS, COPIED, COPIED, COPIED),
+        results=Drawn(COPIED, COPIED, COPIED),
     )
     programs.add(recipe)
     return programs[("draw",)]
@@ -55,8 +55,8 @@ def drawn(logits: Floats, seqs: Sequence[sequence.Sequence], tp: int) -> Drawn:
     scores = np.full((ROWS, padded_vocab(tp)), -np.inf, np.float32)
     scores[:, :VOCAB] = logits
     integers, floats, truncates = draw_settings(list(enumerate(seqs)), ROWS, VOCAB)
-    tokens, peaks = compiled(tp, truncates=truncates)(scores, integers, floats)
-    return Drawn(np.asarray(tokens), np.asarray(peaks))
+    before = np.zeros(ROWS, np.int32)
+    return Drawn(*map(np.asarray, compiled(tp, truncates=truncates)(scores, before, integers, floats)))
 
 
 def random_logits(seed: int) -> Floats:
@@ -126,7 +126,7 @@ def test_a_row_that_is_not_finite_shows_in_its_peak_and_spoils_no_other(tp: int,
     logits, seqs = random_logits(3), [plain(number) for number in range(ROWS)]
     clean = drawn(logits, seqs, tp).tokens
     logits[7, VOCAB - 1] = poison
-    tokens, peaks = drawn(logits, seqs, tp)
+    _, tokens, peaks = drawn(logits, seqs, tp)
     others = np.arange(ROWS) != 7
     assert not np.isfinite(peaks[7])
     assert np.isfinite(peaks[others]).all()

@@ -40,7 +40,7 @@ def messages(server: LiveServer) -> list[str]:
 
 
 def programs(server: LiveServer, verb: str) -> list[str]:
-    return [message for message in messages(server) if message.startswith("program ") and f", {verb} in " in message]
+    return [message for message in messages(server) if message.startswith("program ") and f" {verb} after " in message]
 
 
 def completion(client: httpx.Client, **settings: object) -> list[str]:
@@ -67,7 +67,8 @@ def test_it_answers_what_torch_answers(server: LiveServer, model: Path) -> None:
 def test_it_tells_of_its_devices_and_programs(server: LiveServer) -> None:
     compiled = programs(server, "compiled")
     assert len(compiled) == NUM_PROGRAMS
-    assert compiled[0].startswith(f"program 1 of {NUM_PROGRAMS}, step of 8 tokens")
+    assert compiled[0].startswith(f"program 1 of {NUM_PROGRAMS} compiled after ")
+    assert ": step of 8 tokens" in compiled[0]
     with server.client() as client:
         completion(client, temperature=1.0, n=3)
         health = client.get("/health").json()

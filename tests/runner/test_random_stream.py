@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_oracle import uniform
 
+from ostro.runner.random_key import stream_keys
 from ostro.runner.random_stream import exponentials, stream_key
 
 Key = tuple[int, int, int]
@@ -95,3 +96,8 @@ def assert_pairs_are_uniform(here: torch.Tensor, there: torch.Tensor) -> None:
 def test_cuda_gives_the_numbers_that_the_cpu_gives() -> None:
     keys = torch.tensor([stream_key(seed, 0, 0) for seed in range(64)])
     torch.testing.assert_close(exponentials(keys.cuda(), 1315).cpu(), exponentials(keys, 1315), rtol=1e-14, atol=0.0)
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**64), st.integers(0, 200), st.integers(0, 2**20)), min_size=1))
+def test_many_keys_at_once_are_those_of_one_at_a_time(streams: list[Key]) -> None:
+    assert stream_keys(streams).tolist() == [stream_key(*stream) for stream in streams]

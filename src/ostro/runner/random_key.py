@@ -1,5 +1,10 @@
 """Keys of random streams: a pure function of (seed, choice, position). Imports no torch."""
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
 WORD = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 # SplitMix64's finaliser: shift and multiply twice, then shift.
@@ -14,6 +19,17 @@ def stream_key(seed: int, choice: int, position: int) -> int:
     for word in (seed, choice, position):
         state = _mix(((state ^ (word & WORD)) + GOLDEN) & WORD)
     return signed(state)
+
+
+def stream_keys(streams: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
+    """`stream_key` of each."""
+    state = np.zeros(len(streams), np.uint64)
+    for words in zip(*streams, strict=True):
+        state = (state ^ np.array([word & WORD for word in words], np.uint64)) + np.uint64(GOLDEN)
+        for shift, factor in ((SHIFT_1, FACTOR_1), (SHIFT_2, FACTOR_2)):
+            state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
+        state ^= state >> np.uint64(SHIFT_3)
+    return state.view(np.int64)
 
 
 def signed(word: int) -> int:

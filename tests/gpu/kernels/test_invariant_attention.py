@@ -7,6 +7,7 @@ from torch import Tensor
 from ostro.kernels.gpu.decode_attention import reference_attention
 from ostro.kernels.gpu.invariant_attention import invariant_attention, invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk, prefill_tiles, tokens_in_tile
+from ostro.kernels.gpu.tile_attention import attend_packed_tile
 from ostro.models.architecture import AttentionSpec
 
 ON_GPU = torch.cuda.is_available()
@@ -94,3 +95,33 @@ def test_rows_of_single_tokens_make_their_own_tiles_and_empty_ones_read_nothing(
     assert tiles.tolist() == [[0, 0, 4, 1], [1, 1, 0, 1], [2, 2, 0, 0]]
     sequence = Sequence(device, torch.float32)
     assert not sequence.attend([(0, 2, 0, 0)]).any()
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, 2.0)])
+def test_packed_arrays_need_no_strides(device: torch.device, window: int | None, softcap: float | None) -> None:
+    """As the JAX runner calls the kernel."""
+    sequence = Sequence(device, torch.float32, heads=6, head_dim=20, window=window, softcap=softcap)
+    q = sequence.q.contiguous()
+    out, whole = torch.zeros_like(q), sequence.in_chunks(LENGTH)
+    tiles = prefill_tiles([Chunk(1, 0, 0, LENGTH)], 8)
+    attend_packed_tile[(2, len(tiles))](
+        q,
+        sequence.keys,
+        sequence.values,
+        sequence.tables,
+        torch.tensor(tiles, dtype=torch.int32, device=device),
+        out,
+        scale=sequence.spec.scale,
+        softcap=softcap or 0.0,
+        window=window or 0,
+        group=3,
+        kv_heads=2,
+        head_dim=20,
+        padded_dim=32,
+        page_size=64,
+        table_width=sequence.tables.shape[1],
+        rows=32,
+        block=32,
+        stages=3,
+    )
+    assert (out - whole).norm() / whole.norm() < CLOSE[torch.float32]

@@ -16,14 +16,11 @@ Reads its tiles from device memory, with one program per tile and head; a decode
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from ostro.kernels.gpu.decode_attention import page_of, scaled, within_page
 from ostro.kernels.gpu.prefill_attention import PrefillTuning
+from ostro.kernels.gpu.tile_attention import attend_tile
 from ostro.models.architecture import AttentionSpec
-
-_LOWEST = tl.constexpr(-1.0e30)
 
 
 def invariant_tuning(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> PrefillTuning:
@@ -57,7 +54,7 @@ def invariant_attention(
     [tiles, 4] from `single_tiles` or `prefill_tiles`, with at most `tokens_in_tile` tokens each.
     """
     _, kv_heads, page_size, head_dim = keys.shape
-    _attention_kernel[(kv_heads, tiles.shape[0])](
+    attend_tile[(kv_heads, tiles.shape[0])](
         q,
         keys,
         values,
@@ -87,83 +84,3 @@ def invariant_attention(
         num_warps=tuning.warps,
     )
     return out
-
-
-@triton.jit(do_not_specialize=["window"])
-def _attention_kernel(
-    q,
-    keys,
-    values,
-    tables,
-    tiles,
-    out,
-    scale,
-    softcap,
-    window,
-    q_token_stride,
-    q_head_stride,
-    out_token_stride,
-    out_head_stride,
-    key_page_stride,
-    value_page_stride,
-    table_stride,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
-    page_size: tl.constexpr,
-    rows: tl.constexpr,
-    block: tl.constexpr,
-    windowed: tl.constexpr,
-    capped: tl.constexpr,
-    stages: tl.constexpr,
-):
-    kv_head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
-    table = tables + tl.load(tile).to(tl.int64) * table_stride
-    token = tl.load(tile + 1)
-    start = tl.load(tile + 2)
-    end = start + tl.load(tile + 3)
-
-    index = tl.arange(0, rows)
-    head = kv_head * group + index % group
-    position = start + index // group
-    dim = tl.arange(0, padded_dim)
-    held = (position < end)[:, None] & (dim < head_dim)[None, :]
-    at = (token + index // group).to(tl.int64)
-    query_at = q + at[:, None] * q_token_stride + head[:, None] * q_head_stride + dim[None, :]
-    query = tl.load(query_at, mask=held, other=0.0)
-
-    peak = tl.full([rows], _LOWEST, tl.float32)
-    weight = tl.zeros([rows], tl.float32)
-    mean = tl.zeros([rows, padded_dim], tl.float32)
-    low = 0
-    if windowed:
-        low = tl.maximum(start + 1 - window, 0) // block * block
-    for base in tl.range(low, end, block, num_stages=stages):
-        key = base + tl.arange(0, block)
-        page = page_of(table, base, end, page_size, block)
-        within = within_page(base, kv_head, head_dim, page_size, block)
-        # Keys beyond the end are masked to zero: the memory may contain NaNs.
-        wanted = (key < end)[:, None]
-        if head_dim != padded_dim:
-            wanted = wanted & (dim < head_dim)[None, :]
-        key_at = page * key_page_stride + within
-        value_at = page * value_page_stride + within
-        k = tl.load(keys + key_at[:, None] + dim[None, :], mask=wanted, other=0.0).to(query.dtype)
-        v = tl.load(values + value_at[:, None] + dim[None, :], mask=wanted, other=0.0).to(query.dtype)
-        seen = key[None, :] <= position[:, None]
-        if windowed:
-            seen = seen & (key[None, :] > position[:, None] - window)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee")
-        score = tl.where(seen, scaled(score, scale, softcap, capped), float("-inf"))
-        # A block that a query does not see leaves its peak unchanged, scales by one and adds zeros.
-        new_peak = tl.maximum(peak, tl.max(score, axis=1))
-        fade = tl.exp2(peak - new_peak)
-        chance = tl.exp2(score - new_peak[:, None])
-        weight = weight * fade + tl.sum(chance, axis=1)
-        mean = tl.dot(chance.to(v.dtype), v, mean * fade[:, None], input_precision="ieee")
-        peak = new_peak
-
-    mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
-    to = out + at[:, None] * out_token_stride + head[:, None] * out_head_stride + dim[None, :]
-    tl.store(to, mean.to(out.dtype.element_ty), mask=held)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ostro.kernels.gpu.decode_attention import page_of, scaled, within_page
+from ostro.kernels.gpu.pages import page_of, scaled, within_page
 from ostro.models.architecture import AttentionSpec
 
 _LOWEST = tl.constexpr(-1.0e30)

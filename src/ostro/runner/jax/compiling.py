@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ostro.runner.jax.attention import Attention, LoopAttention
 from ostro.runner.jax.kept_programs import KeptPrograms
-from ostro.runner.jax.mesh import AXIS
+from ostro.runner.jax.pages import PAGES, Pages
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import Recipe
@@ -20,8 +21,6 @@ from ostro.runner.jax.sampling import Drawn, draw
 from ostro.runner.jax.shapes import Sizes, StepShape
 from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, weight_specs
 
-PAGES = PartitionSpec(None, None, AXIS, None, None)
-"""How pages are divided: by KV heads."""
 COPIES = 8
 """Pages that one program copies at a time."""
 
@@ -35,7 +34,7 @@ class Compiler:
 
     @property
     def shapes(self) -> list[StepShape]:
-        return self.sizes.shapes(self.placed.described.shape.max_seq_len)
+        return self.sizes.shapes(self.placed.described.shape.max_seq_len, tile=self._attention.tile)
 
     def kept(self) -> KeptPrograms:
         """The programs of earlier starts."""
@@ -43,7 +42,7 @@ class Compiler:
         return KeptPrograms(placed.mesh, [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes])
 
     def recipes(self) -> list[Recipe]:
-        """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("pad", rows), ("logits", last shape)."""
+        """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("logits", last shape)."""
         recipes = [*map(self.step, self.shapes), self._copy()]
         if self.placed.described.head is not None:
             for rows in sorted({shape.rows for shape in self.shapes}):
@@ -67,7 +66,7 @@ class Compiler:
     def _copy(self) -> Recipe:
         return Recipe(
             key=("copy",),
-            function=partial(_copied, page_size=self.sizes.page_size),
+            function=Pages.copied,
             arguments=(self._pages, self._argument((2, COPIES), np.int32, COPIED)),
             specs=(PAGES, COPIED),
             results=PAGES,
@@ -78,6 +77,7 @@ class Compiler:
         vocab = self.placed.cut.vocab * self.placed.cut.ranks
         arguments = (
             self._argument((rows, vocab), np.float32, BY_COLUMNS),
+            self._argument((self.shapes[-1].rows,), np.int32, COPIED),
             self._argument((4, rows), np.int32, COPIED),
             self._argument((3, rows), np.float32, COPIED),
         )
@@ -86,16 +86,9 @@ class Compiler:
                 key=("draw", rows, truncates),
                 function=partial(draw, truncates=truncates),
                 arguments=arguments,
-                specs=(BY_COLUMNS, COPIED, COPIED),
-                results=Drawn(COPIED, COPIED),
-            )
-        if rows < (most := self.shapes[-1].rows):
-            yield Recipe(
-                key=("pad", rows),
-                function=partial(_padded, most=most),
-                arguments=(self._argument((rows,), np.int32, COPIED),),
-                specs=(COPIED,),
-                results=COPIED,
+                specs=(BY_COLUMNS, COPIED, COPIED, COPIED),
+                results=Drawn(COPIED, COPIED, COPIED),
+                donated=(1,),
             )
 
     def _logits(self, shape: StepShape) -> Recipe:
@@ -114,21 +107,29 @@ class Compiler:
 
     @property
     def _model(self) -> StepProgram:
-        return StepProgram(self.placed.described, self.placed.cut, self.sizes.page_size)
+        return StepProgram(self.placed.described, self.placed.cut, self._attention)
+
+    @property
+    def _attention(self) -> Attention:
+        placed = self.placed
+        exact = np.dtype(placed.dtype) == np.float32
+        return attention_for(placed.platform, placed.cut.heads // placed.cut.kv_heads, exact=exact)
 
     @property
     def _pages(self) -> Any:
-        return self._argument(self.placed.pages_shape(self.sizes), self.placed.dtype, PAGES)
+        shape = self.placed.pages_shape(self.sizes)
+        return Pages(*(self._argument(shape, self.placed.dtype, spec) for spec in PAGES))
 
     def _argument(self, shape: tuple[int, ...], dtype: npt.DTypeLike, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.placed.mesh, spec))
 
 
-def _copied(pages: jax.Array, pairs: jax.Array, *, page_size: int) -> jax.Array:
-    """Copies whole pages; a target beyond the last page is dropped."""
-    sources, targets = (pairs[:, :, None] * page_size + jnp.arange(page_size)).reshape(2, -1)
-    return pages.at[:, :, :, targets].set(pages[:, :, :, sources], mode="drop")
+def attention_for(platform: str, group: int, *, exact: bool) -> Attention:
+    """The fastest that there is for the platform. `group` is the number of query heads per KV head; `exact` is for
+    float32.
+    """
+    if platform == "cuda" and find_spec("jax_triton") is not None:
+        from ostro.runner.jax.triton_attention import TritonAttention
 
-
-def _padded(tokens: jax.Array, *, most: int) -> jax.Array:
-    return jnp.pad(tokens, (0, most - len(tokens)))
+        return TritonAttention(group, exact=exact)
+    return LoopAttention()

@@ -55,9 +55,9 @@ class PlacedModel:
         return sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(self.weights))
 
     def pages_shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Of all ranks' pages together: [layers, keys and values, KV heads, slots, head_dim]."""
-        shape, slots = self.described.shape, sizes.num_pages * sizes.page_size
-        return (shape.num_layers, 2, self.cut.kv_heads * self.cut.ranks, slots, shape.head_dim)
+        """Of all ranks' keys, and of their values: [layers, pages, KV heads, page_size, head_dim]."""
+        shape, heads = self.described.shape, self.cut.kv_heads * self.cut.ranks
+        return (shape.num_layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)
 
 
 def jax_architecture(described: Description) -> Architecture:

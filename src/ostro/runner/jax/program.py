@@ -6,13 +6,11 @@ leave on each rank. Knows no batch and no schedule: its inputs are `StepInputs`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 
 from ostro.models.architecture import (
@@ -29,9 +27,12 @@ from ostro.models.architecture import (
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.runner.cut import Cut
-from ostro.runner.jax.attention import Tiles, attend, make_tiles
+from ostro.runner.jax.attention import Attention as Attend
+from ostro.runner.jax.attention import Tiles
+from ostro.runner.jax.inputs import StepInputs
 from ostro.runner.jax.layout import VectorLayout, bias_name
 from ostro.runner.jax.mesh import AXIS
+from ostro.runner.jax.pages import Pages
 from ostro.runner.jax.shapes import StepShape
 from ostro.runner.jax.weights import LayerWeights, Weights
 
@@ -48,44 +49,8 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class StepInputs(NamedTuple):
-    """A step's integers. They travel as one array, because each argument makes launching a program slower."""
-
-    tokens: Any
-    """Ids; -1 - r for the token that the step before this one drew in row r."""
-    positions: Any
-    slots: Any
-    """Where each token's key and value go; out of range for padding, whose writes are dropped."""
-    tile_first: Any
-    """The number of each tile's first token; out of range for padding."""
-    tile_length: Any
-    tile_row: Any
-    """The row of its sequence in the table."""
-    asked: Any
-    """The numbers of the tokens whose logits are wanted."""
-    table: Any
-    """[rows, pages]"""
-
-    @classmethod
-    def cut(cls, integers: Any, shape: StepShape) -> "StepInputs":
-        """Views of the parts of one array; works on numpy's and JAX's."""
-        ends = list(accumulate(shape.sizes))
-        parts = cls(*(integers[end - size : end] for end, size in zip(ends, shape.sizes, strict=True)))
-        return parts._replace(table=parts.table.reshape(shape.rows, shape.pages))
-
-    @classmethod
-    def padding(cls, shape: StepShape, num_slots: int) -> tuple[npt.NDArray[np.int32], "StepInputs"]:
-        """An array for a step without tokens, and views of its parts to fill in."""
-        integers = np.zeros(shape.num_integers, np.int32)
-        parts = cls.cut(integers, shape)
-        parts.slots[:] = num_slots
-        parts.tile_first[:] = shape.tokens
-        return integers, parts
-
-
 class StepResult(NamedTuple):
     pages: Any
-    """[layers, 2, kv heads, slots, head_dim]: keys, then values."""
     hidden: Any
     """[tokens, hidden]"""
     logits: Any
@@ -98,23 +63,22 @@ class StepProgram:
 
     described: Architecture
     cut: Cut
-    page_size: int
+    attend: Attend
 
     def step(
-        self, weights: Weights, pages: jax.Array, previous: jax.Array, integers: jax.Array, *, shape: StepShape
+        self, weights: Weights, pages: Pages, previous: jax.Array, integers: jax.Array, *, shape: StepShape
     ) -> StepResult:
         inputs = StepInputs.cut(integers, shape)
         vectors = _Vectors(weights.vectors[0], VectorLayout.of(self.described, self.cut))
-        tiles = make_tiles(
-            inputs.positions, inputs.tile_first, inputs.tile_length, inputs.table, inputs.tile_row, shape.width
-        )
+        start = inputs.positions.at[inputs.tile_first].get(mode="fill", fill_value=0)
+        tiles = Tiles(inputs.tile_first, start, inputs.tile_length, inputs.tile_row, inputs.table)
         tokens = jnp.where(inputs.tokens < 0, previous[jnp.maximum(-1 - inputs.tokens, 0)], inputs.tokens)
         x = self._embed(weights, tokens, inputs.positions)
         rotations = [_rotation(rope, self.described, inputs.positions) for rope in self.described.ropes]
         for number, (layer, own) in enumerate(zip(self.described.layers, weights.layers, strict=True)):
             rope = layer.attention.rope
             body = _LayerStep(self, layer, own, vectors, None if rope is None else rotations[rope])
-            x, pages = body(x, pages, number, inputs.slots, tiles)
+            x, pages = body(x, pages, number, inputs.slots, tiles, shape.width)
         hidden = _norm(x, self.described.norm, vectors)
         return StepResult(pages, hidden, self._asked_logits(weights, hidden, inputs.asked))
 
@@ -189,27 +153,20 @@ class _LayerStep:
     rotation: _Rotation | None
 
     def __call__(
-        self, x: jax.Array, pages: jax.Array, number: int, slots: jax.Array, tiles: Tiles
-    ) -> tuple[jax.Array, jax.Array]:
+        self, x: jax.Array, pages: Pages, number: int, slots: jax.Array, tiles: Tiles, width: int
+    ) -> tuple[jax.Array, Pages]:
         layer = self.layer
         before = x
-        added, pages = self._attention(self._normed(x, layer.attention_norm), pages, number, slots, tiles)
+        queries, keys, values = self._heads(layer.attention, self._normed(x, layer.attention_norm))
+        pages = pages.stored(number, slots, keys, values)
+        attended = self.program.attend(queries, pages, number, tiles, layer.attention.spec, width=width)
+        added = self._summed(layer.attention.output, self.weights.output, attended.reshape(len(x), -1))
         x = x + layer.residual_scale * self._normed(added, layer.attention_post_norm)
         added = self._mlp(layer.mlp, self._normed(before if layer.parallel else x, layer.mlp_norm))
         return x + layer.residual_scale * self._normed(added, layer.mlp_post_norm), pages
 
     def _normed(self, x: jax.Array, norm: Norm | None) -> jax.Array:
         return x if norm is None else _norm(x, norm, self.vectors)
-
-    def _attention(
-        self, x: jax.Array, pages: jax.Array, number: int, slots: jax.Array, tiles: Tiles
-    ) -> tuple[jax.Array, jax.Array]:
-        attention = self.layer.attention
-        queries, keys, values = self._heads(attention, x)
-        pages = pages.at[number, 0, :, slots].set(keys.astype(pages.dtype), mode="drop")
-        pages = pages.at[number, 1, :, slots].set(values.astype(pages.dtype), mode="drop")
-        attended = attend(queries, pages, number, tiles, attention.spec, self.program.page_size)
-        return self._summed(attention.output, self.weights.output, attended.reshape(len(x), -1)), pages
 
     def _heads(self, attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values, [tokens, heads, head_dim], normed and rotated."""

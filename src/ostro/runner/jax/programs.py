@@ -5,8 +5,12 @@ refuses any other shape, and one that is not in the table is an error.
 """
 
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -21,6 +25,9 @@ from ostro.runner.jax.kept_programs import KeptPrograms
 _log = logging.getLogger(__name__)
 
 Key = tuple[Hashable, ...]
+
+_STACK_BYTES = 64 << 20
+_MOST_THREADS = 8
 
 
 def on_mesh(
@@ -50,6 +57,21 @@ class Recipe:
         return _name(self.key)
 
 
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _compilers() -> Iterator[ThreadPoolExecutor]:
+    """Threads with room for XLA's recursion, which overflows the usual stack of a thread."""
+    usual = threading.stack_size(_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+            yield threads
+    finally:
+        threading.stack_size(usual)
+
+
 @dataclass(slots=True)
 class Programs:
     """Programs of one mesh. `kept` are those of earlier starts."""
@@ -71,32 +93,32 @@ class Programs:
             each.temp_size_in_bytes + 2 * (each.output_size_in_bytes - each.alias_size_in_bytes) for each in found
         )
 
-    def add(self, recipe: Recipe) -> None:
-        """Compiles a program, or loads it."""
+    def add(self, *recipes: Recipe, done: Callable[[], None] = _nothing) -> None:
+        """Compiles programs, or loads them: several at a time, with a line in the log for each. `done` is called after
+        each.
+        """
         began = time.monotonic()
-        found = None if self.kept is None else self.kept.load(recipe.name, recipe.arguments, recipe.results)
-        self._compiled[recipe.key] = self._compile(recipe) if found is None else found
+        with _compilers() as threads:
+            made = [threads.submit(self._made, recipe) for recipe in recipes]
+            for number, (recipe, future) in enumerate(zip(recipes, made, strict=True), 1):
+                self._compiled[recipe.key], verb = future.result()
+                self.num_compiled += verb == "compiled"
+                so_far = time.monotonic() - began
+                _log.info("program %d of %d %s after %.1f s: %s", number, len(recipes), verb, so_far, recipe.name)
+                done()
         self.seconds += time.monotonic() - began
-
-    def add_all(self, recipes: Sequence[Recipe], done: Callable[[], None]) -> None:
-        """Adds each, with a line in the log; `done` is called after each."""
-        for number, recipe in enumerate(recipes, 1):
-            seconds, compiled = self.seconds, self.num_compiled
-            self.add(recipe)
-            verb = "compiled" if self.num_compiled > compiled else "loaded"
-            took = self.seconds - seconds
-            _log.info("program %d of %d, %s, %s in %.1f s", number, len(recipes), recipe.name, verb, took)
-            done()
         if self.kept is not None and self.num_compiled:
             self.kept.drop_oldest()
 
-    def _compile(self, recipe: Recipe) -> Any:
+    def _made(self, recipe: Recipe) -> tuple[Any, str]:
+        """A program, and how it was made."""
+        if self.kept is not None and (found := self.kept.load(recipe.name, recipe.arguments, recipe.results)):
+            return found, "loaded"
         jitted = on_mesh(self.mesh, recipe.function, recipe.specs, recipe.results, donated=recipe.donated)
         compiled = jitted.lower(*recipe.arguments).compile()
-        self.num_compiled += 1
         if self.kept is not None:
             self.kept.save(recipe.name, compiled)
-        return compiled
+        return compiled, "compiled"
 
     def __getitem__(self, key: Key) -> Callable[..., Any]:
         try:

@@ -9,14 +9,14 @@ and sent back, so `launch` waits for the device.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding
@@ -25,14 +25,16 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
-from ostro.engine.sequence import PENDING, Sequence
+from ostro.engine.sequence import Sequence
 from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.honoured import check_honoured
-from ostro.runner.jax.compiling import COPIES, PAGES, Compiler
+from ostro.runner.jax.compiling import COPIES, Compiler
+from ostro.runner.jax.inputs import InputWriter
+from ostro.runner.jax.pages import PAGES, Pages
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.profiler import JaxProfiler
-from ostro.runner.jax.program import StepInputs, StepResult
+from ostro.runner.jax.program import StepResult
 from ostro.runner.jax.programs import Programs, compilations
 from ostro.runner.jax.sampling import Drawn
 from ostro.runner.jax.shapes import Sizes, StepShape, smallest_shape
@@ -40,7 +42,7 @@ from ostro.runner.jax.weights import COPIED
 from ostro.runner.outcome import outcome
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
-from ostro.runner.random_key import stream_key
+from ostro.runner.random_key import stream_keys
 from ostro.weights import Pooling
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -72,12 +74,13 @@ class JaxRunner:
         self._sizes, self._pooling = sizes, pooling
         compiler = Compiler(placed, sizes)
         self._shapes = compiler.shapes
+        self._inputs = InputWriter(sizes, self._shapes)
         self.strides = 0
         self.programs = Programs(placed.mesh, compiler.kept() if keeps_programs else None)
-        self.programs.add_all(compiler.recipes(), self._count_stride)
+        self.programs.add(*compiler.recipes(), done=self._count_stride)
         self._pages = _no_pages(placed, sizes)
-        self._none = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
-        self._last = _LastDrawn(self._none, {}, {})
+        self._tokens = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
+        self._last = _LastDrawn()
         self._spec = _describe(placed, sizes, self.programs, steps_ahead)
         self._known_compilations = compilations().number
 
@@ -92,12 +95,16 @@ class JaxRunner:
         self._copy_pages(batch.page_copies)
         shape = self._shape_of(batch)
         program = self.programs["step", shape]
-        result = StepResult(*program(self._weights, self._pages, self._last.tokens, self._integers(batch, shape)))
-        self._pages = result.pages
+        integers = self._inputs.write(batch.chunks, shape, self._last.reference)
+        result = StepResult(*program(self._weights, self._pages, self._tokens, integers))
+        self._pages = Pages(*result.pages)
         sampling = [chunk for chunk in batch.chunks if chunk.samples]
         draws = [(row, seq) for row, chunk in enumerate(sampling) for seq in chunk.samples]
         drawn = self._draw(result.logits, draws, shape.rows)
-        return Step(partial(self._results, _Launched(batch, shape, result.hidden, result.logits, draws, drawn)))
+        # What no result is made from is freed now: the logits of a large batch take 150 MB.
+        hidden = result.hidden if any(map(_reads_hidden, batch.chunks)) else None
+        logits = result.logits if any(seq.request.params.logprobs is not None for _, seq in draws) else None
+        return Step(partial(self._results, _Launched(batch, shape, hidden, logits, draws, drawn)))
 
     def _results(self, launched: "_Launched") -> StepOutput:
         output = StepOutput(recompiles=self._recompiles())
@@ -117,8 +124,6 @@ class JaxRunner:
         for number, (_, seq) in enumerate(launched.draws):
             yield seq.id, outcome(int(tokens[number]), float(peaks[number]), logprobs.get(number))
 
-    # Batch to arrays
-
     def _shape_of(self, batch: Batch) -> StepShape:
         """The smallest shape that holds the batch."""
         if any(chunk.scored for chunk in batch.chunks):
@@ -127,40 +132,12 @@ class JaxRunner:
         longest = max(chunk.length for chunk in batch.chunks)
         return smallest_shape(self._shapes, tokens=batch.num_tokens, sequences=len(batch.chunks), longest=longest)
 
-    def _integers(self, batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
-        size = self._sizes.page_size
-        integers, inputs = StepInputs.padding(shape, self._sizes.num_pages * size)
-        tile = asked = 0
-        for row, (chunk, offset) in enumerate(_offsets(batch.chunks)):
-            own = slice(offset, offset + chunk.length)
-            pages = np.array(chunk.seq.pages, np.int32)
-            positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-            inputs.tokens[own] = self._tokens(chunk)
-            inputs.positions[own] = positions
-            inputs.slots[own] = pages[positions // size] * size + positions % size
-            inputs.table[row, : len(pages)] = pages
-            for first in range(0, chunk.length, shape.width):
-                inputs.tile_first[tile] = offset + first
-                inputs.tile_length[tile] = min(shape.width, chunk.length - first)
-                inputs.tile_row[tile] = row
-                tile += 1
-            if chunk.samples:
-                inputs.asked[asked] = offset + chunk.length - 1
-                asked += 1
-        return integers
-
-    def _tokens(self, chunk: Chunk) -> list[int]:
-        ids = chunk.seq.token_ids[chunk.start : chunk.end]
-        if ids[-1] == PENDING:
-            ids[-1] = self._last.reference(chunk.seq.id)
-        return ids
-
     # Sampling
 
     def _draw(self, logits: Any, draws: Draws, rows: int) -> list[Drawn]:
         """Draws in blocks of `rows`: the choices of one prompt may be more than there are rows."""
         if not draws:
-            self._last = _LastDrawn(self._none, {}, {})
+            self._last = _LastDrawn()
             return []
         changed = any(is_edited(seq) or seq.mask is not None for _, seq in draws)
         whole = np.asarray(logits) if changed else None
@@ -175,7 +152,9 @@ class JaxRunner:
             scores = self._edited(whole, draws, rows)
             draws = [(number, seq) for number, (_, seq) in enumerate(draws)]
         integers, floats, truncates = draw_settings(draws, rows, self._model.shape.vocab_size)
-        return Drawn(*self.programs["draw", rows, truncates](scores, integers, floats))
+        drawn = Drawn(*self.programs["draw", rows, truncates](scores, self._tokens, integers, floats))
+        self._tokens = drawn.last
+        return drawn
 
     def _edited(self, whole: Floats, draws: Draws, rows: int) -> Floats:
         """The scores of each draw, after its request's changes. Padding to the device's vocabulary stays as it is."""
@@ -203,17 +182,13 @@ class JaxRunner:
             drawn[0].tokens.copy_to_host_async()
             drawn[0].peaks.copy_to_host_async()
             rows = {seq.id: number for number, (_, seq) in enumerate(blocks[0])}
-            self._last = _LastDrawn(self._fitted(drawn[0].tokens), rows, {})
+            self._last = _LastDrawn(drawn[0].tokens, rows)
             return
         # The next step could not look tokens up in several arrays: it gets their values.
         known: dict[int, int] = {}
         for block, own in zip(blocks, drawn, strict=True):
             known |= {seq.id: int(token) for (_, seq), token in zip(block, np.asarray(own.tokens), strict=False)}
-        self._last = _LastDrawn(self._none, {}, known)
-
-    def _fitted(self, tokens: Any) -> Any:
-        """As long as the programs of steps expect."""
-        return tokens if len(tokens) == len(self._none) else self.programs["pad", len(tokens)](tokens)
+        self._last = _LastDrawn(known=known)
 
     def _logprobs(self, logits: Any, draws: Draws, tokens: npt.NDArray[np.int32]) -> dict[int, TokenLogprob]:
         tops = {number: seq.request.params.logprobs for number, (_, seq) in enumerate(draws)}
@@ -253,7 +228,7 @@ class JaxRunner:
             pairs = np.full((2, COPIES), self._sizes.num_pages, np.int32)
             own = np.array(copies[at : at + COPIES], np.int32).T
             pairs[:, : own.shape[1]] = own
-            self._pages = self.programs[("copy",)](self._pages, pairs)
+            self._pages = Pages(*self.programs[("copy",)](self._pages, pairs))
 
     # Counting
 
@@ -266,14 +241,14 @@ class JaxRunner:
         return self._known_compilations - before
 
 
-def _no_pages(placed: PlacedModel, sizes: Sizes) -> jax.Array:
-    zeros = partial(jnp.zeros, placed.pages_shape(sizes), placed.dtype)
-    return jax.jit(zeros, out_shardings=NamedSharding(placed.mesh, PAGES))()
+def _no_pages(placed: PlacedModel, sizes: Sizes) -> Pages:
+    shardings = jax.tree.map(partial(NamedSharding, placed.mesh), PAGES)
+    return Pages(*jax.jit(partial(Pages.empty, placed.pages_shape(sizes), placed.dtype), out_shardings=shardings)())
 
 
 def _describe(placed: PlacedModel, sizes: Sizes, programs: Programs, steps_ahead: int) -> RunnerSpec:
     shape, ranks, dtype = placed.described.shape, placed.cut.ranks, np.dtype(placed.dtype)
-    pages = math.prod(placed.pages_shape(sizes)) * dtype.itemsize // ranks
+    pages = 2 * math.prod(placed.pages_shape(sizes)) * dtype.itemsize // ranks
     return RunnerSpec(
         page_size=sizes.page_size,
         num_pages=sizes.num_pages,
@@ -296,7 +271,9 @@ def _describe(placed: PlacedModel, sizes: Sizes, programs: Programs, steps_ahead
 
 
 class _Launched(NamedTuple):
-    """What is left of a step on the device until its results are wanted."""
+    """What is left of a step on the device until its results are wanted. Of `hidden` and `logits`, only what they are
+    made from.
+    """
 
     batch: Batch
     shape: StepShape
@@ -306,13 +283,14 @@ class _Launched(NamedTuple):
     drawn: Seq[Drawn]
 
 
-class _LastDrawn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _LastDrawn:
     """The tokens of the last step, by sequence id: most are still on the device."""
 
-    tokens: Any
-    rows: dict[int, int]
+    tokens: Any = None
+    rows: Mapping[int, int] = field(default_factory=dict)
     """Where a sequence's token is in `tokens`."""
-    known: dict[int, int]
+    known: Mapping[int, int] = field(default_factory=dict)
 
     def reference(self, seq_id: int) -> int:
         """The token itself, or -1 - its row."""
@@ -321,6 +299,11 @@ class _LastDrawn(NamedTuple):
     def token(self, seq_id: int) -> int:
         """Waits for the device."""
         return self.known[seq_id] if seq_id in self.known else int(np.asarray(self.tokens)[self.rows[seq_id]])
+
+
+def _reads_hidden(chunk: Chunk) -> bool:
+    """Whether the step's results for it are made from hidden states."""
+    return bool(chunk.scored) or chunk.seq.request.task is Task.EMBED
 
 
 def _offsets(chunks: Seq[Chunk]) -> Iterator[tuple[Chunk, int]]:
@@ -335,15 +318,17 @@ def draw_settings(draws: Draws, rows: int, vocab: int) -> tuple[npt.NDArray[np.i
     """The arrays that `DrawSettings` is made of, and whether any row has a top-k or top-p."""
     integers, floats = np.zeros((4, rows), np.int32), np.zeros((3, rows), np.float32)
     floats[1] = 1.0
-    keys = np.zeros(rows, np.int64)
-    for number, (row, seq) in enumerate(draws):
-        params = seq.request.params
-        integers[0, number] = row
-        if params.greedy:
-            continue
-        keys[number] = stream_key(seq.request.seed, seq.choice, seq.num_output)
-        integers[1, number] = params.top_k if 0 < params.top_k < vocab else 0
-        floats[:, number] = max(params.temperature, _TINY), max(params.top_p, _TINY), params.min_p
-    integers[2], integers[3] = keys >> 32, keys.astype(np.uint32).view(np.int32)
+    integers[0, : len(draws)] = [row for row, _ in draws]
+    own = [number for number, (_, seq) in enumerate(draws) if not seq.request.params.greedy]
+    if not own:
+        return integers, floats, False
+    seqs = [draws[number][1] for number in own]
+    params = [seq.request.params for seq in seqs]
+    integers[1, own] = [each.top_k if 0 < each.top_k < vocab else 0 for each in params]
+    keys = stream_keys([(seq.request.seed, seq.choice, seq.num_output) for seq in seqs])
+    integers[2, own], integers[3, own] = keys >> 32, keys.astype(np.uint32).view(np.int32)
+    floats[0, own] = np.maximum([each.temperature for each in params], _TINY)
+    floats[1, own] = np.maximum([each.top_p for each in params], _TINY)
+    floats[2, own] = [each.min_p for each in params]
     truncates = bool((integers[1] > 0).any() or (floats[1] < 1.0).any())
     return integers, floats, truncates

@@ -45,12 +45,14 @@ class DrawSettings(NamedTuple):
 
 
 class Drawn(NamedTuple):
+    last: Any
+    """The memory that the next step reads tokens from, with these at its beginning."""
     tokens: Any
     peaks: Any
     """The best scores: not finite if nothing could be drawn."""
 
 
-def draw(logits: jax.Array, integers: jax.Array, floats: jax.Array, *, truncates: bool) -> Drawn:
+def draw(logits: jax.Array, last: jax.Array, integers: jax.Array, floats: jax.Array, *, truncates: bool) -> Drawn:
     """One token per draw, the same on every rank. `logits` is [rows, vocabulary of the rank].
 
     Top-k and top-p are only applied if `truncates`.
@@ -68,7 +70,8 @@ def draw(logits: jax.Array, integers: jax.Array, floats: jax.Array, *, truncates
     weights = jnp.where(weights >= settings.min_p[:, None], weights, 0)
     best = _first_of_ranks(-scores.max(-1), rank * scores.shape[1] + jnp.argmax(scores, -1))
     raced = _race(weights, settings, rank)
-    return Drawn(jnp.where(settings.temperature > 0, raced, best).astype(jnp.int32), peaks)
+    tokens = jnp.where(settings.temperature > 0, raced, best).astype(jnp.int32)
+    return Drawn(last.at[: len(tokens)].set(tokens), tokens, peaks)
 
 
 def _weigh(gaps: jax.Array, temperature: jax.Array) -> jax.Array:

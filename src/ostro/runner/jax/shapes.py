@@ -13,7 +13,6 @@ _FEWEST_ROWS = 8
 _FEWEST_TOKENS = 64
 _GROWTH = 4
 """Each shape is this many times as large as the one before it."""
-_TILE = 16
 
 
 class StepShape(NamedTuple):
@@ -54,17 +53,18 @@ class Sizes:
     max_batch_tokens: int = 512
     max_batch_seqs: int = 64
 
-    def shapes(self, max_seq_len: int) -> list[StepShape]:
+    def shapes(self, max_seq_len: int, *, tile: int = 16) -> list[StepShape]:
         """Shapes for steps of one token per sequence, then shapes for all others; each kind from small to large.
 
-        Any batch within the capacities fits into the last one.
+        Any batch within the capacities fits into the last one. `tile` is the width of tiles of more than one token.
         """
         pages = -(-max_seq_len // (self.page_size * PAGES_PER_TURN)) * PAGES_PER_TURN
         rows = list(_growing(_FEWEST_ROWS, self.max_batch_seqs))
         decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
+        most = rows[-1]
         return decoding + [
             # Each sequence may leave its last tile unfilled.
-            StepShape(tokens=n, tiles=min(n, -(-n // _TILE) + rows[-1]), width=_TILE, rows=rows[-1], pages=pages)
+            StepShape(tokens=n, tiles=min(n, -(-n // tile) + most), width=tile, rows=most, pages=pages)
             for n in _growing(_FEWEST_TOKENS, self.max_batch_tokens)
         ]
 

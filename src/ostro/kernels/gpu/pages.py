@@ -1,0 +1,35 @@
+"""What attention kernels share: where keys lie in pages, and how scores become exponents. Imports no torch."""
+
+import triton
+import triton.language as tl
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def page_of(table, base, end, page_size: tl.constexpr, block: tl.constexpr):
+    """The page of each position from `base` to `base + block`, a scalar if they share one; 0 past the end."""
+    if block <= page_size:
+        page = tl.load(table + base // page_size, mask=base < end, other=0)
+    else:
+        position = base + tl.arange(0, block)
+        page = tl.load(table + position // page_size, mask=position < end, other=0)
+    return page.to(tl.int64)
+
+
+@triton.jit
+def within_page(base, kv_head, head_dim: tl.constexpr, page_size: tl.constexpr, block: tl.constexpr):
+    """Offsets within their pages of the vectors at `base` to `base + block`; `base` is a multiple of block."""
+    inner = tl.arange(0, block)
+    slot = base % page_size + inner if block <= page_size else inner % page_size
+    return (kv_head * page_size + slot) * head_dim
+
+
+@triton.jit
+def scaled(score, scale, softcap, capped: tl.constexpr):
+    """Turns query-key dot products into exponents of two."""
+    exponent = score * (scale * _LOG2_E)
+    if capped:
+        # tanh, using exp2, which the device has in hardware.
+        exponent = (1.0 - 2.0 / (tl.exp2(exponent * (2.0 / softcap)) + 1.0)) * (softcap * _LOG2_E)
+    return exponent
