@@ -24,7 +24,7 @@ from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.runner import JaxRunner
 from ostro.runner.jax.shapes import Sizes
 from ostro.torch_models.base import Model
-from ostro.weights import Pooling
+from ostro.weights import Checkpoint, Pooling
 
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
 _compiled = tempfile.mkdtemp()
@@ -86,8 +86,31 @@ def jax_runner(
     steps_ahead: int = 1,
 ) -> JaxRunner:
     """A runner with the weights of a torch model."""
+    return jax_runner_of(
+        ModelCheckpoint(model, config),
+        tp=tp,
+        pages=pages,
+        budget=budget,
+        rows=rows,
+        dtype=dtype,
+        pooling=pooling,
+        steps_ahead=steps_ahead,
+    )
+
+
+def jax_runner_of(
+    checkpoint: Checkpoint,
+    *,
+    tp: int = 1,
+    pages: int = 128,
+    budget: int = 64,
+    rows: int = ROWS,
+    dtype: DTypeLike = np.float32,
+    pooling: Pooling | None = None,
+    steps_ahead: int = 1,
+) -> JaxRunner:
     return JaxRunner(
-        PlacedModel.load(describe(config), ModelCheckpoint(model, config), tensor_parallel=tp, dtype=dtype),
+        PlacedModel.load(describe(checkpoint.config), checkpoint, tensor_parallel=tp, dtype=dtype),
         Sizes(page_size=4, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows),
         pooling=pooling,
         steps_ahead=steps_ahead,

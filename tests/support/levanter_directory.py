@@ -89,9 +89,14 @@ def write_checkpoint(
     generation: Generation = "manifest",
     step: int = 1000,
     layers_per_chunk: int = 1,
+    shards: int = 1,
     complete: bool = True,
 ) -> Path:
-    """A checkpoint of these arrays, and of an optimizer's state as large as one of them."""
+    """A checkpoint of these arrays, and of an optimizer's state as large as one of them.
+
+    `shards` is the number of devices that trained it, each with its part of the model's width: a chunk of an array is
+    what one of them held.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     state = {"opt_state/0/mu/embed": next(iter(arrays.values())) * 0 + 9, "step": np.array(step, np.int32)}
     # Nobody needs it after a crash.
@@ -102,7 +107,7 @@ def write_checkpoint(
             create=True,
             dtype=tensorstore.dtype(array.dtype),
             shape=array.shape,
-            chunk_layout=tensorstore.ChunkLayout(chunk_shape=_chunks(path, array, layers_per_chunk)),
+            chunk_layout=tensorstore.ChunkLayout(chunk_shape=_chunks(path, array, layers_per_chunk, shards)),
             context=context,
         )
         .result()
@@ -142,9 +147,15 @@ def _numpy(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
     return tensor.numpy()
 
 
-def _chunks(path: str, array: "np.ndarray[Any, Any]", layers_per_chunk: int) -> tuple[int, ...]:
-    shape = tuple(max(size, 1) for size in array.shape)
-    return (min(layers_per_chunk, shape[0]), *shape[1:]) if "/stacked/" in path else shape
+def _chunks(path: str, array: "np.ndarray[Any, Any]", layers_per_chunk: int, shards: int = 1) -> tuple[int, ...]:
+    shape = [max(size, 1) for size in array.shape]
+    stacked = "/stacked/" in path
+    if stacked:
+        shape[0] = min(layers_per_chunk, shape[0])
+    if path.endswith("weight"):
+        width = int(stacked) if "/o_proj/" in path or "/down_proj/" in path else -1
+        shape[width] //= shards
+    return tuple(shape)
 
 
 def _spec(directory: Path, path: str, generation: Generation) -> dict[str, Any]:

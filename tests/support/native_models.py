@@ -19,6 +19,7 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.loading import places_of
 from ostro.weights import Pooling
 from ostro.weights.arrays import WeightArray, array_of
+from ostro.weights.slices import SlicedWeight, sliced
 from ostro.weights.stored import Stored, TensorHeader
 
 needs_library = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
@@ -53,6 +54,9 @@ class ModelCheckpoint:
 
     def arrays(self) -> Iterator[tuple[str, WeightArray]]:
         return ((name, array_of(tensor)) for name, tensor in self.tensors())
+
+    def slices(self) -> Iterator[tuple[str, SlicedWeight]]:
+        return sliced(self.arrays())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in places_of(self.model).items():

@@ -6,7 +6,7 @@ numpy has no bfloat16: uint16 arrays hold its bits.
 import json
 import mmap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -60,6 +60,11 @@ class WeightArray:
         return self.format in _BLOCK_TYPES
 
     @property
+    def is_plain(self) -> bool:
+        """Whether every value has bytes of its own, in order."""
+        return self.is_float and self.order is None and not self.transposed
+
+    @property
     def format_name(self) -> str:
         """The format's common name: int8 for I8."""
         return _INTEGERS.get(self.format, self.format)
@@ -71,6 +76,12 @@ class WeightArray:
             values = dequantized(self.raw, self.format) if self.is_quantized else _DECODERS[self.format](self.raw)
         values = values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
         return values if self.order is None else values[self.order]
+
+    def cut(self, index: tuple[slice, ...]) -> Self:
+        """A part of it. Only for plain arrays."""
+        values = np.ascontiguousarray(self.raw.reshape(*self.shape, -1)[index])
+        shape = values.shape[:-1]
+        return replace(self, shape=shape, raw=_rows_of(values.reshape(-1), shape))
 
     def row_addresses(self) -> npt.NDArray[np.uint64]:
         """The address of each row of a matrix, or of each column of a transposed one; valid as long as `raw` lives."""

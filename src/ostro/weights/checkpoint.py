@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostro.weights.arrays import WeightArray
+    from ostro.weights.slices import SlicedWeight
 
 
 class Checkpoint(Protocol):
@@ -67,6 +68,9 @@ class Checkpoint(Protocol):
 
     def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
         """The weights one at a time, memory-mapped where the file format allows, without torch."""
+
+    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
+        """The weights one at a time, to be read in parts: each is valid until the next is asked for."""
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """The same as torch tensors, with GGUF blocks dequantized. Treat them as read-only."""

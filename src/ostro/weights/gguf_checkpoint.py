@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostro.weights.arrays import WeightArray
+    from ostro.weights.slices import SlicedWeight
 
     _Named = tuple[str, torch.Tensor]
 
@@ -61,6 +62,11 @@ class GgufCheckpoint:
         maps = self._maps()
         for weight in self.weights:
             yield weight.name, _array(weight, maps[weight.path])
+
+    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
+        from ostro.weights.slices import sliced
+
+        return sliced(self.arrays())
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Floats stay as stored and memory-mapped; quantized types become float32."""

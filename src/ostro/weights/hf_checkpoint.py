@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostro.weights.arrays import WeightArray
+    from ostro.weights.slices import SlicedWeight
 
 _TORCH_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FORMAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -57,6 +58,11 @@ class HfCheckpoint:
                 yield from self._renamed(pickled)
             else:
                 yield from self._renamed(arrays.read_safetensors(path, names))
+
+    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
+        from ostro.weights.slices import sliced
+
+        return sliced(self.arrays())
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         for path, names in self.names.items():

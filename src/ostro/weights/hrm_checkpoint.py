@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostro.weights.arrays import WeightArray
+    from ostro.weights.slices import SlicedWeight
 
 _STARTER, _STARTER_HEAD = "starter_brain.json", "q_head.pt"
 _STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
@@ -101,6 +102,11 @@ class HrmCheckpoint:
 
     def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
         raise Unsupported(f"{self.name} is an HRM, which torch runs: its weights are read as torch's tensors.")
+
+    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
+        from ostro.weights.slices import sliced
+
+        return sliced(self.arrays())
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Weights under the upstream model's names, memory-mapped where the file format allows."""

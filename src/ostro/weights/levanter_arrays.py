@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,15 +39,35 @@ class StoredArray:
     dtype: str
     _store: "tensorstore.TensorStore"
 
+    @property
+    def rows_per_chunk(self) -> int:
+        """How far a chunk extends along the first axis."""
+        return min(self._chunk_shape[0], self.shape[0])
+
+    def decoded_bytes(self, rows: int) -> int:
+        """The size of all chunks that hold this many rows, from the first one on."""
+        extents = zip((rows, *self.shape[1:]), self._chunk_shape, strict=True)
+        return prod(-(-extent // chunk) * chunk for extent, chunk in extents) * self._store.dtype.numpy_dtype.itemsize
+
     def read(self) -> "npt.NDArray[Any]":
         """The array's values; bfloat16 as uint16 bits."""
         return self._read(self._store)
 
     def read_rows(self) -> Iterator["npt.NDArray[Any]"]:
         """Its slices along the first axis, in order. At most one row of chunks is in memory."""
-        step = (self._store.chunk_layout.read_chunk.shape or (1,))[0] or 1
+        step = self.rows_per_chunk
         for start in range(0, self.shape[0], step):
             yield from self._read(self._store[start : min(start + step, self.shape[0])])
+
+    def read_box(self, box: tuple[slice, ...]) -> "npt.NDArray[Any]":
+        """A part of it. Chunks are decoded one after another: several at a time would double the memory for them."""
+        for corner in product(*map(_chunk_starts, box, self._chunk_shape)):
+            _result(self._store[corner].read(), f"Cannot read the array {self.path!r}")
+        return self._read(self._store[box])
+
+    @property
+    def _chunk_shape(self) -> tuple[int, ...]:
+        return tuple(size or 1 for size in self._store.chunk_layout.read_chunk.shape or self.shape)
 
     def _read(self, part: "tensorstore.TensorStore") -> "npt.NDArray[Any]":
         values = _result(part.read(order="C"), f"Cannot read the array {self.path!r}")
@@ -64,10 +86,13 @@ class LevanterArrays:
     def paths(self) -> frozenset[str]:
         return frozenset(self._listed_in_database() if self._in_database else self._listed_directories())
 
-    def open(self, path: str) -> StoredArray:
+    def open(self, path: str, *, cache_bytes: int = 0) -> StoredArray:
+        """Keeps up to `cache_bytes` of decoded chunks as long as the array is in use."""
         if path not in self.paths:
             raise BadCheckpoint(f"{self._directory} has no array {path!r}, which the model's settings ask for.")
-        store = _result(self._tensorstore.open(self._spec(path), read=True), f"Cannot open the array {path!r}")
+        context = self._tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
+        opened = self._tensorstore.open(self._spec(path), read=True, context=context)
+        store = _result(opened, f"Cannot open the array {path!r}")
         dtype = store.dtype.name
         if dtype not in _FLOATS:
             raise BadCheckpoint(f"The array {path!r} of {self._directory} holds {dtype}, not floating-point numbers.")
@@ -98,6 +123,11 @@ class LevanterArrays:
             if ".zarray" in files or "zarr.json" in files:
                 below.clear()
                 yield Path(folder).relative_to(self._directory).as_posix()
+
+
+def _chunk_starts(part: slice, size: int) -> Iterator[int]:
+    """Where a range enters each chunk that it overlaps."""
+    return (max(start, part.start) for start in range(part.start // size * size, part.stop, size))
 
 
 def _is_database(directory: Path) -> bool:

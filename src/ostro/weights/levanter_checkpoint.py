@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostro.weights.arrays import WeightArray
+    from ostro.weights.slices import SlicedWeight
 
 METADATA = "metadata.json"
 _STEP = re.compile(r"step-\d+")
@@ -79,6 +80,19 @@ class LevanterCheckpoint:
         from ostro.weights.arrays import WeightArray
 
         return ((name, WeightArray.of(values)) for name, values in self._values())
+
+    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
+        """A chunk of stacked layers is read once, and kept until all of its layers have been passed."""
+        from ostro.weights.levanter_slices import LevanterSlices
+
+        arrays = LevanterArrays(self.path)
+        for weight in self.weights:
+            array = arrays.open(weight.path)
+            kept = array.decoded_bytes(array.rows_per_chunk if weight.stacked else array.shape[0])
+            # A little more, for what the cache itself takes.
+            array = arrays.open(weight.path, cache_bytes=kept + kept // 16)
+            for layer, name in enumerate(weight.names):
+                yield name, LevanterSlices(array, layer if weight.stacked else None, weight.hub_shape)
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         import torch

@@ -4,24 +4,28 @@ Matrices of one input are fused per rank ([q|k|v], [gate|up]), so that a rank's 
 biases) are one array per rank, because each argument of a program makes launching it slower.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ostro.models.architecture import Architecture, Layer, Part, Projection, StoredTensor
+from ostro.models.architecture import Architecture, Layer, Projection, StoredTensor
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.cut import Cut
 from ostro.runner.jax.layout import VectorLayout, bias_name, whole_norms, width_norms
 from ostro.runner.jax.mesh import AXIS
 from ostro.weights import Checkpoint
-from ostro.weights.arrays import Floats, WeightArray
+from ostro.weights.arrays import Floats
+from ostro.weights.slices import SlicedWeight
 
 Rows = npt.NDArray[np.intp]
+T = TypeVar("T", bound=np.generic)
 
 BY_ROWS = PartitionSpec(AXIS, None)
 BY_COLUMNS = PartitionSpec(None, AXIS)
@@ -70,29 +74,39 @@ def weight_specs(described: Architecture) -> Weights:
 def load_weights(
     described: Architecture, checkpoint: Checkpoint, cut: Cut, mesh: Mesh, dtype: npt.DTypeLike
 ) -> Weights:
-    """Reads a model onto the mesh, one matrix at a time. Vectors are kept in float32, matrices in `dtype`.
+    """Reads a model onto the mesh, one rank's piece of one tensor at a time. Vectors are kept in float32, matrices in
+    `dtype`.
 
     Raises BadCheckpoint if a tensor is missing, unknown or misshapen.
     """
-    tensors = _Tensors(described, checkpoint)
-    placed = _Placer(mesh, cut, dtype)
-    own_heads = partial(qkv_rows, described, cut)
-    head, positions = described.head, described.embedding.positions
-    return Weights(
-        vectors=_vectors(described, tensors, cut, mesh),
-        embedding=placed.vocabulary(tensors.matrix(described.embedding.name)),
-        positions=None if positions is None else placed.copied(tensors.matrix(positions.name)),
-        head=None if head is None or head.name is None else placed.vocabulary(tensors.matrix(head.name)),
-        layers=tuple(
-            LayerWeights(
-                qkv=placed.by_rows(tensors.projection(layer.attention.qkv), own_heads),
-                output=placed.by_columns(tensors.projection(layer.attention.output)),
-                up=placed.by_rows(tensors.projection(layer.mlp.up), _up_rows(layer, cut)),
-                down=placed.by_columns(tensors.projection(layer.mlp.down)),
-            )
-            for layer in described.layers
-        ),
-    )
+    wanted = {tensor.name: tensor for tensor in described.tensors()}
+    placed = _Placer(mesh, cut, dtype, dict(_places(described, cut)))
+    vectors: dict[str, Floats] = {}
+    found: set[str] = set()
+    for name, weight in _known(described, checkpoint, wanted):
+        if name in found:
+            raise no_place(name)
+        found.add(name)
+        if name in placed.places:
+            placed.add(wanted[name], weight)
+        else:
+            vectors[name] = _vector(wanted[name], weight)
+    if missing := wanted.keys() - found:
+        raise lacking(missing)
+    return placed.weights(described, _vectors(described, vectors, cut, mesh))
+
+
+def _known(
+    described: Architecture, checkpoint: Checkpoint, wanted: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, SlicedWeight]]:
+    """The checkpoint's weights by their names in the description, checked against it."""
+    for given, weight in checkpoint.slices():
+        name = given if given in wanted else f"{described.backbone}.{given}"
+        if name in wanted:
+            _check(given, weight, wanted[name])
+            yield name, weight
+        elif not REDUNDANT.fullmatch(given):
+            raise no_place(given)
 
 
 def qkv_rows(described: Architecture, cut: Cut, rank: int) -> Rows:
@@ -118,34 +132,40 @@ def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
     return rows
 
 
-def _rank_vectors(described: Architecture, tensors: "_Tensors", cut: Cut, rank: int) -> Iterator[tuple[str, Floats]]:
+def _rank_vectors(
+    described: Architecture, vectors: Mapping[str, Floats], cut: Cut, rank: int
+) -> Iterator[tuple[str, Floats]]:
     """A rank's part of each vector, by name."""
     own, num_heads = qkv_rows(described, cut, rank), described.shape.num_heads * described.shape.head_dim
     for norm in whole_norms(described):
-        yield from ((tensor.name, tensors.vector(tensor.name)) for tensor in norm.tensors())
+        yield from ((tensor.name, vectors[tensor.name]) for tensor in norm.tensors())
     for attention in width_norms(described):
         assert attention.qk_norm is not None
-        both = [tensors.vector(f"{norm.name}.weight") for norm in (attention.qk_norm.query, attention.qk_norm.key)]
+        both = [vectors[f"{norm.name}.weight"] for norm in (attention.qk_norm.query, attention.qk_norm.key)]
         queries, keys = cut.heads * described.shape.head_dim, cut.kv_heads * described.shape.head_dim
         yield f"{attention.qk_norm.query.name}.weight", both[0][own[:queries]]
         yield f"{attention.qk_norm.key.name}.weight", both[1][own[queries : queries + keys] - num_heads]
     for layer in described.layers:
         attention, mlp = layer.attention, layer.mlp
         if attention.qkv.bias:
-            yield bias_name(attention.qkv), tensors.bias(attention.qkv)[own]
+            yield bias_name(attention.qkv), _bias(vectors, attention.qkv)[own]
         if mlp.up.bias:
-            yield bias_name(mlp.up), tensors.bias(mlp.up)[_up_rows(layer, cut)(rank)]
+            yield bias_name(mlp.up), _bias(vectors, mlp.up)[_up_rows(layer, cut)(rank)]
         for projection in (attention.output, mlp.down):
             if projection.bias:
-                yield bias_name(projection), tensors.bias(projection)
+                yield bias_name(projection), _bias(vectors, projection)
 
 
-def _vectors(described: Architecture, tensors: "_Tensors", cut: Cut, mesh: Mesh) -> jax.Array:
+def _bias(vectors: Mapping[str, Floats], projection: Projection) -> Floats:
+    return np.concatenate([vectors[f"{part.name}.bias"] for part in projection.parts])
+
+
+def _vectors(described: Architecture, vectors: Mapping[str, Floats], cut: Cut, mesh: Mesh) -> jax.Array:
     layout = VectorLayout.of(described, cut)
 
     def piece(rank: int) -> Floats:
         whole = np.zeros((1, layout.total), np.float32)
-        for name, values in _rank_vectors(described, tensors, cut, rank):
+        for name, values in _rank_vectors(described, vectors, cut, rank):
             start, size = layout.places[name]
             whole[0, start : start + size] = values
         return whole
@@ -153,106 +173,190 @@ def _vectors(described: Architecture, tensors: "_Tensors", cut: Cut, mesh: Mesh)
     return _placed(mesh, (cut.ranks, layout.total), BY_ROWS, piece)
 
 
-class _Tensors:
-    """A checkpoint's tensors by their names in the description; read and dequantized when asked for, with a row per
-    output.
-    """
-
-    def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
-        self._wanted = {tensor.name: tensor for tensor in described.tensors()}
-        self._found: dict[str, WeightArray] = {}
-        for given, array in checkpoint.arrays():
-            name = given if given in self._wanted else f"{described.backbone}.{given}"
-            if name not in self._wanted or name in self._found:
-                if REDUNDANT.fullmatch(given):
-                    continue
-                raise no_place(given)
-            _check(given, array, self._wanted[name])
-            self._found[name] = array
-        if missing := self._wanted.keys() - self._found.keys():
-            raise lacking(missing)
-
-    def matrix(self, name: str) -> Floats:
-        tensor = self._wanted[f"{name}.weight"]
-        values = self._found[tensor.name].floats()
-        return _by_part(values.T if tensor.transposed else values, tensor.by_head)
-
-    def projection(self, described: Projection) -> Floats:
-        return _joined(described.parts, self.matrix)
-
-    def bias(self, described: Projection) -> Floats:
-        return _joined(described.parts, lambda name: self.vector(f"{name}.bias"))
-
-    def vector(self, name: str) -> Floats:
-        tensor = self._wanted[name]
-        values = _by_part(self._found[name].floats(), tensor.by_head) + np.float32(tensor.offset)
-        if not np.isfinite(values).all():
-            raise not_finite(name)
-        return values
+def _vector(tensor: StoredTensor, weight: SlicedWeight) -> Floats:
+    values = _by_part(weight.read((slice(0, tensor.shape[0]),)), tensor.by_head) + np.float32(tensor.offset)
+    if not np.isfinite(values).all():
+        raise not_finite(tensor.name)
+    return values
 
 
-def _check(given: str, array: WeightArray, tensor: StoredTensor) -> None:
-    if array.shape != tensor.shape:
-        raise misshapen(given, array.shape, tensor.shape)
-    if not (array.is_float or array.is_quantized):
-        raise not_floats(given, array.format_name)
+def _check(given: str, weight: SlicedWeight, tensor: StoredTensor) -> None:
+    if weight.shape != tensor.shape:
+        raise misshapen(given, weight.shape, tensor.shape)
+    if not weight.holds_numbers:
+        raise not_floats(given, weight.format_name)
 
 
-def _joined(parts: tuple[Part, ...], read: Callable[[str], Floats]) -> Floats:
-    found = [read(part.name) for part in parts]
-    return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-def _by_part(values: Floats, heads: int) -> Floats:
+def _by_part(values: npt.NDArray[T], heads: int) -> npt.NDArray[T]:
     """Reorders rows that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
     if not heads:
         return values
     return values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
 
 
+# Matrices
+
+
+class _Place(NamedTuple):
+    """Where a stored matrix goes: part of an array that may be fused from several."""
+
+    array: str
+    """The name of the array: that of its first part."""
+    part: int
+    num_parts: int
+    spec: PartitionSpec
+    rows: Callable[[int], Rows]
+    """The matrix's rows that a rank holds, with a row per output."""
+    columns: Callable[[int], slice]
+    height: int
+    """Rows of a rank's piece. Zeros pad it if the rank holds fewer."""
+
+
+def _places(described: Architecture, cut: Cut) -> Iterator[tuple[str, _Place]]:
+    """The place of every matrix, by its tensor's name."""
+    vocab, hidden = described.shape.vocab_size, described.shape.hidden_size
+    tables = [described.embedding.name]
+    if described.head is not None and described.head.name is not None:
+        tables.append(described.head.name)
+    for name in tables:
+        own = partial(_vocabulary_rows, cut, vocab)
+        yield f"{name}.weight", _Place(name, 0, 1, BY_ROWS, own, _all_columns(hidden), cut.vocab)
+    if (positions := described.embedding.positions) is not None:
+        every = np.arange(positions.rows)
+        place = _Place(positions.name, 0, 1, COPIED, lambda rank: every, _all_columns(hidden), positions.rows)
+        yield f"{positions.name}.weight", place
+    for layer in described.layers:
+        yield from _row_places(layer.attention.qkv, partial(qkv_rows, described, cut))
+        yield _column_place(layer.attention.output, cut)
+        yield from _row_places(layer.mlp.up, _up_rows(layer, cut))
+        yield _column_place(layer.mlp.down, cut)
+
+
+def _row_places(projection: Projection, rows: Callable[[int], Rows]) -> Iterator[tuple[str, _Place]]:
+    """Column-parallel: `rows` are a rank's rows of all parts, in order."""
+    start, array = 0, projection.parts[0].name
+    for number, part in enumerate(projection.parts):
+        own = partial(_part_rows, rows, start, part.rows)
+        columns = _all_columns(projection.columns)
+        place = _Place(array, number, len(projection.parts), BY_ROWS, own, columns, len(own(0)))
+        yield f"{part.name}.weight", place
+        start += part.rows
+
+
+def _part_rows(rows: Callable[[int], Rows], start: int, count: int, rank: int) -> Rows:
+    own = rows(rank) - start
+    return own[(own >= 0) & (own < count)]
+
+
+def _column_place(projection: Projection, cut: Cut) -> tuple[str, _Place]:
+    """Row-parallel: a rank holds the columns of its own inputs."""
+    (part,), each = projection.parts, projection.columns // cut.ranks
+    every = np.arange(part.rows)
+
+    def columns(rank: int) -> slice:
+        return slice(rank * each, (rank + 1) * each)
+
+    place = _Place(part.name, 0, 1, BY_COLUMNS, lambda rank: every, columns, part.rows)
+    return f"{part.name}.weight", place
+
+
+def _vocabulary_rows(cut: Cut, vocab: int, rank: int) -> Rows:
+    return np.arange(rank * cut.vocab, min((rank + 1) * cut.vocab, vocab))
+
+
+def _all_columns(count: int) -> Callable[[int], slice]:
+    return lambda rank: slice(0, count)
+
+
+@dataclass(frozen=True, slots=True)
 class _Placer:
-    """Puts whole matrices on a mesh, converted to a dtype."""
+    """Puts matrices on a mesh, converted to a dtype. Parts of a fused array wait on the devices for the others."""
 
-    def __init__(self, mesh: Mesh, cut: Cut, dtype: npt.DTypeLike) -> None:
-        self._mesh, self._cut, self._dtype = mesh, cut, dtype
+    mesh: Mesh
+    cut: Cut
+    dtype: npt.DTypeLike
+    places: Mapping[str, _Place]
+    _arrays: dict[str, jax.Array] = field(default_factory=dict)
+    _parts: dict[str, dict[int, jax.Array]] = field(default_factory=dict)
 
-    def by_rows(self, whole: Floats, rows: Callable[[int], Rows]) -> jax.Array:
-        """A rank gets the rows that `rows` lists for it, the same number for each."""
-        shape = (self._cut.ranks * len(rows(0)), whole.shape[1])
-        return _placed(self._mesh, shape, BY_ROWS, lambda rank: whole[rows(rank)].astype(self._dtype))
+    def add(self, tensor: StoredTensor, weight: SlicedWeight) -> None:
+        place = self.places[tensor.name]
+        waiting = self._parts.setdefault(place.array, {})
+        waiting[place.part] = self._placed(tensor, weight, place)
+        if len(waiting) == place.num_parts:
+            parts = tuple(waiting[number] for number in range(place.num_parts))
+            fused = parts[0] if len(parts) == 1 else _fused(parts, mesh=self.mesh)
+            # Wait, so that only one array's parts are on the devices twice.
+            self._arrays[place.array] = fused.block_until_ready()
+            del self._parts[place.array]
 
-    def by_columns(self, whole: Floats) -> jax.Array:
-        each = whole.shape[1] // self._cut.ranks
+    def weights(self, described: Architecture, vectors: jax.Array) -> Weights:
+        """Once all matrices have been added."""
+        head, positions, arrays = described.head, described.embedding.positions, self._arrays
+        return Weights(
+            vectors=vectors,
+            embedding=arrays[described.embedding.name],
+            positions=None if positions is None else arrays[positions.name],
+            head=None if head is None or head.name is None else arrays[head.name],
+            layers=tuple(
+                LayerWeights(
+                    qkv=arrays[layer.attention.qkv.parts[0].name],
+                    output=arrays[layer.attention.output.parts[0].name],
+                    up=arrays[layer.mlp.up.parts[0].name],
+                    down=arrays[layer.mlp.down.parts[0].name],
+                )
+                for layer in described.layers
+            ),
+        )
 
-        def piece(rank: int) -> npt.NDArray[Any]:
-            return whole[:, rank * each : (rank + 1) * each].astype(self._dtype)
+    def _placed(self, tensor: StoredTensor, weight: SlicedWeight, place: _Place) -> jax.Array:
+        height, width = place.height, _length(place.columns(0))
+        divided = {BY_ROWS: (height * self.cut.ranks, width), BY_COLUMNS: (height, width * self.cut.ranks)}
+        shape = divided.get(place.spec, (height, width))
+        return _placed(self.mesh, shape, place.spec, partial(self._piece, tensor, weight, place))
 
-        return _placed(self._mesh, whole.shape, BY_COLUMNS, piece)
+    def _piece(self, tensor: StoredTensor, weight: SlicedWeight, place: _Place, rank: int) -> npt.NDArray[Any]:
+        rows, columns = place.rows(rank), place.columns(rank)
+        if tensor.by_head:
+            rows = _by_part(np.arange(tensor.shape[0]), tensor.by_head)[rows]
+        piece = np.zeros((place.height, _length(columns)), self.dtype)
+        at = 0
+        for run in _runs(rows):
+            values = weight.read((columns, run)).T if tensor.transposed else weight.read((run, columns))
+            piece[at : at + len(values)] = values
+            at += len(values)
+        return piece
 
-    def vocabulary(self, whole: Floats) -> jax.Array:
-        """Rows of zeros pad it to equal parts."""
-        each = self._cut.vocab
 
-        def piece(rank: int) -> npt.NDArray[Any]:
-            own = whole[rank * each : (rank + 1) * each]
-            padded = np.zeros((each, whole.shape[1]), self._dtype)
-            padded[: len(own)] = own.astype(self._dtype)
-            return padded
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
 
-        return _placed(self._mesh, (self._cut.ranks * each, whole.shape[1]), BY_ROWS, piece)
 
-    def copied(self, whole: Floats) -> jax.Array:
-        return _placed(self._mesh, whole.shape, COPIED, lambda rank: whole.astype(self._dtype))
+def _runs(rows: Rows) -> Iterator[slice]:
+    """Consecutive rows, as ranges."""
+    if len(rows):
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            yield slice(int(run[0]), int(run[-1]) + 1)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _fused(parts: tuple[jax.Array, ...], *, mesh: Mesh) -> jax.Array:
+    """Each rank's pieces as one, below each other."""
+    return jax.shard_map(jnp.concatenate, mesh=mesh, in_specs=(BY_ROWS,), out_specs=BY_ROWS)(parts)
 
 
 def _placed(
     mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec, piece: Callable[[int], npt.NDArray[Any]]
 ) -> jax.Array:
-    """An array made of one piece per rank, one piece at a time."""
-    own = jax.process_index()
-    pieces = [
-        jax.device_put(piece(rank), device)
-        for rank, device in enumerate(mesh.devices.flat)
-        if device.process_index == own
-    ]
+    """An array made of one piece per rank of this process."""
+    pieces: list[jax.Array] = []
+    for rank, device in enumerate(mesh.devices.flat):
+        if device.process_index != jax.process_index():
+            continue
+        made = piece(rank)
+        if pieces:
+            # At most one piece is on its way to a device while the next is read: host memory stays bounded.
+            pieces[-1].block_until_ready()
+        pieces.append(jax.device_put(made, device))
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), pieces)
