@@ -10,7 +10,7 @@ began. It includes what TensorStore has in flight, and copies that the devices m
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,10 @@ class WatchedCheckpoint:
     checkpoint: Checkpoint
     memory: Memory
 
+    @property
+    def config(self) -> Mapping[str, object]:
+        return self.checkpoint.config
+
     def slices(self) -> Iterator[tuple[str, SlicedWeight]]:
         for name, weight in self.checkpoint.slices():
             yield name, WatchedWeight(weight, self.memory)
@@ -115,12 +119,8 @@ def bytes_read() -> int:
 
 
 def on_devices() -> int:
-    """Bytes of live arrays, each buffer counted once."""
-    buffers: dict[int, int] = {}
-    for array in jax.live_arrays():
-        for shard in array.addressable_shards:
-            buffers[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
-    return sum(buffers.values())
+    """Bytes of live arrays. None of them is copied to several devices."""
+    return sum(array.nbytes for array in jax.live_arrays())
 
 
 if __name__ == "__main__":

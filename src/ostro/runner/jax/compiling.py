@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ostro.runner.jax.attention import Attention, LoopAttention
 from ostro.runner.jax.kept_programs import KeptPrograms
+from ostro.runner.jax.mesh import AXIS, is_over_processes
 from ostro.runner.jax.pages import PAGES, Pages
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.program import StepProgram, StepResult
@@ -42,7 +44,10 @@ class Compiler:
         return KeptPrograms(placed.mesh, [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes])
 
     def recipes(self) -> list[Recipe]:
-        """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("logits", last shape)."""
+        """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("logits", last shape).
+
+        ("gather", rows) too if the mesh is over several processes.
+        """
         recipes = [*map(self.step, self.shapes), self._copy()]
         if self.placed.described.head is not None:
             for rows in sorted({shape.rows for shape in self.shapes}):
@@ -90,6 +95,14 @@ class Compiler:
                 results=Drawn(COPIED, COPIED, COPIED),
                 donated=(1,),
             )
+        if is_over_processes(self.placed.mesh):
+            yield Recipe(
+                key=("gather", rows),
+                function=_gathered,
+                arguments=arguments[:1],
+                specs=(BY_COLUMNS,),
+                results=COPIED,
+            )
 
     def _logits(self, shape: StepShape) -> Recipe:
         hidden_size = self.placed.described.shape.hidden_size
@@ -122,6 +135,10 @@ class Compiler:
 
     def _argument(self, shape: tuple[int, ...], dtype: npt.DTypeLike, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.placed.mesh, spec))
+
+
+def _gathered(logits: jax.Array) -> jax.Array:
+    return lax.all_gather(logits, AXIS, axis=1, tiled=True)
 
 
 def attention_for(platform: str, group: int, *, exact: bool) -> Attention:

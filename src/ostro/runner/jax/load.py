@@ -14,6 +14,8 @@ from ostro.config import ResolvedConfig
 from ostro.errors import ModelError
 from ostro.models.registry import describe
 from ostro.runner.jax.compiling import Compiler
+from ostro.runner.jax.hosts import join_hosts, least, num_processes
+from ostro.runner.jax.mesh import is_over_processes
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.programs import Programs
 from ostro.runner.jax.runner import JaxRunner
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def jax_runner(checkpoint: Checkpoint, config: ResolvedConfig) -> JaxRunner:
+    """Of several processes that share a mesh, only the first gets a runner. The others end when it does."""
     config.check_causal()
     _prepare(config)
     placed = PlacedModel.load(
@@ -47,7 +50,15 @@ def jax_runner(checkpoint: Checkpoint, config: ResolvedConfig) -> JaxRunner:
         max_batch_seqs=config.max_batch_seqs,
     )
     pages = _cpu_pages(placed, config) if placed.platform == "cpu" else _device_pages(placed, sizes, config)
-    return JaxRunner(placed, replace(sizes, num_pages=pages), pooling=checkpoint.pooling, keeps_programs=True)
+    alone = not is_over_processes(placed.mesh)
+    sizes = replace(sizes, num_pages=least(pages))
+    runner = JaxRunner(placed, sizes, pooling=checkpoint.pooling, keeps_programs=alone)
+    if jax.process_index():
+        _log.info("loaded; the first process of the mesh takes the requests, and this one follows it")
+        runner.follow()
+        _log.info("the first process of the mesh has ended")
+        raise SystemExit(0)
+    return runner
 
 
 def dtype_name(config: ResolvedConfig) -> str:
@@ -64,12 +75,13 @@ def _prepare(config: ResolvedConfig) -> None:
         jax.config.update("jax_platforms", "cpu" if config.device == "cpu" else f"{config.device},cpu")
     if config.device == "cpu" and config.tensor_parallel > 1:
         with suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", config.tensor_parallel)
+            jax.config.update("jax_num_cpu_devices", max(1, config.tensor_parallel // num_processes()))
     if config.device == "cuda" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.gpu_memory_utilization))
         if config.kv_memory is not None or config.kv_memory_limit is not None:
             # Other engines share the GPU.
             os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    join_hosts()
 
 
 def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
@@ -89,7 +101,7 @@ def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
 def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> int:
     """Pages beside the weights and the largest step, which is compiled to see what it takes."""
     compiler = Compiler(placed, sizes)
-    trial = Programs(placed.mesh, compiler.kept())
+    trial = Programs(placed.mesh, None if is_over_processes(placed.mesh) else compiler.kept())
     trial.add(compiler.step(compiler.shapes[-1]))
     total, free = _memory(placed)
     return device_pages(
@@ -109,7 +121,7 @@ def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> 
 
 def _memory(placed: PlacedModel) -> tuple[int, int]:
     """Total and free bytes of the device that has least left."""
-    stats = [device.memory_stats() for device in placed.mesh.devices.flat]
+    stats = [device.memory_stats() for device in placed.mesh.local_devices]
     if not all(stats):
         raise ModelError(f"JAX does not tell how much memory its {placed.platform} devices have. Set kv_memory.")
     free, total = min((each["bytes_limit"] - each["bytes_in_use"], each["bytes_limit"]) for each in stats)

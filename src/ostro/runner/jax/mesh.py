@@ -26,5 +26,16 @@ def make_mesh(ranks: int, platform: str | None = None) -> Mesh:
             f"tensor_parallel is {ranks}, but JAX finds {len(devices)} {devices[0].platform} devices. {cure}.",
             param="tensor_parallel",
         )
+    if jax.process_count() > 1 and len(devices) > ranks:
+        raise BadRequest(
+            f"tensor_parallel is {ranks}, but the processes of the mesh have {len(devices)} devices. Set it to their "
+            "number.",
+            param="tensor_parallel",
+        )
     # The data axis has one entry until the engine can keep a sequence's pages in one part of the mesh.
     return Mesh(np.array(devices[:ranks]).reshape(1, ranks), ("data", AXIS), axis_types=(AxisType.Auto,) * 2)
+
+
+def is_over_processes(mesh: Mesh) -> bool:
+    """Whether other processes own some of its devices."""
+    return any(device.process_index != jax.process_index() for device in mesh.devices.flat)

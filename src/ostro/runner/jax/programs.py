@@ -86,6 +86,10 @@ class Programs:
     def __len__(self) -> int:
         return len(self._compiled)
 
+    def __iter__(self) -> Iterator[Key]:
+        """The keys."""
+        return iter(self._compiled)
+
     def step_bytes(self) -> int:
         """The most memory that a program takes on a device besides its arguments, with results of two steps."""
         found = (compiled.memory_analysis() for compiled in self._compiled.values())

@@ -30,6 +30,7 @@ from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.compiling import COPIES, Compiler
+from ostro.runner.jax.hosts import follow, lead, leads_others
 from ostro.runner.jax.inputs import InputWriter
 from ostro.runner.jax.pages import PAGES, Pages
 from ostro.runner.jax.placed import PlacedModel
@@ -76,12 +77,13 @@ class JaxRunner:
         self._shapes = compiler.shapes
         self._inputs = InputWriter(sizes, self._shapes)
         self.strides = 0
-        self.programs = Programs(placed.mesh, compiler.kept() if keeps_programs else None)
-        self.programs.add(*compiler.recipes(), done=self._count_stride)
+        programs = Programs(placed.mesh, compiler.kept() if keeps_programs else None)
+        programs.add(*compiler.recipes(), done=self._count_stride)
         self._pages = _no_pages(placed, sizes)
         self._tokens = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
         self._last = _LastDrawn()
-        self._spec = _describe(placed, sizes, self.programs, steps_ahead)
+        self._spec = _describe(placed, sizes, programs, steps_ahead)
+        self.programs = lead(programs, self._arrays) if leads_others() else programs
         self._known_compilations = compilations().number
 
     @property
@@ -124,6 +126,16 @@ class JaxRunner:
         for number, (_, seq) in enumerate(launched.draws):
             yield seq.id, outcome(int(tokens[number]), float(peaks[number]), logprobs.get(number))
 
+    def follow(self) -> None:
+        """Repeats the steps of the leader's runner until it is gone. For all processes of a mesh but the first."""
+        assert isinstance(self.programs, Programs)
+        follow(self.programs, self._arrays, self._count_stride)
+
+    @property
+    def _arrays(self) -> tuple[Any, ...]:
+        """All that programs take from the devices before the first step."""
+        return self._weights, self._pages, self._tokens
+
     def _shape_of(self, batch: Batch) -> StepShape:
         """The smallest shape that holds the batch."""
         if any(chunk.scored for chunk in batch.chunks):
@@ -140,7 +152,7 @@ class JaxRunner:
             self._last = _LastDrawn()
             return []
         changed = any(is_edited(seq) or seq.mask is not None for _, seq in draws)
-        whole = np.asarray(logits) if changed else None
+        whole = self._on_host(logits) if changed else None
         blocks = [draws[at : at + rows] for at in range(0, len(draws), rows)]
         drawn = [self._draw_block(logits, whole, block, rows) for block in blocks]
         self._remember(blocks, drawn)
@@ -194,12 +206,16 @@ class JaxRunner:
         tops = {number: seq.request.params.logprobs for number, (_, seq) in enumerate(draws)}
         if all(top is None for top in tops.values()):
             return {}
-        whole = np.asarray(logits)[:, : self._model.shape.vocab_size]
+        whole = self._on_host(logits)[:, : self._model.shape.vocab_size]
         return {
             number: token_logprob(whole[draws[number][0]], int(tokens[number]), top)
             for number, top in tops.items()
             if top is not None
         }
+
+    def _on_host(self, logits: Any) -> Floats:
+        """All ranks' logits. Those of other processes have to be copied to this one's devices first."""
+        return np.asarray(logits if logits.is_fully_addressable else self.programs["gather", len(logits)](logits))
 
     # Scoring, embedding, copying
 
@@ -210,7 +226,7 @@ class JaxRunner:
             positions = range(at, min(at + shape.rows, chunk.scored.stop))
             asked = np.zeros(shape.rows, np.int32)
             asked[: len(positions)] = np.array(positions) - chunk.start + offset
-            logits = np.asarray(self.programs["logits", shape](head, launched.hidden, asked))
+            logits = self._on_host(self.programs["logits", shape](head, launched.hidden, asked))
             targets = chunk.seq.token_ids[positions.start + 1 : positions.stop + 1]
             for row, target in zip(logits[:, : self._model.shape.vocab_size], targets, strict=False):
                 found.append(token_logprob(row, target, chunk.num_top))
