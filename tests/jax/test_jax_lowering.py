@@ -1,29 +1,56 @@
 """The programs lower for TPUs and GPUs, which tests have none of: they use nothing that only CPUs have."""
 
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import pytest
 from jax import export
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
 from jax_models import FAMILIES
 from native_models import ModelCheckpoint, savable_model
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.runner.cut import cut
-from ostro.runner.jax.attention import LoopAttention
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.pages import PAGES, Pages
+from ostro.runner.cut import Cut, cut
+from ostro.runner.jax.attention import Attention, LoopAttention
+from ostro.runner.jax.mesh import AXIS, make_mesh
+from ostro.runner.jax.pages import PagesShape
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import on_mesh
 from ostro.runner.jax.sampling import Drawn, draw
-from ostro.runner.jax.shapes import Sizes
+from ostro.runner.jax.shapes import Sizes, StepShape
+from ostro.runner.jax.tpu_attention import TpuAttention
 from ostro.runner.jax.weights import BY_COLUMNS, COPIED, load_weights, weight_specs
 
 PLATFORMS = ("tpu", "cuda")
 SIZES = Sizes(page_size=4, num_pages=16, max_batch_tokens=64, max_batch_seqs=8)
+
+
+def step_program(
+    described: Architecture, ranks: Cut, attention: Attention, shape: StepShape, mesh: Mesh | AbstractMesh
+) -> Any:
+    step = partial(StepProgram(described, ranks, attention).step, shape=shape)
+    specs = (weight_specs(described), attention.layout.specs(), COPIED, COPIED)
+    results = StepResult(attention.layout.specs(), COPIED, BY_COLUMNS)
+    return on_mesh(mesh, step, specs, results, donated=(1,))
+
+
+def on(mesh: Mesh | AbstractMesh, arrays: Any, specs: Any) -> Any:
+    """The arrays' shapes, divided over a mesh."""
+    return jax.tree.map(
+        lambda array, spec: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec)),
+        arrays,
+        specs,
+    )
+
+
+def pages_of(attention: Attention, shape: PagesShape, mesh: Mesh | AbstractMesh, dtype: npt.DTypeLike) -> Any:
+    pages = jax.eval_shape(partial(attention.layout.empty, shape, dtype))
+    return on(mesh, pages, attention.layout.specs())
 
 
 @pytest.mark.parametrize(
@@ -35,18 +62,36 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     assert isinstance(described, Architecture)
     ranks, mesh = cut(described, 8), make_mesh(8)
     weights = load_weights(described, ModelCheckpoint(savable_model(config), config), ranks, mesh, np.float32)
-    whole = (2, 16, 8, 4, described.shape.head_dim)
-    pages = Pages(*(jax.ShapeDtypeStruct(whole, np.float32, sharding=NamedSharding(mesh, spec)) for spec in PAGES))
-    results = StepResult(PAGES, COPIED, BY_COLUMNS)
+    attention = LoopAttention()
+    pages = pages_of(attention, PagesShape(2, 16, 8, 4, described.shape.head_dim), mesh, np.float32)
     for shape in SIZES.shapes(described.shape.max_seq_len):
-        step = partial(StepProgram(described, ranks, LoopAttention()).step, shape=shape)
-        specs = (weight_specs(described), PAGES, COPIED, COPIED)
-        program = on_mesh(mesh, step, specs, results, donated=(1,))
+        program = step_program(described, ranks, attention, shape, mesh)
         integers = [jax.ShapeDtypeStruct((count,), np.int32) for count in (8, shape.num_integers)]
         exported = export.export(program, platforms=PLATFORMS)(weights, pages, *integers)
         assert exported.platforms == PLATFORMS
         assert exported.nr_devices == 8
         assert "f64" not in exported.mlir_module()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_steps_with_the_kernel_lower_for_a_tpu(family: str) -> None:
+    """With Gemma's windows and soft caps."""
+    config = FAMILIES[family]
+    described = describe(config)
+    assert isinstance(described, Architecture)
+    ranks, attention = cut(described, 8), TpuAttention()
+    device = AbstractDevice("TPU v5 lite", 1, "tpu")
+    mesh = AbstractMesh((1, 8), ("data", AXIS), axis_types=(AxisType.Auto,) * 2, abstract_device=device)
+    checkpoint = ModelCheckpoint(savable_model(config), config)
+    loaded = load_weights(described, checkpoint, ranks, make_mesh(8), jnp.bfloat16)
+    weights = on(mesh, loaded, weight_specs(described))
+    held = PagesShape(2, 16, 8 * ranks.kv_heads, 16, described.shape.head_dim)
+    pages = pages_of(attention, held, mesh, jnp.bfloat16)
+    for shape in SIZES.shapes(described.shape.max_seq_len, tile=attention.tile):
+        program = step_program(described, ranks, attention, shape, mesh)
+        integers = [jax.ShapeDtypeStruct((count,), np.int32) for count in (8, shape.num_integers)]
+        exported = export.export(program, platforms=["tpu"])(weights, pages, *integers)
+        assert "tpu_custom_call" in exported.mlir_module()
 
 
 @pytest.mark.parametrize("truncates", [False, True])

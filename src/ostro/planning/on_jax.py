@@ -1,6 +1,7 @@
 """The memory that a model takes with JAX, on each device: mirrors `runner.jax.load`. Imports no JAX."""
 
 import sys
+from dataclasses import replace
 
 from ostro.backends import Memory
 from ostro.config import ResolvedConfig
@@ -8,7 +9,7 @@ from ostro.errors import ModelError, UnsupportedModel
 from ostro.models.architecture import Architecture, Description, ModelShape
 from ostro.planning.outcome import Parts
 from ostro.runner.cut import Cut, cut
-from ostro.runner.jax.layout import VectorLayout, matrix_values
+from ostro.runner.jax.layout import VectorLayout, fits_tpu_kernel, in_whole_rows, matrix_values
 from ostro.runner.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
 from ostro.runner.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
 from ostro.runner.precision import in_words
@@ -34,6 +35,8 @@ def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memor
     weights = ranks_here * _weight_bytes(described, own, _ITEMSIZE[dtype])
     step = ranks_here * step_bytes(described, own, config)
     shape = rank_shape(described.shape, ranks_here * own.kv_heads)
+    if config.device == "tpu" and fits_tpu_kernel(own.kv_heads, _ITEMSIZE[dtype]):
+        shape = replace(shape, head_dim=in_whole_rows(shape.head_dim))
     try:
         pages = (_cpu_pages if on_cpu else _device_pages)(shape, config, memory, weights, step, _ITEMSIZE[dtype])
     except ModelError:

@@ -4,17 +4,17 @@ A step's tokens are cut into tiles: up to `width` consecutive tokens of one sequ
 sequences' pages together, a block of pages per turn, with an online softmax. The number of turns is decided when the
 step runs, by its longest context, so one program serves all lengths.
 
-That runs on any platform; where there is a kernel for tiles (`triton_attention`), it takes its place.
+That runs on any platform; where there is a kernel (`triton_attention`, `tpu_attention`), it takes its place.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ostro.models.architecture import AttentionSpec
-from ostro.runner.jax.pages import Pages
+from ostro.runner.jax.pages import Pages, SplitPages
 from ostro.runner.jax.shapes import PAGES_PER_TURN
 
 _MASKED = -1e30
@@ -46,17 +46,22 @@ class Attention(Protocol):
 
     tile: int
 
+    @property
+    def layout(self) -> type[Pages]:
+        """How it wants pages."""
+
     def __call__(
-        self, queries: jax.Array, pages: Pages, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
+        self, queries: jax.Array, pages: Any, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
     ) -> jax.Array:
         """[tokens, heads, head_dim], as are the queries. Pages hold this step's tokens too."""
 
 
 class LoopAttention:
+    layout = SplitPages
     tile = 16
 
     def __call__(
-        self, queries: jax.Array, pages: Pages, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
+        self, queries: jax.Array, pages: SplitPages, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
     ) -> jax.Array:
         tokens, heads, head_dim = queries.shape
         kv_heads, offsets = pages.keys.shape[2], jnp.arange(width)

@@ -1,5 +1,6 @@
 """Which programs a model needs, each for its shapes. Compiles none; knows no batch."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,12 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ostro.runner.cut import Cut
 from ostro.runner.jax.attention import Attention, LoopAttention
 from ostro.runner.jax.kept_programs import KeptPrograms
+from ostro.runner.jax.layout import fits_tpu_kernel
 from ostro.runner.jax.mesh import AXIS, is_over_processes
-from ostro.runner.jax.pages import PAGES, Pages
+from ostro.runner.jax.pages import Pages
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import Recipe
@@ -63,18 +66,18 @@ class Compiler:
             key=("step", shape),
             function=partial(self._model.step, shape=shape),
             arguments=(placed.weights, self._pages, previous, integers),
-            specs=(weight_specs(placed.described), PAGES, COPIED, COPIED),
-            results=StepResult(PAGES, COPIED, None if placed.described.head is None else BY_COLUMNS),
+            specs=(weight_specs(placed.described), self._layout.specs(), COPIED, COPIED),
+            results=StepResult(self._layout.specs(), COPIED, None if placed.described.head is None else BY_COLUMNS),
             donated=(1,),
         )
 
     def _copy(self) -> Recipe:
         return Recipe(
             key=("copy",),
-            function=Pages.copied,
+            function=self._layout.copied,
             arguments=(self._pages, self._argument((2, COPIES), np.int32, COPIED)),
-            specs=(PAGES, COPIED),
-            results=PAGES,
+            specs=(self._layout.specs(), COPIED),
+            results=self._layout.specs(),
             donated=(0,),
         )
 
@@ -124,14 +127,34 @@ class Compiler:
 
     @property
     def _attention(self) -> Attention:
-        placed = self.placed
-        exact = np.dtype(placed.dtype) == np.float32
-        return attention_for(placed.platform, placed.cut.heads // placed.cut.kv_heads, exact=exact)
+        return attention_for(self.placed.platform, self.placed.cut, self.placed.dtype)
+
+    @property
+    def _layout(self) -> type[Pages]:
+        return self._attention.layout
+
+    def pages(self) -> Any:
+        """Empty pages on the mesh."""
+        shardings = jax.tree.map(partial(NamedSharding, self.placed.mesh), self._layout.specs())
+        return jax.jit(self._empty, out_shardings=shardings)()
+
+    @property
+    def page_bytes(self) -> int:
+        """The size of all ranks' pages."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self._pages)
+
+    @property
+    def head_dim(self) -> int:
+        """Of heads as pages hold them."""
+        return int(self._pages[0].shape[-1])
 
     @property
     def _pages(self) -> Any:
-        shape = self.placed.pages_shape(self.sizes)
-        return Pages(*(self._argument(shape, self.placed.dtype, spec) for spec in PAGES))
+        arrays, specs = jax.eval_shape(self._empty), self._layout.specs()
+        return jax.tree.map(lambda array, spec: self._argument(array.shape, array.dtype, spec), arrays, specs)
+
+    def _empty(self) -> Any:
+        return self._layout.empty(self.placed.pages_shape(self.sizes), self.placed.dtype)
 
     def _argument(self, shape: tuple[int, ...], dtype: npt.DTypeLike, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.placed.mesh, spec))
@@ -141,12 +164,14 @@ def _gathered(logits: jax.Array) -> jax.Array:
     return lax.all_gather(logits, AXIS, axis=1, tiled=True)
 
 
-def attention_for(platform: str, group: int, *, exact: bool) -> Attention:
-    """The fastest that there is for the platform. `group` is the number of query heads per KV head; `exact` is for
-    float32.
-    """
+def attention_for(platform: str, cut: Cut, dtype: npt.DTypeLike) -> Attention:
+    """The fastest that there is for the platform."""
     if platform == "cuda" and find_spec("jax_triton") is not None:
         from ostro.runner.jax.triton_attention import TritonAttention
 
-        return TritonAttention(group, exact=exact)
+        return TritonAttention(cut.heads // cut.kv_heads, exact=np.dtype(dtype) == np.float32)
+    if platform == "tpu" and fits_tpu_kernel(cut.kv_heads, np.dtype(dtype).itemsize):
+        from ostro.runner.jax.tpu_attention import TpuAttention
+
+        return TpuAttention()
     return LoopAttention()

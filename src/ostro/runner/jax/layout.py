@@ -1,5 +1,5 @@
-"""What a rank holds of a model's weights: its vectors in one array, and the sizes of its matrices. Imports no JAX, so
-that planning can read it.
+"""What a rank holds of a model: its vectors in one array, the sizes of its matrices, and the width of keys and values.
+Imports no JAX, so that planning can read it.
 """
 
 from collections.abc import Iterator
@@ -85,3 +85,23 @@ def matrix_values(described: Architecture, cut: Cut) -> int:
         divided = (attention.output, mlp.up, mlp.down)
         values += sum(projection.rows * projection.columns for projection in divided) // cut.ranks
     return values
+
+
+# Pages on TPUs
+
+_LANES = 128
+"""Numbers in a row of a TPU's register."""
+_REGISTER_ROWS = 8
+_ROW_BYTES = 4
+"""Narrower numbers share a place in a row."""
+
+
+def fits_tpu_kernel(kv_heads: int, itemsize: int) -> bool:
+    """Whether a rank's KV heads suit the kernel of `tpu_attention`: a token's keys and values must fill registers."""
+    rows, rest = divmod(2 * kv_heads * itemsize, _ROW_BYTES)
+    return rest == 0 and (rows in (1, 2, 4) or rows % _REGISTER_ROWS == 0)
+
+
+def in_whole_rows(head_dim: int) -> int:
+    """The width of a head with the zeros that the kernel wants after it."""
+    return -(-head_dim // _LANES) * _LANES

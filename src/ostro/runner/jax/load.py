@@ -105,7 +105,7 @@ def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> 
     trial.add(compiler.step(compiler.shapes[-1]))
     total, free = _memory(placed)
     return device_pages(
-        rank_shape(placed.described.shape, placed.cut.kv_heads),
+        replace(rank_shape(placed.described.shape, placed.cut.kv_heads), head_dim=compiler.head_dim),
         page_size=config.page_size,
         itemsize=np.dtype(placed.dtype).itemsize,
         free=free,

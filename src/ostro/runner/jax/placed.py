@@ -11,6 +11,7 @@ from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Description
 from ostro.runner.cut import Cut, cut
 from ostro.runner.jax.mesh import make_mesh
+from ostro.runner.jax.pages import PagesShape
 from ostro.runner.jax.shapes import Sizes
 from ostro.runner.jax.weights import Weights, load_weights
 from ostro.weights import Checkpoint
@@ -54,10 +55,10 @@ class PlacedModel:
         """The size of the weights on each device."""
         return sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(self.weights))
 
-    def pages_shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Of all ranks' keys, and of their values: [layers, pages, KV heads, page_size, head_dim]."""
+    def pages_shape(self, sizes: Sizes) -> PagesShape:
+        """Of all ranks' pages."""
         shape, heads = self.described.shape, self.cut.kv_heads * self.cut.ranks
-        return (shape.num_layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)
+        return PagesShape(shape.num_layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)
 
 
 def jax_architecture(described: Description) -> Architecture:

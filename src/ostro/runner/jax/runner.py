@@ -8,7 +8,6 @@ If a request changes its scores (penalties, biases, bans, masks, top-n-sigma), t
 and sent back, so `launch` waits for the device.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from copy import copy
@@ -32,7 +31,6 @@ from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.compiling import COPIES, Compiler
 from ostro.runner.jax.hosts import follow, lead, leads_others
 from ostro.runner.jax.inputs import InputWriter
-from ostro.runner.jax.pages import PAGES, Pages
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.profiler import JaxProfiler
 from ostro.runner.jax.program import StepResult
@@ -79,10 +77,10 @@ class JaxRunner:
         self.strides = 0
         programs = Programs(placed.mesh, compiler.kept() if keeps_programs else None)
         programs.add(*compiler.recipes(), done=self._count_stride)
-        self._pages = _no_pages(placed, sizes)
+        self._pages = compiler.pages()
         self._tokens = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
         self._last = _LastDrawn()
-        self._spec = _describe(placed, sizes, programs, steps_ahead)
+        self._spec = _describe(compiler, programs, steps_ahead)
         self.programs = lead(programs, self._arrays) if leads_others() else programs
         self._known_compilations = compilations().number
 
@@ -99,7 +97,7 @@ class JaxRunner:
         program = self.programs["step", shape]
         integers = self._inputs.write(batch.chunks, shape, self._last.reference)
         result = StepResult(*program(self._weights, self._pages, self._tokens, integers))
-        self._pages = Pages(*result.pages)
+        self._pages = result.pages
         sampling = [chunk for chunk in batch.chunks if chunk.samples]
         draws = [(row, seq) for row, chunk in enumerate(sampling) for seq in chunk.samples]
         drawn = self._draw(result.logits, draws, shape.rows)
@@ -244,7 +242,7 @@ class JaxRunner:
             pairs = np.full((2, COPIES), self._sizes.num_pages, np.int32)
             own = np.array(copies[at : at + COPIES], np.int32).T
             pairs[:, : own.shape[1]] = own
-            self._pages = Pages(*self.programs[("copy",)](self._pages, pairs))
+            self._pages = self.programs[("copy",)](self._pages, pairs)
 
     # Counting
 
@@ -257,14 +255,10 @@ class JaxRunner:
         return self._known_compilations - before
 
 
-def _no_pages(placed: PlacedModel, sizes: Sizes) -> Pages:
-    shardings = jax.tree.map(partial(NamedSharding, placed.mesh), PAGES)
-    return Pages(*jax.jit(partial(Pages.empty, placed.pages_shape(sizes), placed.dtype), out_shardings=shardings)())
-
-
-def _describe(placed: PlacedModel, sizes: Sizes, programs: Programs, steps_ahead: int) -> RunnerSpec:
+def _describe(compiler: Compiler, programs: Programs, steps_ahead: int) -> RunnerSpec:
+    placed, sizes = compiler.placed, compiler.sizes
     shape, ranks, dtype = placed.described.shape, placed.cut.ranks, np.dtype(placed.dtype)
-    pages = 2 * math.prod(placed.pages_shape(sizes)) * dtype.itemsize // ranks
+    pages = compiler.page_bytes // ranks
     return RunnerSpec(
         page_size=sizes.page_size,
         num_pages=sizes.num_pages,

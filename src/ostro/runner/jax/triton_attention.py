@@ -9,7 +9,7 @@ import jax_triton
 from ostro.kernels.gpu.tile_attention import attend_packed_tile
 from ostro.models.architecture import AttentionSpec
 from ostro.runner.jax.attention import Tiles
-from ostro.runner.jax.pages import Pages
+from ostro.runner.jax.pages import SplitPages
 
 
 class _Tuning(NamedTuple):
@@ -32,6 +32,8 @@ _LEAST_DIM = 16
 
 
 class TritonAttention:
+    layout = SplitPages
+
     def __init__(self, group: int, *, exact: bool) -> None:
         """`exact` is for float32."""
         self._group = group
@@ -39,7 +41,7 @@ class TritonAttention:
         self.tile = max(1, self._longer.rows // _power_of_2(group))
 
     def __call__(
-        self, queries: jax.Array, pages: Pages, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
+        self, queries: jax.Array, pages: SplitPages, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
     ) -> jax.Array:
         kv_heads, head_dim = pages.keys.shape[2], pages.keys.shape[4]
         tuning = self._single if width == 1 else self._longer
