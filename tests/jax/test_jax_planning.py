@@ -15,9 +15,13 @@ from ostro.config import EngineConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.registry import describe
 from ostro.planning import plan
+from ostro.planning.on_jax import step_bytes
+from ostro.runner.jax.compiling import Compiler
 from ostro.runner.jax.layout import VectorLayout, matrix_values
 from ostro.runner.jax.load import jax_runner
 from ostro.runner.jax.placed import PlacedModel
+from ostro.runner.jax.programs import Programs
+from ostro.runner.jax.shapes import Sizes
 from ostro.runner.memory import rounded
 from ostro.weights import open_checkpoint
 
@@ -32,6 +36,21 @@ def test_weights_are_counted_as_each_rank_holds_them(family: str, tp: int) -> No
     placed = PlacedModel.load(describe(config), ModelCheckpoint(savable_model(config), config), tensor_parallel=tp)
     counted = matrix_values(placed.described, placed.cut) + VectorLayout.of(placed.described, placed.cut).total
     assert counted * np.dtype(np.float32).itemsize == placed.rank_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize(("rows", "tokens"), [(32, 64), (64, 512)])
+def test_the_memory_of_a_step_is_estimated_within_a_tenth(tp: int, rows: int, tokens: int) -> None:
+    wide = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config = {**FAMILIES["llama"], **wide, "head_dim": 32, "vocab_size": 8000, "max_position_embeddings": 2048}
+    placed = PlacedModel.load(describe(config), ModelCheckpoint(savable_model(config), config), tensor_parallel=tp)
+    sizes = Sizes(page_size=64, num_pages=8, max_batch_tokens=tokens, max_batch_seqs=rows)
+    compiler = Compiler(placed, sizes)
+    programs = Programs(placed.mesh)
+    programs.add(compiler.step(compiler.shapes[-1]))
+    resolved = BACKENDS["tpu"].resolve(EngineConfig(page_size=64, max_batch_tokens=tokens, max_batch_seqs=rows))
+    assert step_bytes(placed.described, placed.cut, resolved) == pytest.approx(programs.step_bytes(), rel=0.1)
 
 
 @pytest.fixture(scope="module")
