@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,19 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     args = (str(model), "--backend", "jax", "--tensor-parallel", "2", "--device", "cpu", *SIZES)
     with live_server(directory, *args, faults="", env=env, cold=True) as server:
         yield server
+
+
+@pytest.mark.slow
+def test_the_command_line_generates_what_torch_generates(model: Path, tmp_path: Path) -> None:
+    def generated(*args: str) -> str:
+        command = [sys.executable, "-m", "ostro", "generate", "--model", str(model), *SIZES, "--device", "cpu", *args]
+        command += ["--max-tokens", "12", "--ignore-eos", "--seed", "5", PROMPT]
+        environment = {**os.environ, "OSTRO_CACHE": str(tmp_path)}
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+    expected = generated("--backend", "torch")
+    assert expected
+    assert generated("--backend", "jax", "--tensor-parallel", "2") == expected
 
 
 def messages(server: LiveServer) -> list[str]:
