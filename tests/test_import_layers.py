@@ -44,7 +44,7 @@ _ROWS = {
     "engine": "errors sampling_params",
     "grammar": "engine errors guidance_text processes structured",
     "runner": (
-        "backend_extras backends config engine errors extras file_trust formats kernels machine models "
+        "backend_extras backends config engine errors extras file_trust formats kernels machine models processes "
         "sampling_params sources torch_models version weights"
     ),
     "model_tokenizer": "config errors sources text weights",
@@ -99,7 +99,6 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "runner.native": None,
         "runner.array_edits": None,
         "runner.array_logprobs": None,
-        "runner.cut": None,
         "runner.edits": None,
         "runner.honoured": None,
         "runner.outcome": None,

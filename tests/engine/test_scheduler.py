@@ -375,6 +375,7 @@ class BrokenSampler:
     """A runner that cannot draw a token for one sequence."""
 
     strides = 0
+    failure = None
 
     def __init__(self, *, request_id: int, choice: int) -> None:
         self.fake = FakeRunner()

@@ -16,9 +16,9 @@ from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits
 from ostro.errors import BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture
+from ostro.models.cut import cut
 from ostro.models.registry import FAMILIES as ALL_FAMILIES
 from ostro.models.registry import describe
-from ostro.runner.cut import cut
 from ostro.runner.jax.placed import jax_architecture
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams

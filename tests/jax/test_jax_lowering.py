@@ -14,8 +14,8 @@ from jax_models import FAMILIES
 from native_models import ModelCheckpoint, savable_model
 
 from ostro.models.architecture import Architecture
+from ostro.models.cut import Cut, cut
 from ostro.models.registry import describe
-from ostro.runner.cut import Cut, cut
 from ostro.runner.jax.attention import Attention, LoopAttention
 from ostro.runner.jax.mesh import AXIS, make_mesh
 from ostro.runner.jax.pages import PagesShape

@@ -20,8 +20,8 @@ from ostro.engine.runner import NOT_FINITE, ModelRunner
 from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, ModelError
 from ostro.models.architecture import Architecture
+from ostro.models.cut import cut
 from ostro.models.registry import describe
-from ostro.runner.cut import cut
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.runner import JaxRunner
 from ostro.runner.torch_runner import TorchRunner
@@ -62,6 +62,7 @@ class Narrow:
     """A runner that pretends to have fewer pages, or to take no step ahead."""
 
     strides = 0
+    failure = None
 
     def __init__(self, runner: ModelRunner, **changes: Any) -> None:
         self._runner, self.spec = runner, replace(runner.spec, **changes)

@@ -14,7 +14,7 @@ from jax_models import EVERY_DEGREE
 from sampler_oracle import make_seq
 
 from ostro.engine import sequence
-from ostro.runner.cut import BLOCK
+from ostro.models.cut import BLOCK
 from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.programs import Programs, Recipe

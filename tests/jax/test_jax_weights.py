@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from ostro.errors import BadCheckpoint
 from ostro.models.architecture import Architecture
+from ostro.models.cut import cut
 from ostro.models.registry import describe
-from ostro.runner.cut import cut
 from ostro.runner.jax.layout import VectorLayout
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.weights import Weights, load_weights

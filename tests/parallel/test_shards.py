@@ -1,6 +1,7 @@
 """A model's parts, run by threads, give the whole model's logits; what does not divide is refused by name."""
 
 from collections.abc import Mapping
+from math import prod
 
 import pytest
 import torch
@@ -11,11 +12,11 @@ from tiny_configs import HRM_TEXT
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture
-from ostro.models.cut import cut
+from ostro.models.cut import cut, rank_shapes
 from ostro.models.registry import FAMILIES as ALL_FAMILIES
 from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
-from ostro.torch_models.loading import load_weights
+from ostro.torch_models.loading import load_weights, places_of
 from ostro.torch_models.shard import Shard
 
 IDS = [3, 299, 17, 128, 255, 256, 8, 41, 127, 0]
@@ -53,6 +54,17 @@ def test_a_rank_holds_its_part_of_the_weights_only(ranks: int) -> None:
     for part in divided(config, whole, group):
         own = sum(parameter.numel() for parameter in part.parameters())
         assert own == (size - vectors + copied_heads) / ranks + vectors
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_rank_keeps_is_known_without_torch(family: str, ranks: int) -> None:
+    config = FAMILIES[family]
+    shapes = rank_shapes(described(config), cut(described(config), ranks))
+    [part, *_] = divided(config, savable_model(config), ThreadGroup(ranks))
+    repeated = sum(place.memory[1:].numel() for place in places_of(part).values() if place.repeated)
+    assert shapes.keys() == places_of(part).keys()
+    assert sum(map(prod, shapes.values())) == sum(each.numel() for each in part.parameters()) - repeated
 
 
 def test_a_tensor_of_the_wrong_shape_is_named_with_the_whole_shape() -> None:

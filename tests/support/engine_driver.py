@@ -36,6 +36,7 @@ class CheckedRunner:
     """The fake runner, behind a check of what a device relies on."""
 
     strides = 0
+    failure = None
 
     def __init__(self, fake: FakeRunner, limits: Limits) -> None:
         self.fake = fake

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from ostro.models.architecture import Architecture
+from ostro.models.cut import cut
 from ostro.models.registry import describe
-from ostro.runner.cut import cut
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.weights import Weights, load_weights
 from ostro.weights import Checkpoint, open_checkpoint

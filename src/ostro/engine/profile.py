@@ -159,6 +159,10 @@ class _ProfiledRunner:
     def spec(self) -> RunnerSpec:
         return self._runner.spec
 
+    @property
+    def failure(self) -> str | None:
+        return self._runner.failure
+
     def launch(self, batch: Batch) -> Step:
         self.steps += 1
         counts = {"sequences": len(batch.chunks), "tokens": batch.num_tokens, "sampled": len(batch.sampled)}

@@ -118,6 +118,10 @@ class ModelRunner(Protocol):
     """Parts of long steps done so far: shows the watchdog that the runner makes progress within a step."""
 
     @property
+    def failure(self) -> str | None:
+        """Why it can run no further step, such as a process that it lost; None while it can."""
+
+    @property
     def spec(self) -> RunnerSpec: ...
 
     def launch(self, batch: Batch) -> Step:

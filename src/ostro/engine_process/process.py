@@ -7,6 +7,7 @@ heartbeat thread   counters ──> socket           also while a step runs
 """
 
 import gc
+import logging
 import os
 import resource
 import socket
@@ -64,6 +65,8 @@ from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint, open_checkpoint
 
 HEARTBEAT_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 class Channel:
@@ -229,6 +232,10 @@ class EngineLoop:
 
     def _beat(self) -> None:
         while True:
+            if (failure := self.core.runner.failure) is not None:
+                # The main thread may be waiting for a device that never answers.
+                _log.error("%s", failure)
+                leave()
             self.channel.send(heartbeat(self.core))
             time.sleep(HEARTBEAT_SECONDS)
 

@@ -90,6 +90,52 @@ def vocabulary_share(shape: ModelShape, cut: Cut, rank: int) -> Share:
     return Share((own,), range(shape.hidden_size), padding=cut.vocab - len(own))
 
 
+def part_rows(projection: Projection, share: Share) -> list[tuple[range, ...]]:
+    """The share's rows of each part of the projection, numbered within the part."""
+    found, start = [], 0
+    for _, size in projection.parts:
+        own = (_within(rows, start, start + size) for rows in share.rows)
+        found.append(tuple(rows for rows in own if rows) or (range(0),))
+        start += size
+    return found
+
+
+def rank_shapes(described: Architecture, cut: Cut) -> dict[str, tuple[int, ...]]:
+    """The shapes that a rank keeps of the tensors in a checkpoint, with padding."""
+    shape = described.shape
+    shapes = {tensor.name: tensor.shape for tensor in described.tensors()}
+    matrices = [described.embedding.name, *([] if described.head is None else [described.head.name])]
+    shapes |= {f"{name}.weight": (cut.vocab, shape.hidden_size) for name in matrices if name is not None}
+    for layer in described.layers:
+        attention, mlp, norm = layer.attention, layer.mlp, layer.attention.qk_norm
+        for projection, share in (
+            (attention.qkv, qkv_share(shape, attention.qkv, cut, 0)),
+            (attention.output, input_share(attention.output, cut, 0)),
+            (mlp.up, up_share(mlp, cut, 0)),
+            (mlp.down, input_share(mlp.down, cut, 0)),
+        ):
+            shapes |= _projection_shapes(projection, share)
+        if norm is not None and norm.over == "width":
+            shapes[f"{norm.query.name}.weight"] = (cut.heads * shape.head_dim,)
+            shapes[f"{norm.key.name}.weight"] = (cut.kv_heads * shape.head_dim,)
+    return shapes
+
+
+def _projection_shapes(projection: Projection, share: Share) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for (name, _), ranges in zip(projection.parts, part_rows(projection, share), strict=True):
+        rows, columns = sum(map(len, ranges)), len(share.columns)
+        shapes[f"{name}.weight"] = (columns, rows) if projection.transposed else (rows, columns)
+        if projection.bias:
+            shapes[f"{name}.bias"] = (rows,)
+    return shapes
+
+
+def _within(own: range, start: int, stop: int) -> range:
+    """The part of `own` in start .. stop, counted from start; may be empty."""
+    return range(max(own.start, start) - start, max(min(own.stop, stop), start) - start)
+
+
 def _equal_part(size: int, cut: Cut, rank: int) -> range:
     each = size // cut.ranks
     return range(rank * each, (rank + 1) * each)

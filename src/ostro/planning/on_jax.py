@@ -7,8 +7,8 @@ from ostro.backends import Memory
 from ostro.config import ResolvedConfig
 from ostro.errors import ModelError, UnsupportedModel
 from ostro.models.architecture import Architecture, Description, ModelShape
+from ostro.models.cut import Cut, cut
 from ostro.planning.outcome import Parts
-from ostro.runner.cut import Cut, cut
 from ostro.runner.jax.layout import VectorLayout, fits_tpu_kernel, in_whole_rows, matrix_values
 from ostro.runner.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
 from ostro.runner.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape

@@ -20,21 +20,28 @@ _PR_SET_PDEATHSIG = 1
 
 
 def spawn(
-    module: str, *arguments: str, environment: Mapping[str, str], options: Sequence[str] = ()
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str],
+    options: Sequence[str] = (),
+    files: Sequence[int] = (),
+    own_group: bool = True,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A Python subprocess that runs the module, and our end of the socket to it. `options` are the interpreter's.
+    """A Python subprocess that runs the module, and our end of the socket to it. `options` are the interpreter's;
+    `files` are descriptors that it inherits.
 
     It has its own process group: Ctrl-C reaches only us, who decide what it means, and the child's own children can be
-    killed with it. Raises OSError if it cannot be started.
+    killed with it. Without `own_group` it belongs to ours, and is killed with us. Raises OSError if it cannot be
+    started.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         try:
             process = subprocess.Popen(
                 [sys.executable, *options, "-m", module, str(theirs.fileno()), *arguments],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *files],
                 stdin=subprocess.DEVNULL,
-                process_group=0,
+                process_group=0 if own_group else None,
                 env=environment,
             )
         except OSError:

@@ -37,6 +37,7 @@ class Script(NamedTuple):
 
 class FakeRunner:
     strides = 0
+    failure = None
 
     def __init__(
         self,

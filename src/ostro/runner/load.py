@@ -77,6 +77,8 @@ def _why_torch(config: EngineConfig) -> str | None:
     """The reason why the settings alone require torch; None if they do not."""
     if config.backend == "torch":
         return "backend is torch"
+    if config.tensor_parallel > 1:
+        return "the model is divided over devices"
     backend = backend_here(config.device)
     return None if backend.has_native_core else f"the model runs on a {backend.label}"
 

@@ -55,6 +55,8 @@ class _End:
 class RecomputeRunner:
     """Owns the model; keeps no state per sequence."""
 
+    failure = None
+
     def __init__(
         self,
         model: HrmModel,

@@ -1,31 +1,42 @@
 """Builds a torch runner from a checkpoint: picks the device, loads the weights, sizes the KV cache."""
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from ostro.backends import BACKENDS
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.runner import ModelRunner
-from ostro.errors import BadRequest, Unsupported
-from ostro.machine import cpu_limit
+from ostro.errors import BadRequest, Unsupported, UnsupportedModel
+from ostro.machine import cpu_limit, free_memory
+from ostro.models.architecture import Architecture
+from ostro.models.cut import Cut, cut
 from ostro.models.hrm_config import is_hrm
+from ostro.models.registry import describe
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.memory import num_pages
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.recompute import RecomputeRunner
+from ostro.runner.torch_part import TorchPart
 from ostro.runner.torch_runner import TorchRunner
+from ostro.runner.tp.messages import Join, Load
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 from ostro.torch_models.hrm import HrmConfig, load_hrm
 from ostro.torch_models.loading import load_weights
 from ostro.torch_models.lora import Adapters
+from ostro.torch_models.shard import Collective, Shard
 from ostro.weights import Checkpoint, Pooling
 from ostro.weights.adapter import read_adapter
 from ostro.weights.checkpoint import with_hrm_settings
 from ostro.weights.hrm_settings import HrmSettings
+
+if TYPE_CHECKING:
+    from ostro.runner.tp.ranks import Ranks
 
 # Every token takes a pass over the whole sequence, so a step holds more tokens than with a KV cache.
 _RECOMPUTED_TOKENS = 2048
@@ -34,57 +45,190 @@ _log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
-    _set_threads(config.threads)
+    set_threads(config.threads, config.tensor_parallel)
     device = pick_device(config.device)
     BACKENDS[device.type].check(config)
     if is_hrm(checkpoint.config):
         return _recompute_runner(checkpoint, config, device)
     config.check_causal()
-    model = build_model(
-        checkpoint.config, max_seq_len=config.max_seq_len, dtype=pick_dtype(config.dtype, device), device=device
-    )
+    if config.tensor_parallel > 1:
+        return _first_rank(checkpoint, config, device)
+    return make_runner(_load_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
+
+
+def _load_model(
+    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, shard: Shard | None = None
+) -> Model:
+    dtype = pick_dtype(config.dtype, device)
+    model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=dtype, device=device, shard=shard)
     tensors = checkpoint.tensors()
     # Adapters inspect the original projections, so with adapters the whole model is loaded before it is quantized.
     if not config.adapters and (config.quantize == "int8" or config.quantize == "int4"):
         tensors = quantized_on_the_way(model, tensors, config.quantize)
     load_weights(model, tensors)
-    return make_runner(model, config, pooling=checkpoint.pooling)
+    return model
 
 
-def _set_threads(number: int | None) -> None:
+def set_threads(number: int | None, ranks: int = 1) -> None:
+    """torch's threads in this process, which shares the CPU with the other ranks' if there are any."""
     if number is not None:
         torch.set_num_threads(number)
-    elif (limit := cpu_limit()) is not None:
+    elif (limit := cpu_limit()) is not None or ranks > 1:
         # More threads than the container's CPU quota would only wait for one another.
-        torch.set_num_threads(min(limit, torch.get_num_threads()))
+        torch.set_num_threads(max(1, min(limit or sys.maxsize, torch.get_num_threads()) // ranks))
 
 
 def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
     """A runner for a loaded model, on the model's device."""
+    return _runner(model, config, pooling)
+
+
+def _runner(model: Model, config: EngineConfig, pooling: Pooling | None, ranks: "Ranks | None" = None) -> ModelRunner:
     resolved = BACKENDS[next(model.parameters()).device.type].resolve(config)
-    # Before quantization, which replaces the projections that a checkpoint names.
+    return _RUNNERS[resolved.device](model, resolved, pooling, _adapters(model, config), ranks)
+
+
+def _adapters(model: Model, config: EngineConfig) -> Adapters | None:
+    """To be found before quantization, which replaces the projections that a checkpoint names."""
     found = {name: read_adapter(path) for name, path in config.adapters}
-    adapters = Adapters(model, found) if found else None
-    return _RUNNERS[resolved.device](model, resolved, pooling, adapters)
+    return Adapters(model, found) if found else None
+
+
+# ---- several ranks
+
+
+def _first_rank(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> ModelRunner:
+    """Starts the others, which load their parts at the same time."""
+    # Not for those who have one device.
+    from ostro.runner.tp.ranks import Ranks
+
+    number = config.tensor_parallel
+    # Refuses what does not divide before any process is started.
+    _cut(checkpoint, config, number)
+    if device.type == "cuda" and torch.cuda.device_count() < number:
+        raise BadRequest(
+            f"tensor_parallel is {number}, but there are {torch.cuda.device_count()} GPUs. Lower it.",
+            param="tensor_parallel",
+        )
+    gpus = range(number) if device.type == "cuda" else ()
+    ranks = Ranks(number, backend="nccl" if gpus else "gloo", devices=gpus)
+    try:
+        return first_rank(checkpoint, config, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def first_rank(checkpoint: Checkpoint, config: EngineConfig, ranks: "Ranks") -> ModelRunner:
+    """Loads a model onto ranks that have started, in place of any that they have."""
+    shard = Shard(0, _cut(checkpoint, config, ranks.ranks), ranks.collective)
+    ranks.send(Load(str(checkpoint.path), config))
+    try:
+        model = _load_model(checkpoint, config, pick_device(config.device), shard)
+        return _runner(model, config, checkpoint.pooling, ranks)
+    except RuntimeError as error:
+        raise ranks.lost(error) from error
+
+
+class Part(Protocol):
+    """One rank's part of a model, ready to run."""
+
+    def carry_out(self, message: object) -> None:
+        """What the first rank has sent."""
+
+
+def load_part(
+    checkpoint: Checkpoint, config: EngineConfig, rank: int, join: Join, group: Collective
+) -> tuple[int, Callable[[int], Part]]:
+    """For ranks other than the first: the number of pages that there is memory for, and what makes a part with as many
+    as are agreed on.
+    """
+    shard = Shard(rank, _cut(checkpoint, config, join.ranks), group)
+    model = _load_model(checkpoint, config, pick_device(config.device), shard)
+    device = next(model.parameters()).device.type
+    resolved, adapters = BACKENDS[device].resolve(config), _adapters(model, config)
+    if device == "cuda":
+        from ostro.runner.gpu.runner import fitting_pages, rank_part
+
+        _prepare_gpu(model, resolved, adapters, group)
+        pages = fitting_pages(model, resolved)
+        captures = join.backend == "nccl"
+        return pages, lambda number: rank_part(
+            model, resolved, number, adapters=adapters, group=group, captures=captures
+        )
+    _prepare_cpu(model, resolved, adapters)
+    size = resolved.page_size
+    pages = _fitting_pages(model, resolved, join.ranks)
+    return pages, lambda number: TorchPart(model, page_size=size, num_pages=number, adapters=adapters)
+
+
+def _cut(checkpoint: Checkpoint, config: EngineConfig, ranks: int) -> Cut:
+    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
+    if not isinstance(described, Architecture):
+        raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
+    return cut(described, ranks)
+
+
+# ---- by device
 
 
 def _gpu_runner(
-    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None, ranks: "Ranks | None"
 ) -> ModelRunner:
     # Needs triton, which machines without a GPU may lack.
+    from ostro.runner.gpu.runner import GpuRunner, fitting_pages
+
+    group = None if ranks is None else ranks.collective
+    _prepare_gpu(model, config, adapters, group)
+    pages = fitting_pages(model, config)
+    if ranks is not None:
+        pages = ranks.agree_on_pages(pages)
+    return GpuRunner.sized(model, config, pages, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
+
+
+def _prepare_gpu(
+    model: Model, config: ResolvedConfig, adapters: Adapters | None, group: Collective | None = None
+) -> None:
     from ostro.runner.gpu.quantize import quantize_fp8
-    from ostro.runner.gpu.runner import GpuRunner
 
     if config.quantize == "fp8":
-        quantize_fp8(model)
+        quantize_fp8(model, group)
     if adapters is not None:
         adapters.attach(model)
-    return GpuRunner.sized(model, config, pooling=pooling, adapters=adapters)
 
 
 def _cpu_runner(
-    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None, ranks: "Ranks | None"
 ) -> ModelRunner:
+    _prepare_cpu(model, config, adapters)
+    return _paged_runner(model, config, pooling, adapters, ranks)
+
+
+def _apple_runner(
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None, ranks: "Ranks | None"
+) -> ModelRunner:
+    if adapters is not None:
+        adapters.attach(model)
+    return _paged_runner(model, config, pooling, adapters, ranks)
+
+
+def _paged_runner(
+    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None, ranks: "Ranks | None"
+) -> TorchRunner:
+    pages = _fitting_pages(model, config, 1 if ranks is None else ranks.ranks)
+    return TorchRunner(
+        model,
+        page_size=config.page_size,
+        num_pages=pages if ranks is None else ranks.agree_on_pages(pages),
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+        pooling=pooling,
+        adapters=adapters,
+        ranks=ranks,
+    )
+
+
+def _prepare_cpu(model: Model, config: ResolvedConfig, adapters: Adapters | None) -> None:
     if config.kv_dtype not in ("auto", "float32"):
         raise Unsupported(
             f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
@@ -94,41 +238,24 @@ def _cpu_runner(
         quantize_matrices(model, config.quantize)
     if adapters is not None:
         adapters.attach(model)
-    return _paged_runner(model, config, pooling, adapters)
 
 
-def _paged_runner(
-    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
-) -> TorchRunner:
-    pages = num_pages(
+def _fitting_pages(model: Model, config: ResolvedConfig, ranks: int) -> int:
+    """Pages for one of `ranks` processes on this machine; `kv_memory` and its limit are for all of them."""
+    return num_pages(
         model.shape,
         page_size=config.page_size,
         itemsize=next(model.parameters()).itemsize,
-        kv_memory=config.kv_memory,
+        kv_memory=None if config.kv_memory is None else config.kv_memory // ranks,
         max_batch_seqs=config.max_batch_seqs,
-        limit=config.kv_memory_limit,
+        limit=None if config.kv_memory_limit is None else config.kv_memory_limit // ranks,
+        free=free_memory() // ranks,
         max_tokens=config.max_running_tokens,
     )
-    return TorchRunner(
-        model,
-        page_size=config.page_size,
-        num_pages=pages,
-        max_batch_tokens=config.max_batch_tokens,
-        max_batch_seqs=config.max_batch_seqs,
-        pooling=pooling,
-        adapters=adapters,
-    )
 
 
-def _apple_runner(
-    model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None
-) -> ModelRunner:
-    if adapters is not None:
-        adapters.attach(model)
-    return _paged_runner(model, config, pooling, adapters)
-
-
-_RUNNERS: Mapping[str, Callable[[Model, ResolvedConfig, Pooling | None, Adapters | None], ModelRunner]] = {
+_MakeRunner = Callable[[Model, ResolvedConfig, Pooling | None, Adapters | None, "Ranks | None"], ModelRunner]
+_RUNNERS: Mapping[str, _MakeRunner] = {
     "cpu": _cpu_runner,
     "cuda": _gpu_runner,
     "mps": _apple_runner,

@@ -1,9 +1,12 @@
-"""Runs a batch with a torch model: Batch -> tensors -> model -> sampler. Knows no schedule and no text."""
+"""Runs a batch with a torch model: Batch -> step plan -> model -> sampler. Knows no schedule and no text.
+
+With several ranks this is the first: it sends each plan to the others, and samples alone.
+"""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-import numpy as np
+import msgspec
 import torch
 from torch import Tensor
 
@@ -11,16 +14,17 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
-from ostro.kernels.paged_attention import PagedAttention, Piece
-from ostro.machine import free_memory
+from ostro.kernels.paged_attention import Piece
 from ostro.runner.devices import format_name, weight_formats
-from ostro.runner.memory import page_bytes, second_layout_fits
+from ostro.runner.memory import page_bytes
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.runner.sampler import position_logprobs, sample
+from ostro.runner.step_plan import Forward, Logits
+from ostro.runner.torch_part import TorchPart
 from ostro.runner.torch_profiler import TorchProfiler
+from ostro.runner.tp.messages import Begin, Peers
 from ostro.torch_models.base import Model
-from ostro.torch_models.layers import Matrix
 from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling
 
@@ -29,7 +33,7 @@ _LOGITS_BLOCK_BYTES = 64 << 20
 
 
 class TorchRunner:
-    """Owns the model and its KV cache."""
+    """Owns the model and its KV cache, and the other ranks' processes, if any."""
 
     strides = 0
 
@@ -43,15 +47,18 @@ class TorchRunner:
         max_batch_seqs: int = 64,
         pooling: Pooling | None = None,
         adapters: Adapters | None = None,
+        ranks: Peers | None = None,
     ) -> None:
+        """With `ranks`, the model is the first rank's part, and the others have loaded theirs."""
         shape = model.shape
         parameter = next(model.parameters())
         self.model = model
         self.pooling = pooling
         self.adapters = adapters
-        self._packed = False
+        self._ranks = ranks
         self._all_finite = True
         self.device = parameter.device
+        number = 1 if ranks is None else ranks.ranks
         self._spec = RunnerSpec(
             page_size=page_size,
             num_pages=num_pages,
@@ -61,12 +68,15 @@ class TorchRunner:
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
             constrains=True,
-            pages_bytes=page_bytes(shape, page_size, parameter.itemsize) * num_pages,
+            pages_bytes=number * page_bytes(shape, page_size, parameter.itemsize) * num_pages,
             device=self.device.type,
-            backend=f"torch ({self.device.type})",
+            devices=number,
+            backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
             precision=in_words(weight_formats(model), format_name(parameter.dtype)),
         )
-        self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
+        self._part = TorchPart(model, page_size=page_size, num_pages=num_pages, adapters=adapters)
+        if ranks is not None:
+            ranks.send(Begin(num_pages))
 
     @property
     def spec(self) -> RunnerSpec:
@@ -75,98 +85,91 @@ class TorchRunner:
     def profiler(self) -> Profiler:
         return TorchProfiler(self.device)
 
+    @property
+    def cache(self) -> Tensor:
+        return self._part.cache
+
+    @property
+    def failure(self) -> str | None:
+        return None if self._ranks is None else self._ranks.failure
+
     def launch(self, batch: Batch) -> Step:
         output = self.run(batch)
         return Step(lambda: output)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
-        if not self._packed and batch.num_tokens > 1:
-            self._pack_weights()
+        if self._ranks is None:
+            return self._run(batch)
+        try:
+            return self._run(batch)
+        except RuntimeError as error:
+            # A collective fails when a rank is gone, which nobody could tell from its words.
+            raise self._ranks.lost(error) from error
+
+    def _run(self, batch: Batch) -> StepOutput:
+        slots: Seq[tuple[int, int]] = ()
         if self.adapters is not None:
-            batch = _by_adapter(batch, self.adapters)
-        self._copy_pages(batch.page_copies)
+            batch, slots = _by_adapter(batch, self.adapters)
         pieces = _pieces(batch.chunks)
-        hidden = self._forward(batch, pieces)
+        ids = [token for chunk in batch.chunks for token in chunk.seq.token_ids[chunk.start : chunk.end]]
+        step = Forward(ids, pieces, batch.page_copies, slots, self._all_finite)
+        hidden = self._forward(step)
         if self._all_finite and not hidden.sum().isfinite():
             # A sequence overflowed, and its neighbours may have read it through a mask: avoid masks from now on.
             self._all_finite = False
-            hidden = self._forward(batch, pieces)
+            hidden = self._forward(msgspec.structs.replace(step, copies=(), masks=False))
         output = StepOutput()
-        self._sample(batch.chunks, pieces, hidden, output)
+        self._sample(batch.chunks, pieces, len(ids), output)
         for chunk, piece in zip(batch.chunks, pieces, strict=True):
             if chunk.scored:
-                first = piece.offset + chunk.scored.start - chunk.start
-                rows = hidden[first : first + len(chunk.scored)]
-                output.scored[chunk.seq.id] = self._score(chunk, rows)
+                output.scored[chunk.seq.id] = self._score(chunk, piece)
             if chunk.seq.request.task is Task.EMBED:
                 own = hidden[piece.offset : piece.offset + piece.length]
                 pooled, divisor = pooled_rows(self.pooling, chunk)
                 output.pooled[chunk.seq.id] = (own[pooled].sum(0) / divisor).tolist()
         return output
 
-    def _forward(self, batch: Batch, pieces: Seq[Piece]) -> Tensor:
-        """Hidden states of all tokens in the batch. Idempotent."""
-        ids = [token for chunk in batch.chunks for token in chunk.seq.token_ids[chunk.start : chunk.end]]
-        positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
-        return self.model(
-            torch.tensor(ids, device=self.device),
-            torch.tensor(positions, device=self.device),
-            PagedAttention(self.cache, pieces, self._spec.page_size, masks=self._all_finite),
-        )
+    def _forward(self, step: Forward) -> Tensor:
+        if self._ranks is not None:
+            self._ranks.send(step)
+        return self._part.forward(step)
 
-    def _pack_weights(self) -> None:
-        """Trades memory for speed once several tokens are computed together, unless memory is short."""
-        self._packed = True
-        matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
-        size = sum(matrix.weight.nbytes for matrix in matrices)
-        if self.device.type == "cpu" and second_layout_fits(size, free_memory()):
-            for matrix in matrices:
-                matrix.pack()
+    def _logits(self, rows: Seq[int] | None) -> Tensor:
+        asked = Logits(rows)
+        if self._ranks is not None:
+            self._ranks.send(asked)
+        return self._part.logits(asked)
 
-    def _sample(self, chunks: Seq[Chunk], pieces: Seq[Piece], hidden: Tensor, output: StepOutput) -> None:
+    def _sample(self, chunks: Seq[Chunk], pieces: Seq[Piece], num_tokens: int, output: StepOutput) -> None:
         """One row of logits per sampling chunk, drawn from once for each of its samplers."""
         seqs = [seq for chunk in chunks for seq in chunk.samples]
         if not seqs:
             return
         ends = [p.offset + p.length - 1 for c, p in zip(chunks, pieces, strict=True) if c.samples]
-        logits = self.model.logits(hidden if len(ends) == len(hidden) else hidden[ends])
+        logits = self._logits(None if len(ends) == num_tokens else ends)
         if len(seqs) > len(ends):
             counts = torch.tensor([len(chunk.samples) for chunk in chunks if chunk.samples], device=self.device)
             logits = logits.repeat_interleave(counts, 0)
         output.sampled.update(zip((seq.id for seq in seqs), sample(logits, seqs), strict=True))
 
-    def _score(self, chunk: Chunk, hidden: Tensor) -> list[TokenLogprob]:
+    def _score(self, chunk: Chunk, piece: Piece) -> list[TokenLogprob]:
         top = chunk.num_top
         targets = chunk.seq.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
+        first = piece.offset + chunk.scored.start - chunk.start
         block = max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
-        return [
-            logprob
-            for at in range(0, len(targets), block)
-            for logprob in position_logprobs(self.model.logits(hidden[at : at + block]), targets[at : at + block], top)
-        ]
-
-    def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
-        size = self._spec.page_size
-        for source, target in copies:
-            self.cache[..., target * size : (target + 1) * size, :] = self.cache[
-                ..., source * size : (source + 1) * size, :
-            ]
+        found: list[TokenLogprob] = []
+        for at in range(0, len(targets), block):
+            some = targets[at : at + block]
+            found += position_logprobs(self._logits(list(range(first + at, first + at + len(some)))), some, top)
+        return found
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros that on a CPU take no memory until they are touched."""
-    if like.device.type == "cpu" and like.dtype == torch.float32:
-        return torch.from_numpy(np.zeros(shape, np.float32))
-    return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-
-def _by_adapter(batch: Batch, adapters: Adapters) -> Batch:
-    """The same batch, sorted by adapter; tells the adapters which rows are whose."""
+def _by_adapter(batch: Batch, adapters: Adapters) -> tuple[Batch, list[tuple[int, int]]]:
+    """The same batch, sorted by adapter, and how many rows each has, in order."""
     slots = {chunk.seq.id: adapters.slot(chunk.seq.request.adapter) for chunk in batch.chunks}
     chunks = sorted(batch.chunks, key=lambda chunk: slots[chunk.seq.id])
-    adapters.begin((slots[chunk.seq.id], chunk.length) for chunk in chunks)
-    return replace(batch, chunks=tuple(chunks))
+    return replace(batch, chunks=tuple(chunks)), [(slots[chunk.seq.id], chunk.length) for chunk in chunks]
 
 
 def _pieces(chunks: Seq[Chunk]) -> list[Piece]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ostro.kernels.linear import linear, pack
 from ostro.models import architecture as arch
-from ostro.models.cut import Share, input_share, qkv_share, up_share, vocabulary_share
+from ostro.models.cut import Share, input_share, part_rows, qkv_share, up_share, vocabulary_share
 from ostro.torch_models.base import AttentionContext, Module
 from ostro.torch_models.loading import Place, Taken, Weighted
 from ostro.torch_models.rope import Rotation
@@ -83,11 +83,7 @@ class Projection(Linear):
 
     def own_rows(self) -> list[tuple[range, ...]]:
         """The rows of each part of the described projection that are here, numbered within the part."""
-        found, start = [], 0
-        for _, size in self.described.parts:
-            found.append(tuple(_within(own, start, start + size) for own in self.share.rows))
-            start += size
-        return [tuple(own for own in ranges if own) or (range(0),) for ranges in found]
+        return part_rows(self.described, self.share)
 
     def places(self, path: str) -> dict[str, Place]:
         own = self.own_rows()
@@ -122,11 +118,6 @@ class Projection(Linear):
             # Stored head by head, each with its query, key and value rows: one range.
             ranges = (range(3 * ranges[0].start, 3 * ranges[0].stop),)
         return replace(place, taken=Taken(shape, 1 if is_matrix and described.transposed else 0, ranges))
-
-
-def _within(own: range, start: int, stop: int) -> range:
-    """The part of `own` in start .. stop, counted from start; may be empty."""
-    return range(max(own.start, start) - start, max(min(own.stop, stop), start) - start)
 
 
 class RMSNorm(Weighted):

@@ -10,6 +10,8 @@ launch applies here too.
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -41,13 +43,16 @@ _ROWS_AT_A_TIME = 4096
 # --- rounding -------------------------------------------------------------------------------------------------------
 
 
-def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, in] -> the same in 8 bits, and the scales, float32 [out]."""
+def quantize_weight(weight: Tensor, agree: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """[out, in] -> the same in 8 bits, and the scales, float32 [out].
+
+    If this is a part of longer rows, `agree` turns its rows' largest magnitudes, [rows, 1], into the whole rows'.
+    """
     small = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     # In parts: converting the whole weight to float32 would take twice its memory.
     for part, rows, scales in zip(*(each.split(_ROWS_AT_A_TIME) for each in (weight, small, scale)), strict=True):
-        rounded, by = quantize_rows_plain(part)
+        rounded, by = quantize_rows_plain(part, agree)
         rows.copy_(rounded)
         scales.copy_(by[:, 0])
     return small, scale
@@ -80,9 +85,11 @@ def quantize_rows(x: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
     return small, scale
 
 
-def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows_plain(x: Tensor, agree: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
     wide = x.float()
     most = wide.abs().amax(1, keepdim=True).clamp_min(SMALLEST_ROW)
+    if agree is not None:
+        most = agree(most)
     # With a Python number, torch would multiply by a reciprocal and round twice.
     largest = torch.full_like(most, LARGEST)
     return (wide * (largest / most)).clamp(-LARGEST, LARGEST).to(FP8), most / largest

@@ -24,7 +24,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, unpack
 from ostro.runner.gpu.layers import FusedLayer
 from ostro.runner.gpu.projections import small_product
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.layers import HeadNorm
+from ostro.torch_models.layers import HeadNorm, Linear
 
 _THREADS = 16
 # Kernels are tiled differently for a single token, a batch of them, and prompts.
@@ -110,11 +110,16 @@ def _products(model: Decoder, layer: FusedLayer, like: Tensor, pdl: bool, few: i
         x = like.new_zeros(rows, len(like))
         attended, inner = (like.new_zeros(rows, each.weight.shape[1]) for each in (attention.o_proj, mlp.down_proj))
         yield partial(small_product, attention.qkv_proj, x, norm=folded, pdl=pdl)
-        yield partial(small_product, attention.o_proj, attended, residual=x, pdl=pdl)
+        yield partial(small_product, attention.o_proj, attended, residual=_residual(attention.o_proj, x), pdl=pdl)
         yield partial(small_product, mlp.gate_up_proj, x, norm=folded, activation=layer.activation, pdl=pdl)
-        yield partial(small_product, mlp.down_proj, inner, residual=x, pdl=pdl)
+        yield partial(small_product, mlp.down_proj, inner, residual=_residual(mlp.down_proj, x), pdl=pdl)
         if model.lm_head is not None:
             yield partial(small_linear, x, model.lm_head.weight, pdl=pdl)
+
+
+def _residual(layer: Linear, x: Tensor) -> Tensor | None:
+    """What the kernel adds to: nothing if the ranks' results are summed up first."""
+    return x if layer.reduce is None else None
 
 
 def _between(model: Decoder, layer: FusedLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:

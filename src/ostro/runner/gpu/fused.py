@@ -100,7 +100,7 @@ class FusedDecoder:
             return invariant_linear(hidden, head.weight, pdl=self.overlaps)
         if head is None or self._model.logit_softcap is not None or len(hidden) > self.few:
             return self._model.raw_logits(hidden)
-        return small_linear(hidden, head.weight, pdl=self.overlaps)
+        return self._model.whole_logits(small_linear(hidden, head.weight, pdl=self.overlaps))
 
     def _many_rows(
         self, layer: FusedLayer, x: Tensor, delta: Tensor | None, rotation: Tensor, slots: Tensor, ctx: StepAttention
@@ -119,10 +119,17 @@ class FusedDecoder:
         read, norm = self._read(x, layer.attention_norm)
         qkv = small_product(attention.qkv_proj, read, norm=norm, pdl=pdl)
         attended = self._attend(attention, qkv, rotation, slots, ctx)
-        small_product(attention.o_proj, attended, residual=x, pdl=pdl)
+        self._add_product(attention.o_proj, attended, x)
         read, norm = self._read(x, layer.mlp_norm)
         inner = small_product(mlp.gate_up_proj, read, norm=norm, activation=layer.activation, pdl=pdl)
-        small_product(mlp.down_proj, inner, residual=x, pdl=pdl)
+        self._add_product(mlp.down_proj, inner, x)
+
+    def _add_product(self, layer: Linear, read: Tensor, x: Tensor) -> None:
+        """Adds a small-batch product to x: in its kernel, unless the ranks' results must be summed up first."""
+        if layer.reduce is None:
+            small_product(layer, read, residual=x, pdl=self.overlaps)
+        else:
+            x += layer.reduce(small_product(layer, read, pdl=self.overlaps))
 
     def _read(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, tuple[Tensor, float] | None]:
         """The input of a small-batch matmul, and the norm to fuse into it. Every program of the kernel recomputes a
@@ -141,7 +148,7 @@ class FusedDecoder:
         y = product(layer, x, pdl=self.overlaps)
         if layer.adapt is not None:
             layer.adapt(x, y)
-        return y
+        return y if layer.reduce is None else layer.reduce(y)
 
     def _attend(
         self,

@@ -12,10 +12,11 @@ from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layers import fusible
-from ostro.runner.gpu.step_plan import Decode, Mixed, Prelude, StepKind
+from ostro.runner.gpu.step_plan import Decode, Head, Mixed, Prelude, StepKind, Tokens
 from ostro.runner.gpu.transfer import send
 from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters
+from ostro.torch_models.shard import Collective
 
 
 class GpuPart:
@@ -32,9 +33,11 @@ class GpuPart:
         kv_dtype: torch.dtype | None = None,
         adapters: Adapters | None = None,
         finish: Callable[[Tensor, Tensor, StepKind], None] | None = None,
+        group: Collective | None = None,
     ) -> None:
         """`tokens` are those that the latest step drew. Decode steps of up to `captured` rows are graphs; `finish` is
-        what they do with their logits, and gets these, the inputs and the kind.
+        what they do with their logits, and gets these, the inputs and the kind: on the first rank, which samples. Its
+        tokens then go to the others of the `group`.
         """
         parameter = next(model.parameters())
         self.model, self.device, self._adapters = model, parameter.device, adapters
@@ -51,10 +54,26 @@ class GpuPart:
         )
         # A graph's inputs and outputs.
         self.inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
-        self._tokens, self._finish = tokens, finish
+        self._tokens, self._finish, self._group = tokens, finish, group
+        self._hidden = torch.empty(0)
         if self.decoder is not None and self.device.type == "cuda" and not deterministic:
             self.decoder.compile(self.attention.scratch)
         self.graphs = StepGraphs(self.decode_step, idle=self.idle, most=max_batch_seqs, captured=captured)
+
+    def carry_out(self, message: object) -> None:
+        """What the first rank has sent."""
+        match message:
+            case Prelude():
+                self.prepare(message)
+            case Decode():
+                self.graphs.get(message.size, message.kind)
+                self.decode(message)
+            case Mixed():
+                self._hidden = self.forward(message)
+            case Head(rows=rows):
+                self.head(self._hidden[send(rows, self.device)])
+            case Tokens(start=start, stop=stop):
+                self.share_tokens(start, stop)
 
     def prepare(self, prelude: Prelude) -> None:
         self.attention.pages.copy(prelude.copies)
@@ -92,6 +111,13 @@ class GpuPart:
         logits = self.head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
         if self._finish is not None:
             self._finish(logits, sent, kind)
+        if kind.sampler is not None:
+            self.share_tokens(0, size)
+
+    def share_tokens(self, start: int, stop: int) -> None:
+        """The first rank's go to all: the next step may read them."""
+        if self._group is not None:
+            self._group.broadcast(self._tokens[start:stop])
 
     def _forward(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
         if self.decoder is not None:

@@ -14,19 +14,22 @@ from ostro.kernels.gpu.fp8 import (
 )
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.torch_models.layers import Linear
+from ostro.torch_models.shard import Collective
 
 
 class Fp8Linear(Linear):
     """A projection with 8-bit weights. Its own `product` is the plain twin of the two functions below."""
 
-    def __init__(self, plain: Linear) -> None:
+    def __init__(self, plain: Linear, group: Collective | None = None) -> None:
+        """Of a rank's part of the inputs, the `group` finds the scales, so that they are those of the whole rows."""
         out_features, in_features = plain.weight.shape
         with torch.device("meta"):
             super().__init__(in_features, out_features)
-        small, scale = quantize_weight(plain.weight.data)
+        agree = None if group is None or plain.reduce is None else group.max
+        small, scale = quantize_weight(plain.weight.data, agree)
         self.weight = nn.Parameter(small, requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias = plain.bias
+        self.bias, self.reduce = plain.bias, plain.reduce
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         plain = fp8_small_linear_plain if len(x) <= MOST_FEW else fp8_linear_plain

@@ -12,13 +12,16 @@ from ostro.runner.gpu.projections import Fp8Linear
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import DecoderLayer
 from ostro.torch_models.layers import Linear
+from ostro.torch_models.shard import Collective
 
 _NEEDS = (8, 9)
 """The lowest compute capability with 8-bit float matrix units: Ada's; Hopper's is 9.0."""
 
 
-def quantize_fp8(model: Model) -> None:
-    """Replaces all projections in the model's layers and returns their memory to the device."""
+def quantize_fp8(model: Model, group: Collective | None = None) -> None:
+    """Replaces all projections in the model's layers and returns their memory to the device. A rank's part of a model
+    is quantized together with the others of its `group`.
+    """
     layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]
     _check(model, layers)
     for layer in layers:
@@ -26,7 +29,7 @@ def quantize_fp8(model: Model) -> None:
             for name, child in list(parent.named_children()):
                 # One at a time, so that at most one weight exists in both formats.
                 if isinstance(child, Linear):
-                    setattr(parent, name, Fp8Linear(child))
+                    setattr(parent, name, Fp8Linear(child, group))
     if torch.cuda.is_available():
         # The device's free memory is measured next.
         torch.cuda.empty_cache()

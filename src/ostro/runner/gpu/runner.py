@@ -4,7 +4,8 @@ A step with one token per sequence is replayed as a CUDA graph, sampling include
 device buffers. Any other step launches its kernels individually: with prompts, launch overhead is negligible, and with
 adapters, its matmuls depend on which rows it has.
 
-Either is planned here, on the host, and carried out by a `GpuPart`; sampling is done here.
+Either is planned here, on the host, and carried out by a `GpuPart`: on several ranks by one each, at the same time. The
+first rank, this one, samples alone; its tokens go to the others on the device.
 
 If a token that is not known yet decides what a constrained sequence may sample, the step is queued without sampling,
 which follows as a graph of its own once the masks are known: while the device still computes the step, as a rule.
@@ -26,7 +27,7 @@ from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.graphs import StepGraphs
@@ -35,16 +36,28 @@ from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, edits, outcome
-from ostro.runner.gpu.step_plan import Array, Decode, Mixed, Prelude, SamplerKind, StepKind
+from ostro.runner.gpu.step_plan import (
+    Array,
+    Decode,
+    GpuStep,
+    Head,
+    Mixed,
+    Prelude,
+    SamplerKind,
+    StepKind,
+    Tokens,
+)
 from ostro.runner.gpu.transfer import fetch, send
 from ostro.runner.logprobs import logprob_table, read_logprobs
 from ostro.runner.memory import gpu_num_pages
 from ostro.runner.pooling import pooled_rows
 from ostro.runner.precision import in_words
 from ostro.runner.torch_profiler import TorchProfiler
+from ostro.runner.tp.messages import Begin, Peers
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters
+from ostro.torch_models.shard import Collective
 from ostro.weights import Pooling
 
 # Limits the logits computed at a time when a step needs more rows than it has sequences: for scored prompts, and for
@@ -78,12 +91,16 @@ class GpuRunner:
         kv_dtype: torch.dtype | None = None,
         pooling: Pooling | None = None,
         adapters: Adapters | None = None,
+        ranks: Peers | None = None,
+        group: Collective | None = None,
     ) -> None:
+        """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs."""
         if deterministic:
             _check_deterministic(model, adapters)
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.pooling, self._adapters = model, pooling, adapters
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self.device, self.dtype, self._ranks = parameter.device, parameter.dtype, ranks
+        number = 1 if ranks is None else ranks.ranks
         self._spec = RunnerSpec(
             page_size=page_size,
             num_pages=num_pages,
@@ -96,14 +113,19 @@ class GpuRunner:
             constrains=True,
             masks_late=True,
             device=self.device.type,
-            backend=f"torch ({self.device.type})",
+            devices=number,
+            backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
         )
         self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
         self._masks = TokenMasks(max_batch_seqs, shape.vocab_size, self.device)
         self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
         self._logits: Tensor | None = None
-        captured = (graph_max_rows or max_batch_seqs) if graphs and self.device.type == "cuda" else 0
+        graphs = graphs and self.device.type == "cuda" and (ranks is None or ranks.can_capture)
+        captured = (graph_max_rows or max_batch_seqs) if graphs else 0
+        if ranks is not None:
+            # The others make their parts at the same time.
+            ranks.send(Begin(num_pages))
         self.part = GpuPart(
             model,
             page_size=page_size,
@@ -115,6 +137,7 @@ class GpuRunner:
             kv_dtype=kv_dtype,
             adapters=adapters,
             finish=self._finish_decode,
+            group=group,
         )
         self._draws = StepGraphs(self._draw_step, idle=self.part.idle, most=max_batch_seqs, captured=captured)
         if self.device.type == "cuda":
@@ -122,33 +145,31 @@ class GpuRunner:
 
     @classmethod
     def sized(
-        cls, model: Model, config: ResolvedConfig, *, pooling: Pooling | None = None, adapters: Adapters | None = None
+        cls,
+        model: Model,
+        config: ResolvedConfig,
+        num_pages: int,
+        *,
+        pooling: Pooling | None = None,
+        adapters: Adapters | None = None,
+        ranks: Peers | None = None,
+        group: Collective | None = None,
     ) -> Self:
-        """With as many pages as fit into GPU memory beside the model and one step's work."""
-        kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else next(model.parameters()).dtype
-        pages = gpu_num_pages(
-            model.shape,
-            page_size=config.page_size,
-            itemsize=kv_dtype.itemsize,
-            kv_memory=config.kv_memory,
-            utilization=config.gpu_memory_utilization,
-            max_batch_tokens=config.max_batch_tokens,
-            max_batch_seqs=config.max_batch_seqs,
-            limit=config.kv_memory_limit,
-            max_tokens=config.max_running_tokens,
-        )
+        """With as many pages as `fitting_pages` found, or as the ranks agreed on."""
         return cls(
             model,
             page_size=config.page_size,
-            num_pages=pages,
+            num_pages=num_pages,
             max_batch_tokens=config.max_batch_tokens,
             max_batch_seqs=config.max_batch_seqs,
             graphs=config.cuda_graphs,
             graph_max_rows=config.cuda_graph_max_bs,
             deterministic=config.deterministic,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_format(model, config),
             pooling=pooling,
             adapters=adapters,
+            ranks=ranks,
+            group=group,
         )
 
     @property
@@ -158,19 +179,25 @@ class GpuRunner:
     def profiler(self) -> Profiler:
         return TorchProfiler(self.device)
 
+    @property
+    def failure(self) -> str | None:
+        return None if self._ranks is None else self._ranks.failure
+
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Step:
         # Single tokens first: attention handles them separately.
         chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
         slots = [(self._slot(chunk), chunk.length) for chunk in chunks] if self._adapters is not None else ()
         cells = self.part.attention.tables.changes([chunk.seq.pages for chunk in chunks])
-        self.part.prepare(Prelude(batch.page_copies, cells, slots))
+        prelude = Prelude(batch.page_copies, cells, slots)
+        self._tell(prelude)
+        self.part.prepare(prelude)
         adapted = self._adapters is not None and self._adapters.adapted
         if not adapted and all(
             chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks
         ):
-            return self._launch_decode([chunk.seq for chunk in chunks])
-        return self._launch_mixed(chunks, adapted=adapted)
+            return self._watched(self._launch_decode([chunk.seq for chunk in chunks]))
+        return self._watched(self._launch_mixed(chunks, adapted=adapted))
 
     def _slot(self, chunk: Chunk) -> int:
         return 0 if self._adapters is None else self._adapters.slot(chunk.seq.request.adapter)
@@ -191,6 +218,7 @@ class GpuRunner:
             else StepKind(kind, keeps_logits=reads_logits, masks=masks)
         )
         step = Decode(size, step_kind, self._decode_inputs(seqs, slots))
+        self._tell(step)
         # Before the inputs are set: what is captured for the first time overwrites them.
         self.part.graphs.get(size, step_kind)
         draw = self._draws.get(size, DrawKind(kind, keeps_logits=reads_logits)) if is_late and not is_edited else None
@@ -211,6 +239,8 @@ class GpuRunner:
                     self._masks.ban(scores)
                 slots = self.part.inputs[SAMPLER, : len(seqs)]
                 self._sampler.draw(scores, slots, self._drawn.tokens, self._drawn.errors, kind)
+            if samples_apart:
+                self._share_tokens(0, len(seqs))
             return self._collect(seqs, logits)
 
         return _step(sample, is_late=is_late)
@@ -263,6 +293,7 @@ class GpuRunner:
     def _launch_mixed(self, chunks: list[Chunk], *, adapted: bool) -> Step:
         num_single, tiles = self.part.attention.tile(chunks)
         step = Mixed(self._mixed_inputs(chunks), len(chunks), num_single, tiles, adapted)
+        self._tell(step)
         hidden = self.part.forward(step)
         ends = list(accumulate(chunk.length for chunk in chunks))
         waits = [step(chunks, hidden, ends) for step in (self._score, self._pool)]
@@ -332,7 +363,9 @@ class GpuRunner:
     def _prepare_draw(self, pairs: list[tuple[Sequence, int]], hidden: Tensor, at: int) -> Callable[[], Wait]:
         """For sequences and the rows of `hidden` that they sample from; what is drawn is put in rows `at` onwards."""
         seqs = [seq for seq, _ in pairs]
-        logits = self.part.head(hidden[send(np.array([row for _, row in pairs]), self.device)])
+        rows = np.array([row for _, row in pairs])
+        self._tell_head(rows)
+        logits = self.part.head(hidden[send(rows, self.device)])
         numbers, kind = self._sampler.slots_for(seqs)
         slots = send(np.array(numbers, dtype=np.int32), self.device)
         masks = _masks_unknown(seqs) or (masked(seqs) and not edits(seqs))
@@ -347,6 +380,7 @@ class GpuRunner:
                 self._masks.send(seqs)
                 self._masks.ban(scores)
             self._sampler.draw(scores, slots, self._drawn.tokens[at:], self._drawn.errors[at:], kind)
+            self._share_tokens(at, at + len(seqs))
             return self._collect(seqs, logits, at)
 
         return draw
@@ -360,6 +394,7 @@ class GpuRunner:
             top = chunk.num_top
             for at in range(0, len(targets), self._block):
                 some = send(np.array(targets[at : at + self._block]), self.device)
+                self._tell_head(np.arange(first + at, first + at + len(some)))
                 logits = self.part.head(hidden[first + at : first + at + len(some)]).float()
                 waits.append((chunk, top, fetch(logprob_table(logits, some, top))))
 
@@ -387,6 +422,35 @@ class GpuRunner:
     def _share(self, chunk: Chunk, hidden: Tensor) -> Tensor:
         rows, divisor = pooled_rows(self.pooling, chunk)
         return hidden[rows].sum(0) / divisor
+
+    # ---- the other ranks
+
+    def _watched(self, step: Step) -> Step:
+        """The step, without results if a rank is lost meanwhile: its collectives then end with whatever there is."""
+        ranks = self._ranks
+        if ranks is None:
+            return step
+
+        def results() -> StepOutput:
+            output = step.results()
+            if ranks.failure is not None:
+                raise Unavailable(ranks.failure)
+            return output
+
+        return replace(step, results=results)
+
+    def _tell(self, message: GpuStep) -> None:
+        if self._ranks is not None:
+            self._ranks.send(message)
+
+    def _tell_head(self, rows: Array) -> None:
+        if self._ranks is not None:
+            self._ranks.send(Head(rows))
+
+    def _share_tokens(self, start: int, stop: int) -> None:
+        if self._ranks is not None:
+            self._ranks.send(Tokens(start, stop))
+            self.part.share_tokens(start, stop)
 
     # ---- shared
 
@@ -437,6 +501,50 @@ def _step(sample: Callable[[], Wait], *, is_late: bool) -> Step:
         waits.append(sample())
 
     return Step(lambda: waits[0](), sample_late)
+
+
+def kv_format(model: Model, config: ResolvedConfig) -> torch.dtype:
+    return torch.float8_e4m3fn if config.kv_dtype == "fp8" else next(model.parameters()).dtype
+
+
+def fitting_pages(model: Model, config: ResolvedConfig) -> int:
+    """As many as fit into GPU memory beside the model and one step's work."""
+    return gpu_num_pages(
+        model.shape,
+        page_size=config.page_size,
+        itemsize=kv_format(model, config).itemsize,
+        kv_memory=config.kv_memory,
+        utilization=config.gpu_memory_utilization,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+        limit=config.kv_memory_limit,
+        max_tokens=config.max_running_tokens,
+    )
+
+
+def rank_part(
+    model: Model,
+    config: ResolvedConfig,
+    num_pages: int,
+    *,
+    adapters: Adapters | None,
+    group: Collective,
+    captures: bool,
+) -> GpuPart:
+    """What a rank other than the first has: its graphs are those of the first."""
+    captured = (config.cuda_graph_max_bs or config.max_batch_seqs) if config.cuda_graphs and captures else 0
+    device = next(model.parameters()).device
+    return GpuPart(
+        model,
+        page_size=config.page_size,
+        num_pages=num_pages,
+        max_batch_seqs=config.max_batch_seqs,
+        tokens=DrawnTokens(config.max_batch_seqs * (MAX_CHOICES + 1), device).tokens,
+        captured=captured,
+        kv_dtype=kv_format(model, config),
+        adapters=adapters,
+        group=group,
+    )
 
 
 def _check_deterministic(model: Model, adapters: Adapters | None) -> None:

@@ -65,3 +65,35 @@ class Mixed(msgspec.Struct, frozen=True, tag=True):
     tiles: Array | None
     """int32 [tiles, 4]: the other tokens, for `prefill_attention`."""
     adapted: bool
+
+
+class Head(msgspec.Struct, frozen=True, tag=True):
+    """Logits of some of the latest step's tokens."""
+
+    rows: Array
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """The first rank's tokens, drawn apart from the step, go to the others."""
+
+    start: int
+    stop: int
+
+
+GpuStep = Prelude | Decode | Mixed | Head | Tokens
+
+
+def encoded(value: object) -> object:
+    """msgspec's hook for arrays."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} has no place in a message")
+
+
+def decoded(kind: type, value: Any) -> object:
+    """The inverse of `encoded`."""
+    if kind is not np.ndarray:
+        raise NotImplementedError(f"{kind.__name__} has no place in a message")
+    dtype, shape, data = value
+    # Writable, as torch wants it.
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)

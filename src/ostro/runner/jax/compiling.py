@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ostro.runner.cut import Cut
+from ostro.models.cut import Cut
 from ostro.runner.jax.attention import Attention, LoopAttention
 from ostro.runner.jax.kept_programs import KeptPrograms
 from ostro.runner.jax.layout import fits_tpu_kernel

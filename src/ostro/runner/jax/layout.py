@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ostro.models.architecture import Architecture, Attention, Norm, Projection
-from ostro.runner.cut import Cut
+from ostro.models.cut import Cut
 
 
 class Vector(NamedTuple):

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Description
-from ostro.runner.cut import Cut, cut
+from ostro.models.cut import Cut, cut
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.pages import PagesShape
 from ostro.runner.jax.shapes import Sizes

@@ -24,9 +24,9 @@ from ostro.models.architecture import (
     Projection,
     QKNorm,
 )
+from ostro.models.cut import Cut
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
-from ostro.runner.cut import Cut
 from ostro.runner.jax.attention import Attention as Attend
 from ostro.runner.jax.attention import Tiles
 from ostro.runner.jax.inputs import StepInputs

@@ -59,6 +59,8 @@ Draws = Seq[tuple[int, Sequence]]
 class JaxRunner:
     """Owns the pages and the programs of one model on a mesh."""
 
+    failure = None
+
     def __init__(
         self,
         placed: PlacedModel,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ostro.runner.cut import BLOCK
+from ostro.models.cut import BLOCK
 from ostro.runner.jax.mesh import AXIS
 from ostro.runner.random_key import FACTOR_1, FACTOR_2, GOLDEN, SHIFT_1, SHIFT_2, SHIFT_3
 

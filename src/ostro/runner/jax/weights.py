@@ -16,8 +16,8 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ostro.models.architecture import Architecture, Layer, Projection, StoredTensor
+from ostro.models.cut import Cut, Share, qkv_share, up_share
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
-from ostro.runner.cut import Cut
 from ostro.runner.jax.layout import VectorLayout, bias_name, whole_norms, width_norms
 from ostro.runner.jax.mesh import AXIS
 from ostro.weights import Checkpoint
@@ -111,25 +111,15 @@ def _known(
 
 def qkv_rows(described: Architecture, cut: Cut, rank: int) -> Rows:
     """The rows of the whole [q|k|v] matrix that a rank holds."""
-    shape = described.shape
-    queries = _heads(rank * cut.heads, cut.heads, shape.head_dim)
-    keys = _heads(shape.num_heads + cut.first_kv_head(rank), cut.kv_heads, shape.head_dim)
-    return np.concatenate((queries, keys, keys + shape.num_kv_heads * shape.head_dim))
-
-
-def _heads(first: int, count: int, width: int) -> Rows:
-    return np.arange(first * width, (first + count) * width)
+    return _rows_of(qkv_share(described.shape, described.layers[0].attention.qkv, cut, rank))
 
 
 def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
-    inner = layer.mlp.down.columns
-    each = inner // cut.ranks
+    return lambda rank: _rows_of(up_share(layer.mlp, cut, rank))
 
-    def rows(rank: int) -> Rows:
-        up = np.arange(rank * each, (rank + 1) * each)
-        return np.concatenate((up, up + inner)) if layer.mlp.gated else up
 
-    return rows
+def _rows_of(share: Share) -> Rows:
+    return np.concatenate([np.arange(own.start, own.stop) for own in share.rows])
 
 
 def _rank_vectors(

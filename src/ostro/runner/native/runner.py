@@ -58,6 +58,7 @@ class NativeRunner:
     """Owns the program, and with it the memory of keys and values."""
 
     strides = 0
+    failure = None
 
     def __init__(
         self,

@@ -1,0 +1,32 @@
+"""What every rank computes in a step on torch, as data. Knows no tensors and no sequences."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ostro.kernels.paged_attention import Piece
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """Computes the hidden states of all tokens, and stores their keys and values."""
+
+    ids: Sequence[int]
+    pieces: Sequence[Piece]
+    """Of the flat batch, in order."""
+    copies: Sequence[tuple[int, int]] = ()
+    """(from, to) pages to copy first."""
+    adapters: Sequence[tuple[int, int]] = ()
+    """Adapters' slots and their numbers of rows, in order; empty if the model has none."""
+    masks: bool = True
+    """See `PagedAttention`."""
+
+    def positions(self) -> Iterator[int]:
+        for piece in self.pieces:
+            yield from range(piece.start, piece.end)
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True):
+    """Computes logits of some of the latest step's tokens."""
+
+    rows: Sequence[int] | None
+    """None is all, in order."""

@@ -1,0 +1,74 @@
+"""A torch model, or one rank's part of it, with its KV cache: carries out a step's plan. Knows no sequences."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostro.kernels.paged_attention import PagedAttention
+from ostro.machine import free_memory
+from ostro.runner.memory import second_layout_fits
+from ostro.runner.step_plan import Forward, Logits
+from ostro.torch_models.base import Model
+from ostro.torch_models.layers import Matrix
+from ostro.torch_models.lora import Adapters
+
+
+class TorchPart:
+    def __init__(self, model: Model, *, page_size: int, num_pages: int, adapters: Adapters | None = None) -> None:
+        shape, parameter = model.shape, next(model.parameters())
+        self.model, self.adapters, self.page_size = model, adapters, page_size
+        self.device = parameter.device
+        self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
+        self._packed = False
+        self._hidden = parameter.new_empty(0)
+
+    def forward(self, step: Forward) -> Tensor:
+        """Hidden states of all tokens in the step. Idempotent but for the copies."""
+        if not self._packed and len(step.ids) > 1:
+            self._pack_weights()
+        if self.adapters is not None:
+            self.adapters.begin(step.adapters)
+        self._copy_pages(step.copies)
+        self._hidden = self.model(
+            torch.tensor(step.ids, device=self.device),
+            torch.tensor(list(step.positions()), device=self.device),
+            PagedAttention(self.cache, step.pieces, self.page_size, masks=step.masks),
+        )
+        return self._hidden
+
+    def carry_out(self, message: object) -> None:
+        """What the first rank has sent."""
+        match message:
+            case Forward():
+                self.forward(message)
+            case Logits():
+                self.logits(message)
+
+    def logits(self, asked: Logits) -> Tensor:
+        """Of tokens of the latest step."""
+        return self.model.logits(self._hidden if asked.rows is None else self._hidden[asked.rows])
+
+    def _pack_weights(self) -> None:
+        """Trades memory for speed once several tokens are computed together, unless memory is short."""
+        self._packed = True
+        matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
+        size = sum(matrix.weight.nbytes for matrix in matrices)
+        if self.device.type == "cpu" and second_layout_fits(size, free_memory()):
+            for matrix in matrices:
+                matrix.pack()
+
+    def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        size = self.page_size
+        for source, target in copies:
+            self.cache[..., target * size : (target + 1) * size, :] = self.cache[
+                ..., source * size : (source + 1) * size, :
+            ]
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros that on a CPU take no memory until they are touched."""
+    if like.device.type == "cpu" and like.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
