@@ -17,9 +17,10 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"tensor_parallel": 2, "device": "cpu"}, "tensor_parallel is 2, .* Add --backend jax"),
-        ({"tensor_parallel": 2, "backend": "native"}, "Add --backend jax"),
-        ({"tensor_parallel": 2, "backend": "torch", "device": "cuda"}, "Add --backend jax"),
+        ({"tensor_parallel": 2, "device": "cpu"}, "tensor_parallel is 2, .* to try it on a CPU, add --backend torch"),
+        ({"tensor_parallel": 2, "backend": "native"}, "Leave it out"),
+        ({"tensor_parallel": 2, "backend": "torch", "quantize": "int8"}, "int8 cannot be divided"),
+        ({"tensor_parallel": 2, "device": "cuda", "deterministic": True}, "deterministic or tensor_parallel"),
         ({"backend": "torch", "device": "tpu"}, "backend torch does not run on TPUs. Use --backend jax"),
         ({"backend": "native", "device": "tpu"}, "backend native does not run on TPUs"),
         ({"backend": "jax", "adapters": (("a", "./a"),)}, "adapters does not work with JAX"),

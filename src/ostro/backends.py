@@ -167,8 +167,11 @@ def runs_on_jax(config: EngineConfig) -> bool:
 
 
 def can_divide(backend: str, device: str) -> bool:
-    """Whether these settings can divide a model over several devices on this machine."""
-    return _is_jax(backend, device)
+    """Whether these settings can divide a model over several devices on this machine. On a CPU, where that gains
+    nothing, the backend must be named.
+    """
+    kind = device_here(device, backend)
+    return kind in ("cuda", "tpu") if backend == "auto" else backend != "native" and kind in ("cpu", "cuda", "tpu")
 
 
 def _is_jax(backend: str, device: str) -> bool:
@@ -188,9 +191,25 @@ def check_together(config: EngineConfig) -> None:
                 )
     elif config.device == "tpu":
         raise Unsupported(f"backend {config.backend} does not run on TPUs. Use --backend jax.", param="backend")
-    elif config.tensor_parallel > 1 and not can_divide(config.backend, config.device):
+    elif config.tensor_parallel > 1:
+        _check_divided(config)
+
+
+def _check_divided(config: EngineConfig) -> None:
+    """With torch."""
+    if not can_divide(config.backend, config.device):
         raise Unsupported(
-            f"tensor_parallel is {config.tensor_parallel}, and only JAX divides a model over devices. Add "
-            "--backend jax, or leave it out.",
+            f"tensor_parallel is {config.tensor_parallel}, but the model would run on one device. Leave it out; to try "
+            "it on a CPU, add --backend torch or --backend jax.",
             param="tensor_parallel",
+        )
+    if config.quantize in ("int8", "int4"):
+        raise Unsupported(
+            f"Weights in {config.quantize} cannot be divided over devices. Leave out quantize or tensor_parallel.",
+            param="quantize",
+        )
+    if config.deterministic:
+        raise Unsupported(
+            "On several devices the order of sums depends on the batch. Leave out deterministic or tensor_parallel.",
+            param="deterministic",
         )

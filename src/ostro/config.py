@@ -157,8 +157,8 @@ class EngineConfig:
     tensor_parallel: int = field(
         default=1,
         metadata=_means(
-            "number of devices that a model is divided over, each of which holds a part of every layer; more than one "
-            "needs the backend jax"
+            "number of devices that a model is divided over, each of which holds a part of every layer: GPUs with "
+            "torch or jax, TPUs with jax"
         ),
     )
     page_size: int | None = field(
@@ -293,6 +293,7 @@ class EngineConfig:
             ("kv_dtype", "auto"),
             ("max_running_tokens", None),
             ("pages_per_seq", None),
+            ("tensor_parallel", 1),
         ):
             if getattr(self, name) != idle:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."

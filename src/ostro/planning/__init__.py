@@ -84,7 +84,7 @@ def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memo
 
 
 def _on_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
-    return on_gpu(stored, config, described.shape, memory.total, memory.free)
+    return on_gpu(stored, config, described, memory.total, memory.free)
 
 
 def _on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:

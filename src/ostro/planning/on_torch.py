@@ -2,12 +2,13 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ostro.config import ResolvedConfig
-from ostro.errors import ModelError, Unsupported
-from ostro.models.architecture import Description, ModelShape
+from ostro.errors import ModelError, Unsupported, UnsupportedModel
+from ostro.models.architecture import Architecture, Description, ModelShape
+from ostro.models.cut import Cut, cut, rank_shapes
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
@@ -52,14 +53,17 @@ def on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description,
 def _on_host(
     stored: Stored, config: ResolvedConfig, described: Description, memory: int, *, dtype: str, packs: bool
 ) -> Parts:
-    """`packs` says whether matrices get a second layout if there is memory for it."""
-    shape = described.shape
-    itemsize = _ITEMSIZE[dtype]
-    weights = _count(stored, config, itemsize)
+    """`packs` says whether matrices get a second layout if there is memory for it. All ranks share the memory."""
+    itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
+    own, shape = _rank(stored, described, ranks)
+    weights = _count(own, config, itemsize, ranks)
+    process = ranks * _PROCESS
     leftover = _UNPACKING if weights.unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
-    step = (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
-    free = max(0, memory - _PROCESS - leftover - weights.kept)
+    step = ranks * (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
+    free = max(0, memory - process - leftover - weights.kept)
+    # Each rank's page has its own KV heads.
+    shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
     second = weights.kept_plain if packs and second_layout_fits(weights.kept_plain, free) else 0
     try:
         pages = num_pages(
@@ -76,24 +80,27 @@ def _on_host(
     except ModelError:
         pages = 0
     return Parts(
-        backend=f"torch ({config.device})",
+        backend=_backend(config.device, ranks),
+        devices=ranks,
         precision=in_words(_formats(stored.tensors, config.quantize, dtype), dtype),
-        parameters=weights.parameters,
+        parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
         second=second,
         page=page_bytes(shape, config.page_size, itemsize),
         pages=pages,
-        other=_PROCESS + leftover + (_ONEDNN if second else 0) + step,
-        peak=_LOADED + leftover + weights.kept + stored.largest_file + weights.unpacked + weights.staged,
+        other=process + leftover + (_ONEDNN if second else 0) + step,
+        peak=ranks * _LOADED + leftover + weights.kept + stored.largest_file + weights.unpacked + weights.staged,
     )
 
 
-def on_gpu(stored: Stored, config: ResolvedConfig, shape: ModelShape, total: int, free: int) -> Parts:
+def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total: int, free: int) -> Parts:
+    """Sizes are those of one GPU."""
+    own, shape = _rank(stored, described, config.tensor_parallel)
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     itemsize = _ITEMSIZE[dtype]
     cells = "fp8" if config.kv_dtype == "fp8" else dtype
     kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
-    weights = _count(stored, config, itemsize)
+    weights = _count(own, config, itemsize)
     step = gpu_step_bytes(
         shape, itemsize=kv_itemsize, max_batch_tokens=config.max_batch_tokens, max_batch_seqs=config.max_batch_seqs
     )
@@ -112,9 +119,10 @@ def on_gpu(stored: Stored, config: ResolvedConfig, shape: ModelShape, total: int
     except ModelError:
         pages = 0
     return Parts(
-        backend="torch (cuda)",
+        backend=_backend("cuda", config.tensor_parallel),
+        devices=config.tensor_parallel,
         precision=in_words(_formats(stored.tensors, config.quantize, dtype), cells),
-        parameters=weights.parameters,
+        parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
         page=page,
         pages=pages,
@@ -126,9 +134,32 @@ def on_gpu(stored: Stored, config: ResolvedConfig, shape: ModelShape, total: int
     )
 
 
+def _backend(device: str, ranks: int) -> str:
+    return f"torch ({device}" + (f", {ranks} devices)" if ranks > 1 else ")")
+
+
+def _rank(stored: Stored, described: Description, ranks: int) -> tuple[Stored, ModelShape]:
+    """What one of `ranks` ranks keeps of the tensors, and its shape."""
+    if ranks == 1:
+        return stored, described.shape
+    if not isinstance(described, Architecture):
+        raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
+    own = cut(described, ranks)
+    shapes = rank_shapes(described, own)
+    tensors = [_kept(tensor, shapes, described.backbone, own) for tensor in stored.tensors]
+    return replace(stored, tensors=tensors), own.shape(described.shape)
+
+
+def _kept(tensor: TensorHeader, shapes: Mapping[str, tuple[int, ...]], backbone: str, own: Cut) -> TensorHeader:
+    shape = shapes.get(tensor.name) or shapes.get(f"{backbone}.{tensor.name}")
+    if shape is None:
+        # Of a pickle only the size is known.
+        shape = (-(-tensor.shape[0] // own.ranks), *tensor.shape[1:])
+    return replace(tensor, shape=shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    parameters: int
     kept: int
     kept_plain: int
     """Size of matrices that are not quantized, and so of a second layout."""
@@ -138,7 +169,8 @@ class _Weights:
     """Peak size of weights waiting to be quantized."""
 
 
-def _count(stored: Stored, config: ResolvedConfig, itemsize: int) -> _Weights:
+def _count(stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 1) -> _Weights:
+    """For as many equal ranks as `copies`, in the same memory."""
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
     adapters = adapter_values(config, tensors)
@@ -146,9 +178,8 @@ def _count(stored: Stored, config: ResolvedConfig, itemsize: int) -> _Weights:
     # One matrix at a time; with adapters the whole model, because they inspect it first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
     return _Weights(
-        parameters=sum(tensor.values for tensor in tensors),
-        kept=sum(_kept_bytes(tensor, quantize, itemsize) for tensor in tensors) + adapters * itemsize,
-        kept_plain=sum(t.values * itemsize for t in tensors if len(t.shape) == 2) if quantize == "none" else 0,
+        kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize) for tensor in tensors) + adapters * itemsize),
+        kept_plain=copies * sum(t.values * itemsize for t in tensors if len(t.shape) == 2) if quantize == "none" else 0,
         unpacked=sum(blocks[:_UNPACKED_AHEAD]),
         staged=staged,
     )

@@ -194,7 +194,7 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
         )
     if devices is not None and devices.value != 1 and not can_divide(backend, device):
         del merged["tensor_parallel"]
-        notes.append(f"{devices.origin} asks for {devices.value} devices, which needs the backend jax: one is used.")
+        notes.append(f"{devices.origin} asks for {devices.value} devices, and there is a CPU: one is used.")
     return tuple(notes)
 
 
