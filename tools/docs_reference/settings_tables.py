@@ -39,7 +39,7 @@ SEE = {
     "quantize": "cpu.md#precision",
     "kv_dtype": "cpu.md#precision",
     "backend": "cpu.md",
-    "tensor_parallel": "tpu.md",
+    "tensor_parallel": "parallel.md",
     "deterministic": "gpu.md#options",
     "ui": "playground.md",
     "otlp_endpoint": "observability.md",
