@@ -2,11 +2,15 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import jax_host
 import pytest
 from jax_host import CONFIG, DEVICES, answers
@@ -64,7 +68,7 @@ def test_two_processes_give_the_tokens_of_one() -> None:
 
 
 @pytest.mark.slow
-def test_the_same_command_on_two_hosts_is_one_server(tmp_path: Path) -> None:
+def test_the_same_command_on_two_hosts_is_one_server_which_outlives_their_engines(tmp_path: Path) -> None:
     model, port = write_model(tmp_path / "model"), free_port()
     sizes = ("--max-batch-seqs", "8", "--max-batch-tokens", "64", "--kv-memory", "8M")
     args = (str(model), "--backend", "jax", "--tensor-parallel", "2", "--device", "cpu", *sizes)
@@ -75,8 +79,8 @@ def test_the_same_command_on_two_hosts_is_one_server(tmp_path: Path) -> None:
     [expected] = LLM(str(model), config=EngineConfig(backend="torch", device="cpu", kv_memory=8 << 20)).generate(
         ["the quick brown fox"], params
     )
-    body = {"prompt": "the quick brown fox", "max_tokens": 12, "ignore_eos": True}
-    settings = {"temperature": 0.8, "seed": 4, "top_p": 0.9, "repetition_penalty": 1.2}
+    body: dict[str, object] = {"prompt": "the quick brown fox", "max_tokens": 12, "ignore_eos": True}
+    settings: dict[str, object] = {"temperature": 0.8, "seed": 4, "top_p": 0.9, "repetition_penalty": 1.2}
     with (
         live_server(directories[1], *args, faults="", env=environment(1, port), ready=False) as second,
         live_server(directories[0], *args, faults="", env=environment(0, port)) as first,
@@ -87,6 +91,27 @@ def test_the_same_command_on_two_hosts_is_one_server(tmp_path: Path) -> None:
         assert answer.json()["choices"][0]["text"] == expected.choices[0].text
         assert client.get("/health").json()["devices"] == 2
         assert other.get("/readyz").status_code == 503
+        os.kill(engine_of(second.process.pid), signal.SIGKILL)
+        assert client.post("/v1/completions", json=body | settings).status_code == 503
+        answer = until_answered(client, body | settings)
+        assert answer["choices"][0]["text"] == expected.choices[0].text
+
+
+def engine_of(server: int) -> int:
+    """The engine's process, below a server's: the one that has JAX."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    [engine] = [int(child) for child in children if "jaxlib" in Path(f"/proc/{child}/maps").read_text()]
+    return engine
+
+
+def until_answered(client: httpx.Client, body: dict[str, object]) -> Any:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        answer = client.post("/v1/completions", json=body)
+        if answer.status_code == 200:
+            return answer.json()
+        time.sleep(0.5)
+    raise AssertionError(answer.text)
 
 
 def test_a_process_without_others_is_left_alone() -> None:
