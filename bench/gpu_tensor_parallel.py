@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--quantize", choices=["fp8"])
+    parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
     parser.add_argument("--output", type=int, default=48)
     options = parser.parse_args()
     config = json.loads(options.config.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def main() -> None:
         config["num_hidden_layers"] = options.layers
     settings = EngineConfig(
         device="cuda",
-        dtype="bfloat16" if options.quantize else options.dtype,
+        dtype="bfloat16" if options.quantize == "fp8" else options.dtype,
         quantize=options.quantize,
         max_seq_len=1024,
         kv_memory=2 << 30,
@@ -133,7 +133,7 @@ def main() -> None:
             }
         )
     )
-    if options.dtype == "float32" and not options.quantize and same < len(alone):
+    if options.dtype == "float32" and options.quantize == "none" and same < len(alone):
         raise SystemExit("tokens differ")
 
 
