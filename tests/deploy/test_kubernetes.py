@@ -19,10 +19,11 @@ from ostro.server.auth import METRICS_PATH, OPEN_PATHS
 from ostro.server.settings import read_settings
 
 DIRECTORY = ROOT / "deploy" / "kubernetes"
-ROOTS = [".", "overlays/cpu", "overlays/gpu", "overlays/tpu", "extended"]
+ROOTS = [".", "overlays/cpu", "overlays/gpu", "overlays/gpus", "overlays/tpu", "extended"]
 # By overlay: the image, the device, and the resource that counts them.
 ON_DEVICES = {
     "gpu": ("cuda", "cuda", "nvidia.com/gpu"),
+    "gpus": ("cuda", "cuda", "nvidia.com/gpu"),
     "tpu": ("tpu", "tpu", "google.com/tpu"),
 }
 # The HPA's version 2 and pod disruption budgets are older; a pause without a shell (preStop: sleep) came last.
@@ -164,7 +165,7 @@ def test_it_runs_with_no_rights(manifests: list[Manifest]) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/cache", "/tmp"}
+    assert {each["mountPath"] for each in container["volumeMounts"]} - {"/dev/shm"} == {"/cache", "/tmp"}
     assert "memory" in container["resources"]["limits"]
     assert {"cpu", "memory"} <= set(container["resources"]["requests"])
 
@@ -205,6 +206,15 @@ def test_the_settings_of_its_pods_go_together(
         if value is not None:
             monkeypatch.setenv(name, value)
     check_together(read_settings({}, directory=tmp_path).settings.engine())
+
+
+def test_ranks_share_memory_that_lies_in_memory(directory: Path, manifests: list[Manifest]) -> None:
+    if directory.name != "gpus":
+        pytest.skip("one device")
+    [mount] = [each for each in _container(manifests)["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+    [volume] = [each for each in _pod(manifests)["volumes"] if each["name"] == mount["name"]]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    assert "sizeLimit" in volume["emptyDir"]
 
 
 def test_a_node_with_the_only_pod_can_be_drained(manifests: list[Manifest]) -> None:
