@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from native_models import ModelCheckpoint
-from tiny_configs import BY_MODEL_TYPE
+from tiny_configs import DIVISIBLE
 from torch import Tensor
 
 from ostro.models.architecture import Architecture
@@ -21,20 +21,7 @@ from ostro.torch_models.shard import Shard
 T = TypeVar("T")
 
 
-def with_eight_heads(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Large enough to be divided by eight; keys and values have two heads where they may have fewer than queries."""
-    names = {"num_attention_heads": 8, "hidden_size": 32, "intermediate_size": 48, "head_dim": 4, "vocab_size": 300}
-    if "n_head" in config:
-        names = {"n_head": 8, "n_embd": 32, "vocab_size": 300}
-    if "rope_scaling" in config:
-        # Longer than any prompt here, and shorter than the stretched context.
-        names |= {"original_max_position_embeddings": 60}
-    return {**config, **names}
-
-
-FAMILIES: Mapping[str, Mapping[str, object]] = {
-    name: with_eight_heads(config) for name, config in BY_MODEL_TYPE.items() if name != "hrm_text"
-}
+FAMILIES = DIVISIBLE
 
 
 class ThreadGroup:
