@@ -20,15 +20,21 @@ class _Tuning(NamedTuple):
     warps: int
     stages: int = 3
 
+    def fitted(self, head_dim: int) -> "_Tuning":
+        """Fewer keys at once for wide heads, whose blocks would not fit into shared memory."""
+        if head_dim <= _USUAL_DIM:
+            return self
+        return self._replace(block=max(_LEAST_DIM, self.block * _USUAL_DIM // head_dim), stages=2)
 
+
+# The widest heads of most models.
+_USUAL_DIM = 128
+# Tensor cores multiply no narrower matrices.
+_LEAST_DIM = 16
 _SINGLE = _Tuning(rows=16, block=128, warps=4)
 _LONGER = _Tuning(rows=128, block=64, warps=8)
 # Exact float32 products do not run on tensor cores, and a tile must fit in registers.
 _EXACT = _Tuning(rows=32, block=32, warps=4)
-
-
-# Tensor cores multiply no narrower matrices.
-_LEAST_DIM = 16
 
 
 class TritonAttention:
@@ -44,7 +50,8 @@ class TritonAttention:
         self, queries: jax.Array, pages: SplitPages, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
     ) -> jax.Array:
         kv_heads, head_dim = pages.keys.shape[2], pages.keys.shape[4]
-        tuning = self._single if width == 1 else self._longer
+        padded_dim = max(_LEAST_DIM, _power_of_2(head_dim))
+        tuning = (self._single if width == 1 else self._longer).fitted(padded_dim)
         return jax_triton.triton_call(
             queries,
             # All layers' pages, as if they were those of one: a layer's own, cut out, would be a copy.
@@ -62,7 +69,7 @@ class TritonAttention:
             group=self._group,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            padded_dim=max(_LEAST_DIM, _power_of_2(head_dim)),
+            padded_dim=padded_dim,
             page_size=pages.page_size,
             table_width=tiles.table.shape[1],
             rows=max(tuning.rows, _power_of_2(self._group)),
