@@ -221,7 +221,9 @@ def test_a_closed_or_forgotten_checker_leaves_no_process() -> None:
         del checker
         gc.collect()
         assert not Path(f"/proc/{pid}").exists()
+        deadline = time.monotonic() + 60
         while is_running(fork):
+            assert time.monotonic() < deadline
             time.sleep(0.01)
 
 

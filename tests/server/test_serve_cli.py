@@ -361,7 +361,7 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
         (("a=org/a", "--model", "a=org/b"), 1, "Two models are called 'a'"),
         (("--checkpoint-path", "x", "--model", "y"), 1, "exclude each other"),
         (("--trust-remote-code",), 1, "--trust-remote-code is not supported"),
-        (("--device", "npu"), 1, "'auto', 'cpu', 'cuda' or 'tpu'"),
+        (("--device", "npu"), 1, "'auto', 'cpu', 'cuda', 'tpu' or 'mps'"),
         (("--tensor-parallel", "2", "--device", "cpu"), 1, "the model would run on one device"),
         (("--backend", "jax", "--quantize", "int8"), 1, "quantize does not work with JAX"),
         (("--no-such-flag",), 2, "unrecognized arguments: --no-such-flag"),

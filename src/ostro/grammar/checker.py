@@ -240,6 +240,12 @@ class _Workers:
                 # It is still busy with the cancelled check, so use the others first.
                 self._free.insert(0, worker)
                 raise
+            except WorkerEnded as error:
+                if not error.ran_out_of_time:
+                    # Its successor starts now rather than with the next message.
+                    worker.start()
+                self._free.append(worker)
+                raise
             except BaseException:
                 self._free.append(worker)
                 raise

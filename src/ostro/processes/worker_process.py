@@ -57,7 +57,11 @@ def _answer_in_forks(connection: socket.socket, answer: Callable[[bytes], bytes]
 
 def _status_of_fork(run: Callable[[], None]) -> int:
     """Runs it in a fork of this process; how that ended, as `subprocess` gives it."""
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        # The machine's fault and not the message's: as if somebody had ended the process.
+        return -signal.SIGTERM
     if pid == 0:
         die_with_parent()
         run()

@@ -124,7 +124,7 @@ def test_head_dims_of_every_size_match_the_twin(head_dim: int, device: torch.dev
     assert_near(attend(case, a_scratch(case), spec), case.expected(spec))
 
 
-@pytest.mark.parametrize("page_size", [16, 32, 128, 256])
+@pytest.mark.parametrize("page_size", [16, 32, 48, 128, 256])
 @pytest.mark.parametrize("block", [32, 64, 128])
 def test_pages_need_not_be_as_long_as_blocks(page_size: int, block: int, device: torch.device) -> None:
     case = a_case([300, 129, 17], device, page_size=page_size)

@@ -83,7 +83,7 @@ def test_heads_of_every_kind(device: torch.device, heads: int, kv_heads: int, he
     Sequence(device, torch.float16, heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
 
 
-@pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize("page_size", [16, 48, 128])
 def test_pages_need_not_be_as_long_as_blocks(device: torch.device, page_size: int) -> None:
     Sequence(device, torch.float16, page_size=page_size).check()
 

@@ -124,7 +124,7 @@ def test_head_dims_of_every_size_match_the_twin(head_dim: int, device: torch.dev
     assert_near(attend(case, spec, SMALL), case.expected(spec))
 
 
-@pytest.mark.parametrize("page_size", [16, 128, 256])
+@pytest.mark.parametrize("page_size", [16, 48, 128, 256])
 @pytest.mark.parametrize("block", [32, 64])
 def test_pages_need_not_be_as_long_as_blocks(page_size: int, block: int, device: torch.device) -> None:
     case = a_case([(0, 140), (129, 30)], device, page_size=page_size)

@@ -9,7 +9,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def page_of(table, base, end, page_size: tl.constexpr, block: tl.constexpr):
     """The page of each position from `base` to `base + block`, a scalar if they share one; 0 past the end."""
-    if block <= page_size:
+    if page_size % block == 0:
         page = tl.load(table + base // page_size, mask=base < end, other=0)
     else:
         position = base + tl.arange(0, block)
@@ -21,7 +21,7 @@ def page_of(table, base, end, page_size: tl.constexpr, block: tl.constexpr):
 def within_page(base, kv_head, head_dim: tl.constexpr, page_size: tl.constexpr, block: tl.constexpr):
     """Offsets within their pages of the vectors at `base` to `base + block`; `base` is a multiple of block."""
     inner = tl.arange(0, block)
-    slot = base % page_size + inner if block <= page_size else inner % page_size
+    slot = base % page_size + inner if page_size % block == 0 else (base + inner) % page_size
     return (kv_head * page_size + slot) * head_dim
 
 

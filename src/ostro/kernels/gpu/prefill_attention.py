@@ -107,7 +107,7 @@ def prefill_attention(
             buffers -= 1
         else:
             block //= 2
-    descriptors = tuning.descriptors and block <= page_size and head_dim == padded_dim
+    descriptors = tuning.descriptors and page_size % block == 0 and head_dim == padded_dim
     _prefill_kernel[(kv_heads, tiles.shape[0])](
         q,
         keys,

@@ -43,8 +43,9 @@ class Compiler:
 
     def kept(self) -> KeptPrograms:
         """The programs of earlier starts."""
-        placed = self.placed
-        return KeptPrograms(placed.mesh, [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes])
+        placed, attention = self.placed, type(self._attention).__name__
+        facts = [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes, attention]
+        return KeptPrograms(placed.mesh, facts)
 
     def recipes(self) -> list[Recipe]:
         """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("logits", last shape).

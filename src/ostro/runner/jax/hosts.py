@@ -9,6 +9,7 @@ the devices exist in every process: they are sent as numbers, in the order in wh
 import hmac
 import os
 import secrets
+import select
 import socket
 import weakref
 from collections import deque
@@ -25,10 +26,11 @@ from ostro.errors import BadRequest, ModelError
 from ostro.runner.jax.programs import Key, Programs
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 _TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 _PATIENCE = 60.0
 """Seconds that the leader waits for the others to connect, and they for it."""
-_WAKING = 1.0
+_WAKING = 0.1
 """Seconds after which a process that waits for a call wakes up. To its server it is still loading, and whoever loads is
 expected to do something now and then.
 """
@@ -47,7 +49,9 @@ def join_hosts(environ: Mapping[str, str] = os.environ) -> None:
         return
     given = {"num_processes": _number(environ, COUNT), "process_id": _number(environ, NUMBER)}
     try:
-        jax.distributed.initialize(environ.get(ADDRESS), **given)
+        # Otherwise the coordinator, which checks nothing, would listen on all interfaces.
+        bound = environ.get(BIND_ADDRESS, environ.get(ADDRESS))
+        jax.distributed.initialize(environ.get(ADDRESS), **given, coordinator_bind_address=bound)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise BadRequest(
@@ -69,7 +73,7 @@ def least(number: int) -> int:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
-    """None leaves it to JAX, which finds out by itself on a TPU or in a Slurm job."""
+    """None leaves it to JAX, which finds out by itself on a TPU."""
     text = environ.get(name)
     if text is not None and not text.isdecimal():
         raise BadRequest(f"{name} is {text!r}. Set it to a whole number.")
@@ -135,6 +139,14 @@ class LeadingPrograms:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.programs, name)
+
+    @property
+    def failure(self) -> str | None:
+        """Why no step can be run any more. Followers send nothing, so one whose socket can be read is gone."""
+        watched = select.poll()
+        for follower in self._followers:
+            watched.register(follower, select.POLLIN)
+        return "A process of the mesh is gone. All of them are started again." if watched.poll(0) else None
 
     def __getitem__(self, key: Key) -> Callable[..., Any]:
         program = self.programs[key]
@@ -270,6 +282,7 @@ def _connection() -> socket.socket:
     invitation = _broadcast(None)
     try:
         leader = socket.create_connection((invitation.host, invitation.port), timeout=_PATIENCE)
+        leader.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         leader.sendall(hmac.digest(invitation.key, _received(leader, _KEY_BYTES, waits=False), "sha256"))
     except OSError as error:
         raise BadRequest(
@@ -288,6 +301,7 @@ def _is_follower(arrived: socket.socket, key: bytes) -> bool:
         arrived.sendall(challenge)
         answer = _received(arrived, _KEY_BYTES, waits=False)
         arrived.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        arrived.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except OSError:
         return False
     return hmac.compare_digest(answer, hmac.digest(key, challenge, "sha256"))

@@ -14,6 +14,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,20 @@ class KeptPrograms:
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         # Independent of the umask: a file that others can write is not read.
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(hashlib.sha256(serialised).digest() + serialised)
-        publish(unfinished, path)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(serialised).digest() + serialised)
+            publish(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 def _read(path: Path) -> bytes:
     """The serialised program. Raises ValueError with the rest of a sentence if it must not be used."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
-        if (reason := why_untrusted(descriptor)) is not None:
+        if (reason := why_untrusted(descriptor, group_may_write=False)) is not None:
             raise ValueError(reason)
         checksum, serialised = file.read(_CHECKSUM_BYTES), file.read()
     if hashlib.sha256(serialised).digest() != checksum:
@@ -120,15 +125,24 @@ def _digest(facts: Sequence[object]) -> str:
 def _surroundings(mesh: Mesh) -> list[object]:
     """What any program depends on: versions, code, devices and flags."""
     device = mesh.devices.flat[0]
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    sources = sorted([*here.glob("*.py"), *(here.parents[1] / "kernels" / "gpu").glob("*.py")])
     return [
         __version__,
         hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
-        (jax.__version__, device.client.platform_version, device.platform, device.device_kind),
+        [_version(name) for name in ("jax", "jaxlib", "jax-triton", "triton")],
+        (device.client.platform_version, device.platform, device.device_kind),
         [each.id for each in mesh.devices.flat],
-        os.environ.get("XLA_FLAGS"),
+        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         _cpu_features(),
     ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu_features() -> list[str]:

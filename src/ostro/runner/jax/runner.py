@@ -29,7 +29,7 @@ from ostro.runner.array_edits import Floats, edit, is_edited, mask
 from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.honoured import check_honoured
 from ostro.runner.jax.compiling import COPIES, Compiler
-from ostro.runner.jax.hosts import follow, lead, leads_others
+from ostro.runner.jax.hosts import LeadingPrograms, follow, lead, leads_others
 from ostro.runner.jax.inputs import InputWriter
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.profiler import JaxProfiler
@@ -58,8 +58,6 @@ Draws = Seq[tuple[int, Sequence]]
 
 class JaxRunner:
     """Owns the pages and the programs of one model on a mesh."""
-
-    failure = None
 
     def __init__(
         self,
@@ -92,6 +90,10 @@ class JaxRunner:
 
     def profiler(self) -> Profiler:
         return JaxProfiler()
+
+    @property
+    def failure(self) -> str | None:
+        return self.programs.failure if isinstance(self.programs, LeadingPrograms) else None
 
     def launch(self, batch: Batch) -> Step:
         self._copy_pages(batch.page_copies)
