@@ -186,7 +186,7 @@ def check_together(config: EngineConfig) -> None:
         for name, idle in _NOT_ON_JAX.items():
             if getattr(config, name) != idle:
                 raise Unsupported(
-                    f"{name} does not work with JAX. Leave it out, or run on one device with --backend torch.",
+                    f"{name} does not work with JAX. Leave it out, or use --backend torch on CPUs or GPUs.",
                     param=name,
                 )
     elif config.device == "tpu":

@@ -20,7 +20,7 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits, Progress
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unavailable
 from ostro.runner.torch_load import first_rank, make_runner
 from ostro.runner.tp.ranks import Ranks
 from ostro.sampling_params import SamplingParams
@@ -199,3 +199,19 @@ def test_what_cannot_be_divided_is_refused_and_the_ranks_live_on(groups: dict[in
     with pytest.raises(BadRequest, match="9 attention heads"):
         divided(ranks, write_checkpoint(saved / "odd", odd, savable_model(odd)))
     assert run(engine(divided(ranks, path)), mixed()) == expected("olmo2")
+
+
+@pytest.mark.slow
+def test_an_interrupted_step_is_the_end_of_the_ranks(saved: Path) -> None:
+    """The others would wait in the middle of it, and take the next step's sums for its own."""
+    ranks = Ranks(2, backend="gloo")
+    try:
+        core = EngineCore(divided(ranks, checkpoint_of("llama", saved)))
+        core.add(Request(id=0, prompt_ids=(1, 2, 3), params=KINDS[0], seed=0))
+        with pytest.raises(KeyboardInterrupt), ranks.in_step():
+            raise KeyboardInterrupt
+        assert "no longer agree" in (core.runner.failure or "")
+        with pytest.raises(Unavailable, match="Load the model again"):
+            core.step()
+    finally:
+        ranks.close()

@@ -6,7 +6,7 @@ import pytest
 from doc_pages import tables
 
 from ostro.errors import BadRequest
-from ostro.ray.options import RayOptions, devices_of, explicit, read_options
+from ostro.ray.options import RayOptions, devices_of, explicit, read_options, threads_of
 from ostro.server.settings import read_settings
 
 
@@ -37,20 +37,22 @@ def test_wrong_setting_is_refused_by_name(args: dict[str, object], told: str) ->
 
 
 @pytest.mark.parametrize(
-    ("args", "gpus", "tpus"),
+    ("args", "gpus", "tpus", "threads"),
     [
-        ({}, 0, {}),
-        ({"device": "cuda"}, 1, {}),
-        ({"device": "cuda", "gpus": "0.5"}, 0.5, {}),
-        ({"device": "cuda", "backend": "jax", "tensor_parallel": "4"}, 4, {}),
-        ({"device": "tpu", "tensor_parallel": "4"}, 0, {"TPU": 4}),
+        ({}, 0, {}, 1),
+        ({"device": "cuda"}, 1, {}, 1),
+        ({"device": "cuda", "gpus": "0.5", "cpus": "3"}, 0.5, {}, 3),
+        ({"device": "cuda", "backend": "jax", "tensor_parallel": "4"}, 4, {}, None),
+        ({"device": "tpu", "tensor_parallel": "4"}, 0, {"TPU": 4}, None),
     ],
 )
 def test_replica_reserves_every_device_of_its_model(
-    args: dict[str, object], gpus: float, tpus: dict[str, float]
+    args: dict[str, object], gpus: float, tpus: dict[str, float], threads: int | None
 ) -> None:
     options, merged = read_options(args)
     assert devices_of(options, merged.settings) == {"num_gpus": gpus, "resources": tpus}
+    # JAX refuses a number of threads.
+    assert threads_of(options, merged.settings) == threads
 
 
 def test_fewer_gpus_than_a_model_is_divided_over_are_refused() -> None:

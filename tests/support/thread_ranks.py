@@ -1,7 +1,8 @@
 """The other ranks of a runner as threads, for Triton's interpreter."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 import torch
@@ -37,8 +38,9 @@ class ThreadRanks:
         for queue in self._queues:
             queue.put(data)
 
-    def lost(self, error: Exception) -> Exception:
-        return error
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        yield
 
     def close(self) -> None:
         for queue in self._queues:

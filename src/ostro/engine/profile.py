@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -139,10 +139,11 @@ class Profile:
         try:
             self._profiler.write(part)
             part.replace(self._path)
-        except (OSError, RuntimeError, ValueError) as failure:
+        except (OSError, RuntimeError, TypeError, ValueError) as failure:
             # Whatever goes wrong with a profile, the engine goes on.
             error = f"The profile cannot be written to {self._path.parent} ({failure}). Check the directory and disk."
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         self._ended(Recorded(self._runner.steps, error))
 
 

@@ -54,7 +54,7 @@ from ostro.engine_process.messages import (
     decode_to_engine,
     frame,
 )
-from ostro.errors import BadRequest, ModelError, OstroError
+from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.grammar.vocabulary import TokenizerLike
 from ostro.processes.log_relay import relay_logs
@@ -397,6 +397,10 @@ def main() -> int:
             held = ModelStore().hold(checkpoint.path)
             channel.send(Located(name, str(checkpoint.path)))
             core, info = load(checkpoint, boot.config, faults)
+    except Unavailable as error:
+        # A rank was lost: the next start may succeed.
+        _log.error("%s", error.message)
+        return 1
     except OstroError as error:
         channel.send(LoadFailed(type(error).__name__, error.message))
         return 1

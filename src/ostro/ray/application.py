@@ -25,7 +25,7 @@ except ImportError as error:
 
 from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress
-from ostro.ray.options import RayOptions, devices_of, explicit, read_options
+from ostro.ray.options import RayOptions, devices_of, explicit, read_options, threads_of
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
 from ostro.ray.router import STATS_SECONDS, PrefixRouter
 from ostro.server.logging import LogFormat, configure_logging
@@ -120,8 +120,9 @@ def build(args: Mapping[str, object]) -> serve.Application:
         if (origin := merged.chosen(name)) is not None:
             _log.warning("%s is Serve's to choose, and is not taken from %s.", name, origin)
     given = explicit(merged)
-    given.setdefault("threads", Given(max(1, int(options.cpus)), "cpus"))
     settings = merged.settings
+    if (threads := threads_of(options, settings)) is not None:
+        given.setdefault("threads", Given(threads, "cpus"))
     gate = settings.gate()
     room = gate.concurrent + gate.waiting + _SPARE_REQUESTS
     most = options.max_replicas or options.replicas

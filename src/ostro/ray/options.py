@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ostro.backends import runs_on_jax
 from ostro.errors import BadRequest
 from ostro.server.settings import REFUSED, Given, Merged, ServeSettings, read_settings
 
@@ -67,6 +68,11 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
         raise BadRequest(f"{name} ({PREFIX}{name.upper()}): {complaint}.", param=name) from None
     given = {name: Given(value, name) for name, value in args.items() if name not in own}
     return options, read_settings(given, config=options.config)
+
+
+def threads_of(options: RayOptions, settings: ServeSettings) -> int | None:
+    """The engine's threads, unless the settings name a number; None with JAX, which cannot be told."""
+    return None if runs_on_jax(settings.engine()) else max(1, int(options.cpus))
 
 
 def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object]:

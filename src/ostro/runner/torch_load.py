@@ -69,13 +69,17 @@ def _load_model(
     return model
 
 
+# Before anybody has set another number.
+_ALL_THREADS = torch.get_num_threads()
+
+
 def set_threads(number: int | None, ranks: int = 1) -> None:
     """torch's threads in this process, which shares the CPU with the other ranks' if there are any."""
     if number is not None:
         torch.set_num_threads(number)
     elif (limit := cpu_limit()) is not None or ranks > 1:
         # More threads than the container's CPU quota would only wait for one another.
-        torch.set_num_threads(max(1, min(limit or sys.maxsize, torch.get_num_threads()) // ranks))
+        torch.set_num_threads(max(1, min(limit or sys.maxsize, _ALL_THREADS) // ranks))
 
 
 def make_runner(model: Model, config: EngineConfig, *, pooling: Pooling | None = None) -> ModelRunner:
@@ -107,10 +111,12 @@ def _first_rank(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     _cut(checkpoint, config, number)
     if device.type == "cuda" and torch.cuda.device_count() < number:
         raise BadRequest(
-            f"tensor_parallel is {number}, but there are {torch.cuda.device_count()} GPUs. Lower it.",
+            f"tensor_parallel is {number}, but this machine has {torch.cuda.device_count()}. Lower it.",
             param="tensor_parallel",
         )
     gpus = range(number) if device.type == "cuda" else ()
+    if gpus:
+        torch.cuda.set_device(gpus[0])
     ranks = Ranks(number, backend="nccl" if gpus else "gloo", devices=gpus)
     try:
         return first_rank(checkpoint, config, ranks)

@@ -101,11 +101,8 @@ class TorchRunner:
     def run(self, batch: Batch) -> StepOutput:
         if self._ranks is None:
             return self._run(batch)
-        try:
+        with self._ranks.in_step():
             return self._run(batch)
-        except RuntimeError as error:
-            # A collective fails when a rank is gone, which nobody could tell from its words.
-            raise self._ranks.lost(error) from error
 
     def _run(self, batch: Batch) -> StepOutput:
         slots: Seq[tuple[int, int]] = ()

@@ -185,6 +185,12 @@ class GpuRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Step:
+        if self._ranks is None:
+            return self._launch(batch)
+        with self._ranks.in_step():
+            return self._watched(self._launch(batch), self._ranks)
+
+    def _launch(self, batch: Batch) -> Step:
         # Single tokens first: attention handles them separately.
         chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
         slots = [(self._slot(chunk), chunk.length) for chunk in chunks] if self._adapters is not None else ()
@@ -196,8 +202,8 @@ class GpuRunner:
         if not adapted and all(
             chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks
         ):
-            return self._watched(self._launch_decode([chunk.seq for chunk in chunks]))
-        return self._watched(self._launch_mixed(chunks, adapted=adapted))
+            return self._launch_decode([chunk.seq for chunk in chunks])
+        return self._launch_mixed(chunks, adapted=adapted)
 
     def _slot(self, chunk: Chunk) -> int:
         return 0 if self._adapters is None else self._adapters.slot(chunk.seq.request.adapter)
@@ -425,19 +431,23 @@ class GpuRunner:
 
     # ---- the other ranks
 
-    def _watched(self, step: Step) -> Step:
+    def _watched(self, step: Step, ranks: Peers) -> Step:
         """The step, without results if a rank is lost meanwhile: its collectives then end with whatever there is."""
-        ranks = self._ranks
-        if ranks is None:
-            return step
+        late = step.sample
 
         def results() -> StepOutput:
-            output = step.results()
-            if ranks.failure is not None:
-                raise Unavailable(ranks.failure)
-            return output
+            with ranks.in_step():
+                output = step.results()
+                if ranks.failure is not None:
+                    raise Unavailable(ranks.failure)
+                return output
 
-        return replace(step, results=results)
+        def sample() -> None:
+            assert late is not None
+            with ranks.in_step():
+                late()
+
+        return Step(results, None if late is None else sample)
 
     def _tell(self, message: GpuStep) -> None:
         if self._ranks is not None:

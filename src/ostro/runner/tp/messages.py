@@ -7,6 +7,7 @@ then MessagePack, as for all of Ostro's processes.
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 import msgspec
@@ -95,8 +96,8 @@ class Peers(Protocol):
     def send(self, message: ToRank) -> None:
         """To all of them. Raises Unavailable if one is gone."""
 
-    def lost(self, error: Exception) -> Exception:
-        """What to raise instead of an error that a lost rank caused; the error itself if none is lost."""
+    def in_step(self) -> AbstractContextManager[None]:
+        """Around whatever all ranks do together. An error in it leaves them at different places, so it is their end."""
 
 
 def frame(message: FromRank) -> bytes:

@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -83,6 +83,29 @@ class Ranks:
             self._watched.ring.send(encode(message))
         except RingClosed as error:
             raise self.lost(error) from error
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around whatever all ranks do together. An error in it leaves them at different places, so it is their end."""
+        try:
+            yield
+        except BaseException as error:
+            # A collective fails when a rank is gone, which nobody could tell from its words.
+            lost = self.lost(error) if isinstance(error, RuntimeError) else error
+            self._give_up()
+            if lost is error:
+                raise
+            raise lost from error
+
+    def _give_up(self) -> None:
+        watched = self._watched
+        if watched.failure is None:
+            watched.failure = "A step was interrupted, and the ranks no longer agree. Load the model again."
+        watched.ring.close()
+        for sock in watched.sockets:
+            # Ends the rank, wherever it waits.
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def agree_on_pages(self, num_pages: int) -> int:
         """As many as there is memory for on every rank, this one included. Raises the error of a rank that could not
@@ -166,13 +189,14 @@ def _lose(watched: _Watched, index: int) -> None:
     if not watched.closing:
         with suppress(subprocess.TimeoutExpired):
             watched.processes[index].wait(_EXIT_SECONDS)
-        watched.failure = (
+        watched.failure = watched.failure or (
             f"Rank {index + 1} of {watched.ranks} ended ({_how(watched.processes[index].returncode)}), and the model "
             "cannot run without it. Load it again."
         )
-        if watched.collective is not None:
-            watched.collective.abort()
+    # Before collectives end: nobody may begin another.
     watched.ring.close()
+    if watched.collective is not None and not watched.closing:
+        watched.collective.abort()
     watched.lost.set()
     for _ in watched.processes:
         watched.answers.put(None)

@@ -192,10 +192,16 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
         notes.append(
             f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision."
         )
-    if devices is not None and devices.value != 1 and not can_divide(backend, device):
+    if devices is not None and devices.value != 1 and not _has_devices(device, backend, int(str(devices.value))):
         del merged["tensor_parallel"]
-        notes.append(f"{devices.origin} asks for {devices.value} devices, and there is a CPU: one is used.")
+        notes.append(f"{devices.origin} asks for {devices.value} devices, which are not here: one is used.")
     return tuple(notes)
+
+
+def _has_devices(device: str, backend: str, number: int) -> bool:
+    """As far as can be seen from here: those of JAX may belong to other hosts."""
+    kind = backend_here(device, backend)
+    return can_divide(backend, device) and (backend == "jax" or kind.name != "cuda" or kind.memory(number) is not None)
 
 
 def _is_from(file: File, merged: Mapping[str, Given], name: str) -> bool:
