@@ -181,16 +181,15 @@ def test_images_are_the_dockerfiles_targets(directory: Path, manifests: list[Man
     assert _variables(manifests).get("OSTRO_DEVICE") == device
 
 
+@pytest.mark.parametrize("directory", [f"overlays/{name}" for name in ON_DEVICES], indirect=True)
 def test_a_model_is_divided_over_all_devices_of_its_pod(directory: Path, manifests: list[Manifest]) -> None:
-    if (entry := ON_DEVICES.get(directory.name)) is None:
-        pytest.skip("on CPUs")
-    devices = _container(manifests)["resources"]["limits"][entry[2]]
+    _, _, resource = ON_DEVICES[directory.name]
+    devices = _container(manifests)["resources"]["limits"][resource]
     assert _variables(manifests).get("OSTRO_TENSOR_PARALLEL", "1") == devices
 
 
-def test_a_topology_has_as_many_chips_as_are_requested(directory: Path, manifests: list[Manifest]) -> None:
-    if directory.name != "tpu":
-        pytest.skip("no TPU")
+@pytest.mark.parametrize("directory", ["overlays/tpu"], indirect=True)
+def test_a_topology_has_as_many_chips_as_are_requested(manifests: list[Manifest]) -> None:
     selected = _pod(manifests)["nodeSelector"]
     assert selected.keys() == {"cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"}
     chips = math.prod(map(int, selected["cloud.google.com/gke-tpu-topology"].split("x")))
@@ -208,9 +207,8 @@ def test_the_settings_of_its_pods_go_together(
     check_together(read_settings({}, directory=tmp_path).settings.engine())
 
 
-def test_ranks_share_memory_that_lies_in_memory(directory: Path, manifests: list[Manifest]) -> None:
-    if directory.name != "gpus":
-        pytest.skip("one device")
+@pytest.mark.parametrize("directory", ["overlays/gpus"], indirect=True)
+def test_ranks_share_memory_that_lies_in_memory(manifests: list[Manifest]) -> None:
     [mount] = [each for each in _container(manifests)["volumeMounts"] if each["mountPath"] == "/dev/shm"]
     [volume] = [each for each in _pod(manifests)["volumes"] if each["name"] == mount["name"]]
     assert volume["emptyDir"]["medium"] == "Memory"

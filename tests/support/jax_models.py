@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,29 +61,9 @@ def compilations() -> Iterator[list[str]]:
         monitoring.unregister_event_duration_listener(listen)
 
 
-def jax_runner(
-    config: Mapping[str, object],
-    model: Model,
-    *,
-    tp: int = 1,
-    pages: int = 128,
-    budget: int = 64,
-    rows: int = ROWS,
-    dtype: DTypeLike = np.float32,
-    pooling: Pooling | None = None,
-    steps_ahead: int = 1,
-) -> JaxRunner:
-    """A runner with the weights of a torch model."""
-    return jax_runner_of(
-        ModelCheckpoint(model, config),
-        tp=tp,
-        pages=pages,
-        budget=budget,
-        rows=rows,
-        dtype=dtype,
-        pooling=pooling,
-        steps_ahead=steps_ahead,
-    )
+def jax_runner(config: Mapping[str, object], model: Model, **options: Any) -> JaxRunner:
+    """A runner with the weights of a torch model; `options` are those of `jax_runner_of`."""
+    return jax_runner_of(ModelCheckpoint(model, config), **options)
 
 
 def jax_runner_of(
