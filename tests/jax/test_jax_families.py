@@ -19,7 +19,7 @@ from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import FAMILIES as ALL_FAMILIES
 from ostro.models.registry import describe
-from ostro.runner.jax.placed import jax_architecture
+from ostro.runner.jax.layout import jax_architecture
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model

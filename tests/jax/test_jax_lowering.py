@@ -1,6 +1,7 @@
 """The programs lower for TPUs and GPUs, which tests have none of: they use nothing that only CPUs have."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,19 +13,25 @@ from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
 from jax_models import FAMILIES
 from native_models import ModelCheckpoint, savable_model
+from peft_directory import random_adapter
 
 from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
 from ostro.models.registry import describe
 from ostro.runner.jax.attention import Attention, LoopAttention
+from ostro.runner.jax.compiling import Compiler
+from ostro.runner.jax.edit_inputs import WORD_BITS, EditInputs
+from ostro.runner.jax.logprobs import logprobs
 from ostro.runner.jax.mesh import AXIS, make_mesh
 from ostro.runner.jax.pages import PagesShape
+from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.program import StepProgram, StepResult
 from ostro.runner.jax.programs import on_mesh
-from ostro.runner.jax.sampling import Drawn, draw
+from ostro.runner.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
 from ostro.runner.jax.shapes import Sizes, StepShape
 from ostro.runner.jax.tpu_attention import TpuAttention
 from ostro.runner.jax.weights import BY_COLUMNS, COPIED, load_weights, weight_specs
+from ostro.weights.adapter import read_adapter
 
 PLATFORMS = ("tpu", "cuda")
 SIZES = Sizes(page_size=4, num_pages=16, max_batch_tokens=64, max_batch_seqs=8)
@@ -73,6 +80,19 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
         assert "f64" not in exported.mlir_module()
 
 
+def test_steps_with_adapters_lower_for_tpu_and_cuda(tmp_path: Path) -> None:
+    config = FAMILIES["llama"]
+    model = savable_model(config)
+    adapters = {"a": read_adapter(random_adapter(tmp_path / "a", model))}
+    placed = PlacedModel.load(describe(config), ModelCheckpoint(model, config), tensor_parallel=8, adapters=adapters)
+    compiler = Compiler(placed, SIZES)
+    for shape in compiler.step_shapes:
+        recipe = compiler.step(shape)
+        program = on_mesh(placed.mesh, recipe.function, recipe.specs, recipe.results, donated=recipe.donated)
+        exported = export.export(program, platforms=PLATFORMS)(*recipe.arguments)
+        assert "f64" not in exported.mlir_module()
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_steps_with_the_kernel_lower_for_a_tpu(family: str) -> None:
     """With Gemma's windows and soft caps."""
@@ -94,12 +114,25 @@ def test_steps_with_the_kernel_lower_for_a_tpu(family: str) -> None:
         assert "tpu_custom_call" in exported.mlir_module()
 
 
-@pytest.mark.parametrize("truncates", [False, True])
-def test_draws_lower_for_tpu_and_cuda_without_64_bit_numbers(truncates: bool) -> None:
-    specs, results = (BY_COLUMNS, COPIED, COPIED, COPIED), Drawn(COPIED, COPIED, COPIED)
-    program = on_mesh(make_mesh(8), partial(draw, truncates=truncates), specs, results)
-    shapes = [((8, 1024), np.float32), ((8,), np.int32), ((4, 8), np.int32), ((3, 8), np.float32)]
-    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+@pytest.mark.parametrize("kind", DrawKind)
+def test_draws_lower_for_tpu_and_cuda_without_64_bit_numbers(kind: DrawKind) -> None:
+    specs = [BY_COLUMNS, COPIED, COPIED]
+    shapes = [((8, 1024), np.float32), ((8,), np.int32), ((NUM_SETTINGS, 8), np.int32)]
+    if kind is DrawKind.EDITED:
+        integers, floats = EditInputs.sizes(8)
+        specs += [BY_COLUMNS, COPIED, COPIED]
+        shapes += [((8, 1024 // WORD_BITS), np.uint32), ((integers,), np.int32), ((floats,), np.float32)]
+    program = on_mesh(make_mesh(8), partial(draw, kind=kind), specs, Drawn(COPIED, COPIED))
+    check_lowering(program, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes])
+
+
+def test_log_probabilities_lower_for_tpu_and_cuda_without_64_bit_numbers() -> None:
+    program = on_mesh(make_mesh(8), partial(logprobs, top=20), (BY_COLUMNS, COPIED, COPIED), COPIED)
+    shapes = [((8, 1024), np.float32), ((8,), np.int32), ((2, 8), np.int32)]
+    check_lowering(program, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes])
+
+
+def check_lowering(program: Any, arguments: list[jax.ShapeDtypeStruct]) -> None:
     exported = export.export(program, platforms=PLATFORMS)(*arguments)
     assert exported.platforms == PLATFORMS
     assert not any(wide in exported.mlir_module() for wide in ("xf64", "xui64", "tensor<i64>", "tensor<f64>"))

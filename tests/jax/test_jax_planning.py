@@ -19,6 +19,7 @@ from ostro.planning.on_jax import step_bytes
 from ostro.runner.jax.compiling import Compiler
 from ostro.runner.jax.layout import VectorLayout, matrix_values
 from ostro.runner.jax.load import jax_runner
+from ostro.runner.jax.mesh import check_whole_mesh, fitting_ranks
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.programs import Programs
 from ostro.runner.jax.shapes import Sizes
@@ -99,3 +100,15 @@ def test_numbers_of_pages_are_rounded_so_that_restarts_find_their_programs() -> 
     assert [rounded(pages) for pages in (1, 31, 63, 64, 65, 1000, 1007, 1008)] == [1, 31, 63, 64, 64, 992, 992, 1008]
     assert all(0.968 < rounded(pages) / pages <= 1 for pages in range(1, 5000))
     assert all(rounded(rounded(pages)) == rounded(pages) for pages in range(1, 5000))
+
+
+def test_auto_is_one_device_on_a_cpu_however_many_virtual_ones_there_are() -> None:
+    assert fitting_ranks(describe(FAMILIES["llama"]), "cpu") == 1
+
+
+def test_hosts_whose_devices_do_not_divide_a_model_have_to_be_more_or_fewer() -> None:
+    """Other numbers were proposed, and refused because the mesh had more devices."""
+    llama = describe(FAMILIES["llama"])
+    check_whole_mesh(llama, 2)
+    with pytest.raises(BadRequest, match=r"have 3 devices.* only over 1, 2.* more or fewer hosts"):
+        check_whole_mesh(llama, 3)

@@ -1,11 +1,18 @@
-"""Every batch within a runner's capacities has a shape that holds it."""
+"""Every batch within a runner's capacities has a shape that holds it; and programs are compiled by a few threads."""
 
+import threading
+import time
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ostro.errors import ModelError
+from ostro.machine import num_cpus
 from ostro.runner.jax.inputs import StepInputs
+from ostro.runner.jax.programs import Key, Recipe, _compilers
+from ostro.runner.jax.sampling import DrawKind
 from ostro.runner.jax.shapes import Sizes, StepShape, smallest_shape
 
 CAPACITIES = st.integers(1, 2000)
@@ -46,10 +53,48 @@ def test_shapes_are_few_and_grow() -> None:
 
 def test_padding_is_written_nowhere_and_attends_to_nothing() -> None:
     shape = StepShape(tokens=8, tiles=3, width=4, rows=2, pages=8)
-    integers, inputs = StepInputs.padding(shape, num_slots=40)
+    integers = StepInputs.padding(shape, num_slots=40)
+    inputs = StepInputs.cut(integers, shape)
     assert len(integers) == shape.num_integers
     assert inputs.slots.tolist() == [40] * 8
     assert inputs.tile_first.tolist() == [8] * 3
     assert inputs.tile_length.tolist() == [0] * 3
     inputs.table[1, 7] = 5
-    assert integers[-1] == 5
+    assert integers[15] == 5
+
+
+def test_the_table_comes_first_so_that_it_is_aligned_whatever_the_shape() -> None:
+    """With tiles of 128 tokens, eight rows put it at an address that a GPU's kernel refused."""
+    shape = StepShape(tokens=64, tiles=9, width=128, rows=8, pages=8)
+    integers = np.arange(shape.num_integers, dtype=np.int32)
+    assert StepInputs.cut(integers, shape).table.ravel().tolist() == list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (("copy",), "copy"),
+        (("draw", 8, DrawKind.EDITED), "draw 8, edited"),
+        (
+            ("generate", StepShape(tokens=8, tiles=8, width=1, rows=8, pages=8, adapted=True), DrawKind.TRUNCATED),
+            "generate of 8 tokens in tiles of 1, 8 rows, with adapters, truncated",
+        ),
+    ],
+)
+def test_a_programs_name_lists_what_it_is_for(key: Key, name: str) -> None:
+    assert Recipe(key=key, function=print, arguments=(), specs=(), results=None).name == name
+
+
+def test_programs_that_nobody_wants_any_more_are_not_compiled() -> None:
+    """If one failed, its error waited for all others, which take minutes."""
+    begun, over = [], threading.Event()
+
+    def compile_() -> None:
+        begun.append(time.monotonic())
+        assert over.wait(60)
+
+    with _compilers() as threads:
+        futures = [threads.submit(compile_) for _ in range(100)]
+        futures[-1].add_done_callback(lambda _: over.set())
+    assert len(begun) <= min(8, num_cpus())
+    assert futures[-1].cancelled()

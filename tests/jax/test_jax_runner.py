@@ -1,11 +1,10 @@
-"""The standing oracles on the JAX runner, with real weights on one and on eight ranks; compilations are counted."""
+"""The standing oracles on the JAX runner, with real weights on one and on eight ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,14 +15,16 @@ from scripted_grammar import ScriptedGrammars, scripted
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
-from ostro.engine.runner import NOT_FINITE, ModelRunner
+from ostro.engine.runner import NOT_FINITE, ModelRunner, Step
 from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, ModelError
 from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import describe
+from ostro.runner.jax.edit_inputs import num_cells
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.runner import JaxRunner
+from ostro.runner.jax.sampling import DrawKind
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -208,6 +209,59 @@ def test_masks_give_the_tokens_of_the_torch_runner(tp: int, params: SamplingPara
         assert all(token % 5 == 1 for token in choice[1::2])
 
 
+class Watching(Narrow):
+    """Counts the steps whose sampling was deferred."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.num_late = 0
+        self.launch = self._launch
+
+    def _launch(self, batch: Batch) -> Step:
+        step = self._runner.launch(batch)
+        self.num_late += step.sample is not None
+        return step
+
+
+@BOTH
+def test_a_step_begins_before_its_masks_are_known(tp: int) -> None:
+    """Beside rows without a structure, and with penalties, which count the tokens until then."""
+    constraint = scripted({0: dict.fromkeys(range(0, VOCAB, 7), 1), 1: dict.fromkeys(range(1, VOCAB, 5), 0)})
+
+    def tokens(runner: ModelRunner) -> Tokens:
+        core, found = engine(runner), Tokens()
+        for id, prompt in enumerate(draw_prompts(5, 9, 12, 3)):
+            params = replace(SEEDED, logprobs=1) if id % 2 else replace(SEEDED, frequency_penalty=2.0)
+            grammar = None if id == 3 else constraint
+            request = Request(id=id, prompt_ids=prompt, params=params, seed=id, constraint=grammar)
+            core.add(request, None if grammar is None else ScriptedGrammars(VOCAB).prepare(grammar))
+        for step in drain(core):
+            assert step.error is None
+            found.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
+        return found
+
+    watched = Watching(shared_runner(tp))
+    assert tokens(watched) == tokens(torch_runner())
+    assert watched.num_late >= 8
+
+
+def test_more_changes_than_a_program_has_room_for_give_the_tokens_of_the_torch_runner() -> None:
+    bias = {token: token % 7 - 3.0 for token in range(VOCAB)}
+
+    def tokens(runner: ModelRunner) -> Tokens:
+        core, found = engine(runner), Tokens()
+        words = tuple((token,) for token in range(VOCAB - 50))
+        for id, prompt in enumerate(draw_prompts(*[20] * ROWS)):
+            params = replace(SEEDED, logit_bias=bias, repetition_penalty=1.3, logprobs=2)
+            core.add(Request(id=id, prompt_ids=prompt, params=params, seed=id, bad_word_ids=words))
+        for step in drain(core):
+            found.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
+        return found
+
+    assert num_cells(ROWS) < ROWS * (2 * VOCAB - 50)
+    assert tokens(shared_runner(8)) == tokens(torch_runner())
+
+
 @BOTH
 def test_log_probabilities_are_those_of_the_torch_runner(tp: int) -> None:
     [prompt] = draw_prompts(37)
@@ -247,6 +301,19 @@ def test_pooled_vectors_are_those_of_the_torch_runner(mode: Literal["mean", "cls
         assert pooled(runner, budget) == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_prompt_of_one_token_is_pooled_beside_a_sequence_that_decodes() -> None:
+    """The program that also draws returns no hidden states."""
+    runner = jax_runner(LLAMA, model(), pages=PAGES, pooling=Pooling("mean", normalize=False))
+    core = engine(runner)
+    core.add(Request(id=0, prompt_ids=(1, 2, 3), params=SamplingParams(max_tokens=12), seed=0))
+    for _ in range(3):
+        core.step()
+    core.add(Request(id=1, prompt_ids=(5,), params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED))
+    ended = {step.request_id: step for step in drain(core) if step.finish_reason}
+    assert ended[1].pooled is not None
+    assert len(ended) == 2
+
+
 @pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind_in_its_pages(tp: int) -> None:
     """The pages of the failed sequence are used again by others, with its NaN in the slots that are not filled yet."""
@@ -279,44 +346,15 @@ def test_bfloat16_weights_give_nearly_the_same_log_probabilities(tp: int) -> Non
     assert scores(runner) == pytest.approx(scores(shared_runner(tp)), abs=0.5)
 
 
-def test_nothing_is_compiled_after_loading_whatever_is_run() -> None:
-    runner = shared_runner(8)
-    random = np.random.default_rng(5)
-    kinds = [
-        GREEDY,
-        SEEDED,
-        replace(SEEDED, n=5, top_k=9),
-        replace(SEEDED, top_p=0.5, logprobs=1),
-        replace(GREEDY, repetition_penalty=1.2, max_tokens=30),
-    ]
-    core = engine(Narrow(runner, num_pages=60))
-    with compilations() as made:
-        for id in range(40):
-            [prompt] = draw_prompts(int(random.integers(1, 70)), seed=id % 7)
-            core.add(Request(id=id, prompt_ids=prompt, params=kinds[id % len(kinds)], seed=id))
-            for _ in range(int(random.integers(0, 8))):
-                core.step()
-        for _ in drain(core):
-            pass
-    assert core.scheduler.counters.steps > 100
-    assert made == []
-
-
-def test_compilations_are_noticed() -> None:
-    with compilations() as made:
-        jax.jit(lambda x: x * 3 + 1)(np.arange(17))
-    assert made
-
-
 def test_an_unknown_shape_is_an_error_and_not_compiled() -> None:
     with compilations() as made, pytest.raises(ModelError, match="No program was compiled for draw 99"):
-        shared_runner(1).programs["draw", 99, False]
+        shared_runner(1).programs["draw", 99, DrawKind.PLAIN]
     assert made == []
 
 
 def test_programs_and_the_seconds_they_took_are_counted() -> None:
     programs = shared_runner(1).programs
-    assert len(programs) == 6
+    assert len(programs) == 10
     assert programs.seconds > 0
 
 
@@ -340,7 +378,7 @@ def test_a_step_writes_its_own_slots_and_no_others() -> None:
 def test_no_program_copies_the_pages() -> None:
     """Neither all of them nor a layer's."""
     runner = jax_runner(LLAMA, model(), pages=50_000)
-    of_a_layer = runner._pages.nbytes // 2
+    of_a_layer = sum(own.nbytes for own in runner._pages) // 2
     assert runner.programs.step_bytes() < of_a_layer / 4
 
 

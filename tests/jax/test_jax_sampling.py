@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,11 +15,14 @@ from sampler_oracle import make_seq
 
 from ostro.engine import sequence
 from ostro.models.cut import BLOCK
+from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.honoured import check_honoured
+from ostro.runner.jax.draw_inputs import DRAWN, DrawWriter
+from ostro.runner.jax.edit_inputs import WORD_BITS, EditInputs, packed_edits
+from ostro.runner.jax.logprobs import Logprobs, logprobs
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.programs import Programs, Recipe
-from ostro.runner.jax.runner import DRAWN, draw_settings
-from ostro.runner.jax.sampling import Drawn, draw, exponentials
+from ostro.runner.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw, exponentials
 from ostro.runner.jax.weights import BY_COLUMNS, COPIED
 from ostro.runner.random_stream import exponentials as torch_exponentials
 from ostro.runner.random_stream import stream_key
@@ -30,17 +33,26 @@ VOCAB, ROWS = 2000, 500
 Floats = npt.NDArray[np.float32]
 
 
+class Results(NamedTuple):
+    tokens: npt.NDArray[np.int32]
+    peaks: Floats
+
+
 @cache
-def compiled(tp: int, *, truncates: bool) -> Callable[..., Drawn]:
+def compiled(tp: int, kind: DrawKind) -> Callable[..., Drawn]:
     programs, width = Programs(make_mesh(tp)), padded_vocab(tp)
-    shapes = [((ROWS, width), np.float32), ((ROWS,), np.int32), ((4, ROWS), np.int32), ((3, ROWS), np.float32)]
-    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    shapes = [((ROWS, width), np.float32), ((ROWS,), np.int32), ((NUM_SETTINGS, ROWS), np.int32)]
+    specs = [BY_COLUMNS, COPIED, COPIED]
+    if kind is DrawKind.EDITED:
+        integers, floats = EditInputs.sizes(ROWS)
+        shapes += [((ROWS, width // WORD_BITS), np.uint32), ((integers,), np.int32), ((floats,), np.float32)]
+        specs += [BY_COLUMNS, COPIED, COPIED]
     recipe = Recipe(
         key=("draw",),
-        function=partial(draw, truncates=truncates),
-        arguments=tuple(arguments),
-        specs=(BY_COLUMNS, COPIED, COPIED, COPIED),
-        results=Drawn(COPIED, COPIED, COPIED),
+        function=partial(draw, kind=kind),
+        arguments=tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes),
+        specs=tuple(specs),
+        results=Drawn(COPIED, COPIED),
     )
     programs.add(recipe)
     return programs[("draw",)]
@@ -50,13 +62,30 @@ def padded_vocab(tp: int) -> int:
     return -(-VOCAB // (BLOCK * tp)) * BLOCK * tp
 
 
-def drawn(logits: Floats, seqs: Sequence[sequence.Sequence], tp: int) -> Drawn:
-    """Draws from row i for sequence i."""
+def drawn(
+    logits: Floats,
+    seqs: Sequence[sequence.Sequence],
+    tp: int,
+    *,
+    edited: bool = False,
+    last: npt.NDArray[np.int32] | None = None,
+) -> Results:
+    """Draws from row i for sequence i. `last` holds the tokens that are pending in rows."""
+    scores = padded(logits, tp)
+    packed, kind = DrawWriter(VOCAB).write(list(enumerate(seqs)), ROWS)
+    before, edits = np.zeros(ROWS, np.int32) if last is None else last, tuple[Any, ...]()
+    if edited:
+        words = padded_vocab(tp) // WORD_BITS
+        changes = packed_edits(seqs, lambda id: -1 - id, rows=ROWS, vocab=VOCAB, words=words)
+        assert changes is not None
+        kind, edits = DrawKind.EDITED, changes
+    return Results(*Drawn(*compiled(tp, kind)(scores, before, packed, *edits)).on_host())
+
+
+def padded(logits: Floats, tp: int) -> Floats:
     scores = np.full((ROWS, padded_vocab(tp)), -np.inf, np.float32)
     scores[:, :VOCAB] = logits
-    integers, floats, truncates = draw_settings(list(enumerate(seqs)), ROWS, VOCAB)
-    before = np.zeros(ROWS, np.int32)
-    return Drawn(*map(np.asarray, compiled(tp, truncates=truncates)(scores, before, integers, floats)))
+    return scores
 
 
 def random_logits(seed: int) -> Floats:
@@ -85,6 +114,103 @@ def truncating(number: int) -> sequence.Sequence:
         top_p=float(random.choice([0.1, 0.5, 0.9, 0.95, 0.999, 1.0])),
         min_p=float(random.choice([0.0, 0.0, 0.02])),
     )
+
+
+def changing(number: int) -> sequence.Sequence:
+    """All changes of scores that are made on the device, several of them in most rows."""
+    random = np.random.default_rng(number)
+
+    def ids(count: int, below: int = VOCAB) -> tuple[int, ...]:
+        return tuple(random.integers(0, below, count).tolist())
+
+    def maybe(*values: float) -> float:
+        return float(random.choice([0.0, *values]))
+
+    # Few tokens, so that outputs repeat themselves, and those that have high scores are among them.
+    prompt, output = ids(int(random.integers(1, 40))), ids(int(random.integers(0, 30)), 20)
+    return make_seq(
+        prompt=prompt,
+        output=output,
+        seed=number,
+        temperature=maybe(0.7, 1.0),
+        top_p=float(random.choice([1.0, 0.9])),
+        repetition_penalty=float(random.choice([1.0, 0.8, 1.3])),
+        presence_penalty=maybe(0.5, -0.3),
+        frequency_penalty=maybe(0.25, 0.1),
+        logit_bias={token: float(random.normal(0, 3)) for token in ids(int(maybe(5)))},
+        bad_word_ids=((int(random.integers(0, 20)),), (*output[-1:], 3)),
+        min_tokens=int(maybe(10, 35)),
+        stop_token_ids=(1, 2),
+        allowed=None if random.random() < 0.5 else {1, *ids(300)},
+    )
+
+
+@pytest.mark.parametrize("tp", EVERY_DEGREE)
+def test_changes_of_scores_on_the_device_give_the_torch_samplers_tokens(tp: int) -> None:
+    logits = random_logits(900 + tp)
+    seqs = [changing(number) for number in range(ROWS * tp, ROWS * (tp + 1))]
+    expected = [token.token_id for token in sample(torch.from_numpy(logits.copy()), seqs)]
+    assert drawn(logits, seqs, tp, edited=True).tokens.tolist() == expected
+    assert (drawn(logits, seqs, tp).tokens != expected).mean() > 0.3
+
+
+@pytest.mark.parametrize("tp", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_penalties_count_the_token_that_is_still_on_the_device(tp: int) -> None:
+    """It is new to some rows, and others have it in their prompt, in their output, or in both."""
+    random, logits = np.random.default_rng(4), random_logits(77)
+    last = np.array([random.integers(0, 40) for _ in range(ROWS)], np.int32)
+    pending, known = [], []
+    for number in range(ROWS):
+        settings: dict[str, Any] = {
+            "prompt": tuple(random.integers(0, 40, 8).tolist()),
+            "output": tuple(random.integers(0, 40, 12).tolist()),
+            "seed": number,
+            "temperature": float(number % 2),
+            "repetition_penalty": float(random.choice([1.0, 1.6])),
+            "presence_penalty": float(random.choice([0.0, 1.5])),
+            "frequency_penalty": float(random.choice([0.0, 0.9])),
+        }
+        pending.append(make_seq(**settings))
+        pending[-1].id = number
+        pending[-1].expect()
+        known.append(make_seq(**{**settings, "output": (*settings["output"], int(last[number]))}))
+    # The pending tokens are likely ones.
+    logits[:, :40] += 4
+    expected = [token.token_id for token in sample(torch.from_numpy(logits.copy()), known)]
+    assert drawn(logits, pending, tp, edited=True, last=last).tokens.tolist() == expected
+
+
+def test_what_a_program_cannot_change_is_left_to_the_host() -> None:
+    def is_packed(*seqs: sequence.Sequence) -> bool:
+        return packed_edits(seqs, int, rows=8, vocab=VOCAB, words=64) is not None
+
+    assert is_packed(make_seq(repetition_penalty=1.2, prompt=tuple(range(VOCAB))))
+    assert not is_packed(*[make_seq(repetition_penalty=1.2, prompt=tuple(range(VOCAB)))] * 3)
+    assert not is_packed(make_seq(top_n_sigma=1.0))
+
+
+@pytest.mark.parametrize("tp", EVERY_DEGREE)
+def test_log_probabilities_are_those_of_numpy(tp: int) -> None:
+    """Equal scores are listed by lower id, across ranks too."""
+    programs = Programs(make_mesh(tp))
+    shapes = [((ROWS, padded_vocab(tp)), np.float32), ((ROWS,), np.int32), ((2, ROWS), np.int32)]
+    recipe = Recipe(
+        key=("logprobs",),
+        function=partial(logprobs, top=20),
+        arguments=tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes),
+        specs=(BY_COLUMNS, COPIED, COPIED),
+        results=COPIED,
+    )
+    programs.add(recipe)
+    random, logits = np.random.default_rng(tp), random_logits(tp)
+    rows, tokens = random.integers(0, ROWS, ROWS, np.int32), random.integers(0, VOCAB, ROWS, np.int32)
+    found = Logprobs.of(programs[("logprobs",)](padded(logits, tp), rows, np.stack((tokens, rows))))
+    for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        entry, expected = found.entry(number, number % 21), token_logprob(logits[row], int(token), number % 21)
+        assert (entry.token_id, entry.rank) == (expected.token_id, expected.rank)
+        assert [id for id, _ in entry.top] == [id for id, _ in expected.top]
+        assert entry.logprob == pytest.approx(expected.logprob, abs=1e-5)
+        assert [value for _, value in entry.top] == pytest.approx([value for _, value in expected.top], abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [plain, truncating])
@@ -126,7 +252,7 @@ def test_a_row_that_is_not_finite_shows_in_its_peak_and_spoils_no_other(tp: int,
     logits, seqs = random_logits(3), [plain(number) for number in range(ROWS)]
     clean = drawn(logits, seqs, tp).tokens
     logits[7, VOCAB - 1] = poison
-    _, tokens, peaks = drawn(logits, seqs, tp)
+    tokens, peaks = drawn(logits, seqs, tp)
     others = np.arange(ROWS) != 7
     assert not np.isfinite(peaks[7])
     assert np.isfinite(peaks[others]).all()
@@ -145,5 +271,6 @@ def test_a_field_that_the_sampler_would_ignore_is_refused_by_name() -> None:
 def test_every_field_of_the_draw_reaches_the_program(name: str) -> None:
     changed: dict[str, Any] = {"temperature": 0.3, "top_p": 0.5, "top_k": 2, "min_p": 0.4, "seed": 9}
     plain, other = ([(0, make_seq(**settings))] for settings in ({}, {name: changed[name]}))
-    before, after = (draw_settings(draws, ROWS, VOCAB) for draws in (plain, other))
-    assert any((one != two).any() for one, two in zip(before[:2], after[:2], strict=True))
+    writer = DrawWriter(VOCAB)
+    before, after = (writer.write(draws, ROWS)[0] for draws in (plain, other))
+    assert (before != after).any()

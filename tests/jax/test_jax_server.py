@@ -18,7 +18,7 @@ from ostro import LLM, EngineConfig, SamplingParams
 
 PROMPT = "the quick brown fox"
 SIZES = ("--max-batch-seqs", "8", "--max-batch-tokens", "64", "--kv-memory", "8M")
-NUM_PROGRAMS = 6
+NUM_PROGRAMS = 10
 
 
 @pytest.fixture(scope="module")

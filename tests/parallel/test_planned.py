@@ -1,16 +1,26 @@
 """A plan for several devices counts what each of them holds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from divided_models import FAMILIES, ThreadGroup, divided
 from native_models import ModelCheckpoint, savable_model
 
+from ostro import backends
+from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
+from ostro.kernels.paged_attention import Piece
+from ostro.models.registry import describe
 from ostro.planning import plan
+from ostro.planning.on_torch import on_cpu
+from ostro.runner import torch_part
+from ostro.runner.step_plan import Forward
+from ostro.runner.torch_part import TorchPart
 from ostro.torch_models.build import build_model
+from ostro.torch_models.layers import Matrix
 from ostro.torch_models.loading import places_of
 
 GIB = 1 << 30
@@ -51,6 +61,41 @@ def test_a_70b_model_on_eight_gpus_takes_what_the_docs_say() -> None:
     assert planned.fits
 
 
+@pytest.mark.parametrize(("devices", "ranks"), [(1, 1), (4, 4), (7, 4)])
+def test_auto_is_planned_for_as_many_gpus_as_the_model_divides_over(
+    devices: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "count_gpus", lambda: devices)
+    config = FAMILIES["llama"]
+    checkpoint = ModelCheckpoint(savable_model(config), config)
+    found = plan(checkpoint, EngineConfig(device="cuda", tensor_parallel="auto"), memory=16 * GIB)
+    assert found == plan(checkpoint, EngineConfig(device="cuda", tensor_parallel=ranks), memory=16 * GIB)
+    assert (found.devices, ", 4 devices" in found.backend) == (ranks, ranks == 4)
+
+
+def test_auto_is_one_device_where_other_settings_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "count_gpus", lambda: 4)
+    config = FAMILIES["llama"]
+    checkpoint = ModelCheckpoint(savable_model(config), config)
+    for asked in (
+        EngineConfig(device="cuda", tensor_parallel="auto", deterministic=True),
+        EngineConfig(device="cpu", tensor_parallel="auto"),
+        EngineConfig(device="cpu", backend="torch", tensor_parallel="auto"),
+    ):
+        assert plan(checkpoint, asked, memory=16 * GIB).devices == 1
+
+
+def test_auto_needs_gpus_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "count_gpus", lambda: 0)
+    config = FAMILIES["llama"]
+    with pytest.raises(BadRequest, match=r"no GPU here to be counted.*--tensor-parallel 8"):
+        plan(
+            ModelCheckpoint(savable_model(config), config),
+            EngineConfig(device="cuda", tensor_parallel="auto"),
+            memory=GIB,
+        )
+
+
 def test_a_number_that_does_not_divide_is_refused_while_planning() -> None:
     config = FAMILIES["llama"]
     with pytest.raises(BadRequest, match="8 attention heads do not divide by it"):
@@ -59,3 +104,37 @@ def test_a_number_that_does_not_divide_is_refused_while_planning() -> None:
             EngineConfig(device="cuda", tensor_parallel=3),
             memory=GIB,
         )
+
+
+def test_every_rank_has_a_process_on_the_host() -> None:
+    config = FAMILIES["llama"]
+    checkpoint = ModelCheckpoint(savable_model(config), config)
+    one, four = (plan(checkpoint, EngineConfig(device="cuda", tensor_parallel=n), memory=16 * GIB) for n in (1, 4))
+    assert four.host_bytes == 4 * one.host_bytes
+
+
+def test_every_rank_on_a_cpu_unpacks_whole_tensors() -> None:
+    config = {**FAMILIES["llama"], "vocab_size": 1 << 16}
+    described = describe(config)
+    plain = ModelCheckpoint(build_model(config, dtype=torch.float32, device=torch.device("meta")), config).stored()
+    packed = replace(plain, tensors=[replace(each, format="Q8_0") for each in plain.tensors])
+    largest = max(tensor.values for tensor in plain.tensors) * 4
+    found = []
+    for ranks in (1, 2, 4):
+        asked = BACKENDS["cpu"].resolve(EngineConfig(device="cpu", backend="torch", tensor_parallel=ranks))
+        found.append(on_cpu(packed, asked, described, GIB).peak - on_cpu(plain, asked, described, GIB).peak)
+    assert found[0] > largest
+    assert found == [found[0], 2 * found[0], 4 * found[0]]
+
+
+@pytest.mark.parametrize(("ranks", "packs"), [(1, True), (2, False)])
+def test_a_second_layout_is_kept_if_there_is_memory_for_all_ranks(
+    ranks: int, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = savable_model(FAMILIES["llama"])
+    matrices = [module for module in model.modules() if isinstance(module, Matrix)]
+    # A quarter of what is free suffices for one rank and a half.
+    monkeypatch.setattr(torch_part, "free_memory", lambda: 6 * sum(matrix.weight.nbytes for matrix in matrices))
+    part = TorchPart(model, page_size=4, num_pages=8, ranks=ranks)
+    part.forward(Forward([1, 2], [Piece(offset=0, start=0, length=2, pages=[0])]))
+    assert {matrix.packed is not None for matrix in matrices} == {packs}

@@ -12,7 +12,7 @@ from tiny_configs import HRM_TEXT
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture
-from ostro.models.cut import cut, rank_shapes
+from ostro.models.cut import cut, most_ranks, rank_shapes
 from ostro.models.registry import FAMILIES as ALL_FAMILIES
 from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
@@ -56,6 +56,22 @@ def test_a_rank_holds_its_part_of_the_weights_only(ranks: int) -> None:
         assert own == (size - vectors + copied_heads) / ranks + vectors
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_padding_of_the_vocabulary_is_zeros(tied: bool) -> None:
+    """It was whatever was in memory, NaN included."""
+    config = {**FAMILIES["llama"], "vocab_size": 130, "tie_word_embeddings": tied}
+    whole = savable_model(config)
+    # Fills uninitialized memory with NaN.
+    torch.use_deterministic_algorithms(True)
+    try:
+        parts = divided(config, whole, ThreadGroup(4))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for part in parts:
+        assert all(parameter.isfinite().all() for parameter in part.parameters())
+    assert [int(part.get_parameter("model.embed_tokens.weight").any(1).sum()) for part in parts] == [128, 2, 0, 0]
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_rank_keeps_is_known_without_torch(family: str, ranks: int) -> None:
@@ -91,6 +107,29 @@ def test_what_does_not_divide_is_named_with_the_numbers_that_do(
 ) -> None:
     with pytest.raises(BadRequest, match=rf"{problem}.*Set it to one of {fitting}\."):
         cut(described({**FAMILIES["llama"], **changes}), ranks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "ranks"),
+    [
+        ({}, 1, 1),
+        ({}, 8, 8),
+        ({}, 7, 4),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 8, 3),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 8, 6),
+        ({"intermediate_size": 52}, 8, 4),
+    ],
+)
+def test_the_most_ranks_are_those_that_the_model_can_be_cut_for(
+    changes: Mapping[str, object], devices: int, ranks: int
+) -> None:
+    model = described({**FAMILIES["llama"], **changes})
+    assert most_ranks(model, devices) == ranks
+    assert cut(model, ranks).ranks == ranks
+
+
+def test_hrm_text_stays_on_one_device() -> None:
+    assert most_ranks(describe(HRM_TEXT), 8) == 1
 
 
 def test_hrm_text_is_refused_by_name() -> None:

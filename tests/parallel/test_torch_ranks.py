@@ -22,6 +22,7 @@ from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, Unavailable
 from ostro.runner.torch_load import first_rank, make_runner
+from ostro.runner.tp.messages import Begin, Load
 from ostro.runner.tp.ranks import Ranks
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -199,6 +200,34 @@ def test_what_cannot_be_divided_is_refused_and_the_ranks_live_on(groups: dict[in
     with pytest.raises(BadRequest, match="9 attention heads"):
         divided(ranks, write_checkpoint(saved / "odd", odd, savable_model(odd)))
     assert run(engine(divided(ranks, path)), mixed()) == expected("olmo2")
+
+
+def test_a_rank_that_cannot_load_its_part_says_why_and_ends(saved: Path) -> None:
+    ranks = Ranks(2, backend="gloo")
+    try:
+        too_long = EngineConfig(max_seq_len=1 << 20, device="cpu")
+        ranks.send(Load(str(checkpoint_of("llama", saved)), too_long))
+        with pytest.raises(BadRequest, match="knows only 64 positions") as caught:
+            ranks.agree_on_pages(8)
+        assert caught.value.param == "max_seq_len"
+        assert (ranks.failure or "").startswith("Rank 1 of 2 ended (exit status 1): ")
+        assert caught.value.message in (ranks.failure or "")
+    finally:
+        ranks.close()
+
+
+def test_a_rank_with_an_error_that_nobody_expected_says_so_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """It used to end without a word about the reason, and later with an error after which no engine starts again."""
+    ranks = Ranks(2, backend="gloo")
+    try:
+        # Of a model that was never loaded.
+        ranks.send(Begin(8))
+        with pytest.raises(Unavailable, match=r"Rank 1 failed \(AssertionError"):
+            ranks.agree_on_pages(8)
+        assert "AssertionError" in (ranks.failure or "")
+        assert "rank 1 failed" in caplog.text
+    finally:
+        ranks.close()
 
 
 @pytest.mark.slow

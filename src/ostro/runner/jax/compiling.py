@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import jax
@@ -15,16 +16,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ostro.models.cut import Cut
 from ostro.runner.jax.attention import Attention, LoopAttention
+from ostro.runner.jax.edit_inputs import WORD_BITS, EditInputs
 from ostro.runner.jax.kept_programs import KeptPrograms
 from ostro.runner.jax.layout import fits_tpu_kernel
+from ostro.runner.jax.logprobs import logprobs
 from ostro.runner.jax.mesh import AXIS, is_over_processes
 from ostro.runner.jax.pages import Pages
 from ostro.runner.jax.placed import PlacedModel
-from ostro.runner.jax.program import StepProgram, StepResult
+from ostro.runner.jax.program import Generated, StepProgram, StepResult
 from ostro.runner.jax.programs import Recipe
-from ostro.runner.jax.sampling import Drawn, draw
+from ostro.runner.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
 from ostro.runner.jax.shapes import Sizes, StepShape
 from ostro.runner.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, weight_specs
+from ostro.sampling_params import MAX_LOGPROBS
 
 COPIES = 8
 """Pages that one program copies at a time."""
@@ -41,35 +45,81 @@ class Compiler:
     def shapes(self) -> list[StepShape]:
         return self.sizes.shapes(self.placed.described.shape.max_seq_len, tile=self._attention.tile)
 
+    @property
+    def step_shapes(self) -> list[StepShape]:
+        """Those of all steps: with adapters, each shape twice."""
+        adapted = [] if self.placed.adapters is None else [shape._replace(adapted=True) for shape in self.shapes]
+        return self.shapes + adapted
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a mask, with those of the rows that pad the vocabulary."""
+        return self.placed.cut.vocab * self.placed.cut.ranks // WORD_BITS
+
     def kept(self) -> KeptPrograms:
         """The programs of earlier starts."""
         placed, attention = self.placed, type(self._attention).__name__
-        facts = [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes, attention]
+        widths = None if placed.adapters is None else placed.adapters.layout.widths
+        facts = [placed.described, placed.cut, np.dtype(placed.dtype).name, self.sizes, attention, widths]
         return KeptPrograms(placed.mesh, facts)
 
     def recipes(self) -> list[Recipe]:
-        """Keys: ("step", shape), ("copy",), ("draw", rows, truncates), ("logits", last shape).
+        """Keys: ("step", shape), ("copy",), ("draw", rows, kind), ("logprobs", rows), ("logits", last shape).
 
-        ("gather", rows) too if the mesh is over several processes.
+        ("generate", shape, kind) too for few rows, ("gather", rows) if the mesh is over several processes.
         """
-        recipes = [*map(self.step, self.shapes), self._copy()]
+        recipes = [*map(self.step, self.step_shapes), self._copy()]
         if self.placed.described.head is not None:
             for rows in sorted({shape.rows for shape in self.shapes}):
                 recipes += self._draws(rows)
             recipes.append(self._logits(self.shapes[-1]))
+            recipes += [self._generate(shape, kind) for shape, kind in self._drawing_steps()]
         return recipes
 
+    def largest(self) -> list[Recipe]:
+        """Those that may take most memory: the largest step and what is made from its logits."""
+        last = self.step_shapes[-1]
+        return [self.step(last), *(() if self.placed.described.head is None else self._draws(last.rows))]
+
+    def _drawing_steps(self) -> Iterator[tuple[StepShape, DrawKind]]:
+        """Shapes of steps that also draw, and how."""
+        return product((shape for shape in self.step_shapes if shape.draws), (DrawKind.PLAIN, DrawKind.TRUNCATED))
+
     def step(self, shape: StepShape) -> Recipe:
-        placed = self.placed
-        previous = self._argument((self.shapes[-1].rows,), np.int32, COPIED)
-        integers = self._argument((shape.num_integers,), np.int32, COPIED)
+        arguments, specs = self._step_arguments(shape, shape.num_integers)
         return Recipe(
             key=("step", shape),
             function=partial(self._model.step, shape=shape),
-            arguments=(placed.weights, self._pages, previous, integers),
-            specs=(weight_specs(placed.described), self._layout.specs(), COPIED, COPIED),
-            results=StepResult(self._layout.specs(), COPIED, None if placed.described.head is None else BY_COLUMNS),
+            arguments=arguments,
+            specs=specs,
+            results=StepResult(
+                self._layout.specs(), COPIED, None if self.placed.described.head is None else BY_COLUMNS
+            ),
             donated=(1,),
+        )
+
+    def _generate(self, shape: StepShape, kind: DrawKind) -> Recipe:
+        arguments, specs = self._step_arguments(shape, shape.num_integers + NUM_SETTINGS * shape.rows)
+        return Recipe(
+            key=("generate", shape, kind),
+            function=partial(self._model.generate, shape=shape, kind=kind),
+            arguments=arguments,
+            specs=specs,
+            results=Generated(self._layout.specs(), Drawn(COPIED, COPIED)),
+            donated=(1, 2),
+        )
+
+    def _step_arguments(self, shape: StepShape, num_integers: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Of a step, and how they are divided over the mesh."""
+        placed = self.placed
+        previous = self._argument((self.shapes[-1].rows,), np.int32, COPIED)
+        integers = self._argument((num_integers,), np.int32, COPIED)
+        adapters = placed.adapters if shape.adapted else None
+        tables = () if adapters is None else (adapters.tables,)
+        table_specs = () if adapters is None else (adapters.specs(),)
+        return (
+            (placed.weights, self._pages, previous, integers, *tables),
+            (weight_specs(placed.described), self._layout.specs(), COPIED, COPIED, *table_specs),
         )
 
     def _copy(self) -> Recipe:
@@ -87,18 +137,35 @@ class Compiler:
         arguments = (
             self._argument((rows, vocab), np.float32, BY_COLUMNS),
             self._argument((self.shapes[-1].rows,), np.int32, COPIED),
-            self._argument((4, rows), np.int32, COPIED),
-            self._argument((3, rows), np.float32, COPIED),
+            self._argument((NUM_SETTINGS, rows), np.int32, COPIED),
         )
-        for truncates in (False, True):
+        integers, floats = EditInputs.sizes(rows)
+        edits = (
+            self._argument((rows, self.mask_words), np.uint32, BY_COLUMNS),
+            self._argument((integers,), np.int32, COPIED),
+            self._argument((floats,), np.float32, COPIED),
+        )
+        for kind in DrawKind:
+            further, specs = (edits, (BY_COLUMNS, COPIED, COPIED)) if kind is DrawKind.EDITED else ((), ())
             yield Recipe(
-                key=("draw", rows, truncates),
-                function=partial(draw, truncates=truncates),
-                arguments=arguments,
-                specs=(BY_COLUMNS, COPIED, COPIED, COPIED),
-                results=Drawn(COPIED, COPIED, COPIED),
+                key=("draw", rows, kind),
+                function=partial(draw, kind=kind),
+                arguments=arguments + further,
+                specs=(BY_COLUMNS, COPIED, COPIED, *specs),
+                results=Drawn(COPIED, COPIED),
                 donated=(1,),
             )
+        yield Recipe(
+            key=("logprobs", rows),
+            function=partial(logprobs, top=min(MAX_LOGPROBS, self.placed.described.shape.vocab_size)),
+            arguments=(
+                arguments[0],
+                self._argument((rows,), np.int32, COPIED),
+                self._argument((2, rows), np.int32, COPIED),
+            ),
+            specs=(BY_COLUMNS, COPIED, COPIED),
+            results=COPIED,
+        )
         if is_over_processes(self.placed.mesh):
             yield Recipe(
                 key=("gather", rows),

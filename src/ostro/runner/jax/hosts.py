@@ -6,36 +6,32 @@ calls a program, it sends the others the program's number and those arguments th
 the devices exist in every process: they are sent as numbers, in the order in which they came to be.
 """
 
-import hmac
+import hashlib
+import json
 import os
-import secrets
 import select
 import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import msgspec
 import numpy as np
+from jax._src.distributed import global_state
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from ostro.errors import BadRequest, ModelError
+from ostro.errors import BadRequest, Unavailable
+from ostro.mesh_hosts import HOW_TO_START, mesh_hosts
+from ostro.runner.jax.handshake import Invitation, connect, listen, received, welcome
 from ostro.runner.jax.programs import Key, Programs
 
-ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
-_TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
-_PATIENCE = 60.0
-"""Seconds that the leader waits for the others to connect, and they for it."""
-_WAKING = 0.1
-"""Seconds after which a process that waits for a call wakes up. To its server it is still loading, and whoever loads is
-expected to do something now and then.
-"""
-_MOST_RECEIVED = 1 << 20
-_KEY_BYTES = 32
+_AGREEMENT_MS = 3_600_000
+"""Hosts may take long to download or compile. One that dies ends the others too, long before this."""
+_LONGEST_SHOWN = 60
 _INVITATION_BYTES = 256
 """One of them holds the length of what follows; 200 are left for the host's name."""
 
@@ -43,26 +39,79 @@ _INVITATION_BYTES = 256
 def join_hosts(environ: Mapping[str, str] = os.environ) -> None:
     """Connects this process to those that the environment names, if it names any. Call it before JAX is used.
 
-    Raises BadRequest if they do not meet.
+    Raises BadRequest if the environment is wrong, and Unavailable if the processes do not meet.
     """
-    if jax.distributed.is_initialized() or (ADDRESS not in environ and len(_tpu_hosts(environ)) < 2):
+    hosts = mesh_hosts(environ)
+    if hosts is None or jax.distributed.is_initialized():
         return
-    given = {"num_processes": _number(environ, COUNT), "process_id": _number(environ, NUMBER)}
     try:
-        # Otherwise the coordinator, which checks nothing, would listen on all interfaces.
-        bound = environ.get(BIND_ADDRESS, environ.get(ADDRESS))
-        jax.distributed.initialize(environ.get(ADDRESS), **given, coordinator_bind_address=bound)
+        jax.distributed.initialize(
+            hosts.address, hosts.count, hosts.number, coordinator_bind_address=hosts.bind_address
+        )
     except (RuntimeError, ValueError, TypeError) as error:
+        # XLA's own errors, such as a timeout, are RuntimeErrors.
+        kind = Unavailable if isinstance(error, RuntimeError) else BadRequest
         reason = str(error).splitlines()[0]
+        raise kind(f"The processes of the mesh did not meet ({reason}). {HOW_TO_START}") from error
+
+
+def agree(stage: str, facts: Mapping[str, str]) -> None:
+    """Returns once every process has come to this stage with the same facts. Otherwise raises BadRequest in each of
+    them, which says what differs. One model comes to a stage once. Raises Unavailable if a process is lost meanwhile.
+    """
+    # The coordinator's store, which needs no devices. It has no public name in JAX.
+    client, count = global_state.client, global_state.num_processes
+    if client is None or count is None or count == 1:
+        return
+    short = {name: fact if len(fact) <= _LONGEST_SHOWN else _digest(fact) for name, fact in facts.items()}
+    try:
+        client.key_value_set(f"ostro/{stage}/{global_state.process_id}", json.dumps(short))
+    except RuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise Unavailable(_gone(error)) from error
         raise BadRequest(
-            f"The processes of the mesh did not meet ({reason}). Start the same command on every host, with {ADDRESS} "
-            f"(HOST:PORT of the first), {COUNT}, and in {NUMBER} the number of the host, from 0."
+            "The processes of a mesh run one model together, and have loaded one. Run another in other processes."
         ) from error
+    try:
+        answers = [client.blocking_key_value_get(f"ostro/{stage}/{each}", _AGREEMENT_MS) for each in range(count)]
+    except RuntimeError as error:
+        raise Unavailable(_gone(error)) from error
+    told = [json.loads(answer) for answer in answers]
+    if differences := _differences(told):
+        disconnect()
+        raise BadRequest(
+            f"The hosts of the mesh differ: {', '.join(differences)}. Start the same command on every host, with the "
+            "same versions and the same files."
+        )
 
 
-def num_processes(environ: Mapping[str, str] = os.environ) -> int:
-    """As the environment gives it, before JAX has looked for devices; 1 if it does not."""
-    return _number(environ, COUNT) or 1
+def disconnect() -> None:
+    """Leaves the mesh, together with all other processes: whoever ended first would otherwise abort the others before
+    they can tell why.
+    """
+    with suppress(RuntimeError):
+        jax.distributed.shutdown()
+
+
+def _gone(error: Exception | None = None) -> str:
+    """What to say if a process is lost. `error` is how that was noticed."""
+    reason = "" if error is None else f" ({(str(error) or repr(error)).splitlines()[0]})"
+    return f"A process of the mesh is gone{reason}. All of them have to start again."
+
+
+def _differences(told: Sequence[Mapping[str, str]]) -> list[str]:
+    """What is not the same everywhere, in words: `jax (0.10.2 on host 0, 0.10.1 on host 2)`."""
+    found = []
+    for name in dict.fromkeys(name for each in told for name in each):
+        facts = [each.get(name, "none") for each in told]
+        other = next((number for number, fact in enumerate(facts) if fact != facts[0]), None)
+        if other is not None:
+            found.append(f"{name} ({facts[0] or 'none'} on host 0, {facts[other] or 'none'} on host {other})")
+    return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def least(number: int) -> int:
@@ -70,26 +119,6 @@ def least(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(np.min(process_allgather(np.array([number], np.int32))))
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    """None leaves it to JAX, which finds out by itself on a TPU."""
-    text = environ.get(name)
-    if text is not None and not text.isdecimal():
-        raise BadRequest(f"{name} is {text!r}. Set it to a whole number.")
-    return None if text is None else int(text)
-
-
-def _tpu_hosts(environ: Mapping[str, str]) -> list[str]:
-    listed = next((environ[name] for name in _TPU_HOSTS if environ.get(name)), "")
-    return [host for host in listed.split(",") if host]
-
-
-def _leader_host(environ: Mapping[str, str] = os.environ) -> str:
-    if ADDRESS in environ:
-        return environ[ADDRESS].rpartition(":")[0].strip("[]")
-    hosts = _tpu_hosts(environ)
-    return hosts[0].rpartition(":")[0] or hosts[0] if hosts else socket.gethostname()
 
 
 def leads_others() -> bool:
@@ -124,7 +153,9 @@ class _Call(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class LeadingPrograms:
-    """Programs that all processes call. Stands in for `Programs` in the leader."""
+    """Programs that all processes call. Stands in for `Programs` in the leader. A call raises Unavailable if one of the
+    processes is lost.
+    """
 
     programs: Programs
     _followers: list[socket.socket]
@@ -146,7 +177,7 @@ class LeadingPrograms:
         watched = select.poll()
         for follower in self._followers:
             watched.register(follower, select.POLLIN)
-        return "A process of the mesh is gone. All of them are started again." if watched.poll(0) else None
+        return _gone() if watched.poll(0) else None
 
     def __getitem__(self, key: Key) -> Callable[..., Any]:
         program = self.programs[key]
@@ -182,24 +213,27 @@ class LeadingPrograms:
             try:
                 follower.sendall(framed)
             except OSError as error:
-                raise ModelError(
-                    f"A process of the mesh is gone ({error}). All of them have to be started again."
-                ) from error
+                raise Unavailable(_gone(error)) from error
 
 
 def lead(programs: Programs, arrays: Any) -> LeadingPrograms:
     """For the first process. `arrays` is a tree of those that every process has before the first call."""
+    _agree_on(programs)
     leading = LeadingPrograms(programs, _gather_followers(), _numbered(programs))
     leading.add(arrays)
     return leading
 
 
-def follow(programs: Programs, arrays: Any, done: Callable[[], None]) -> None:
-    """For the other processes: repeats the leader's calls until it closes the connection. Calls `done` after each."""
+def follow(programs: Programs, arrays: Any, connected: Callable[[], None]) -> None:
+    """For the other processes: repeats the leader's calls until it closes the connection. Calls `connected` once the
+    leader has admitted all of them.
+    """
+    _agree_on(programs)
     known: dict[int, Any] = dict(enumerate(jax.tree.leaves(arrays)))
     keys = {number: key for key, number in _numbered(programs).items()}
     count = len(known)
-    with _connection() as leader:
+    with connect(_broadcast(None)) as leader:
+        connected()
         for call in _calls(leader):
             leaves = [known[each] if isinstance(each, int) else each.array() for each in call.arguments]
             results = jax.tree.leaves(_called(programs[keys[call.program]], leaves))
@@ -208,7 +242,18 @@ def follow(programs: Programs, arrays: Any, done: Callable[[], None]) -> None:
             for number in call.dropped:
                 del known[number]
             del leaves, results
-            done()
+
+
+def _agree_on(programs: Programs) -> None:
+    device = programs.mesh.devices.flat[0]
+    agree(
+        "programs",
+        {
+            "devices": f"{programs.mesh.size} {device.device_kind}",
+            "JAX's platform": str(device.client.platform_version),
+            "programs": repr(sorted(map(repr, programs))),
+        },
+    )
 
 
 def _numbered(programs: Programs) -> dict[Key, int]:
@@ -232,104 +277,24 @@ def _divided(argument: Any, sharding: Any) -> Any:
 
 def _calls(leader: socket.socket) -> Iterator[_Call]:
     decoder = msgspec.msgpack.Decoder(_Call)
-    while len(size := _received(leader, 8, waits=True)) == 8:
+    while len(size := received(leader, 8)) == 8:
         length = int.from_bytes(size, "little")
-        message = _received(leader, length, waits=True)
+        message = received(leader, length)
         if len(message) < length:
             return
         yield decoder.decode(message)
 
 
-# Connections
-
-
-class _Invitation(msgspec.Struct, array_like=True):
-    """Where the leader listens, and what proves that a process belongs to the mesh."""
-
-    host: str
-    port: int
-    key: bytes
-
-
 def _gather_followers() -> list[socket.socket]:
-    host, key = _leader_host(), secrets.token_bytes(_KEY_BYTES)
-    try:
-        listening = socket.create_server((host, 0), family=_family(host))
-    except OSError as error:
-        raise BadRequest(
-            f"The first process of the mesh cannot listen on {host} ({error}). Set {ADDRESS} to an address of its host."
-        ) from error
+    hosts = mesh_hosts()
+    first, bound = (socket.gethostname(), None) if hosts is None else (hosts.first, hosts.bound)
+    listening, invitation = listen(first, bound)
     with listening:
-        listening.settimeout(_PATIENCE)
-        _broadcast(_Invitation(host, listening.getsockname()[1], key))
-        followers: list[socket.socket] = []
-        while len(followers) < jax.process_count() - 1:
-            try:
-                arrived, _ = listening.accept()
-            except TimeoutError as error:
-                raise BadRequest(
-                    f"{jax.process_count() - 1 - len(followers)} processes of the mesh cannot reach {host}. Open the "
-                    "network between the hosts."
-                ) from error
-            if _is_follower(arrived, key):
-                followers.append(arrived)
-            else:
-                arrived.close()
-    return followers
+        _broadcast(invitation)
+        return welcome(listening, invitation.key, jax.process_count() - 1)
 
 
-def _connection() -> socket.socket:
-    invitation = _broadcast(None)
-    try:
-        leader = socket.create_connection((invitation.host, invitation.port), timeout=_PATIENCE)
-        leader.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        leader.sendall(hmac.digest(invitation.key, _received(leader, _KEY_BYTES, waits=False), "sha256"))
-    except OSError as error:
-        raise BadRequest(
-            f"Cannot reach the first process of the mesh at {invitation.host}:{invitation.port} ({error}). Open the "
-            "network between the hosts."
-        ) from error
-    leader.settimeout(_WAKING)
-    return leader
-
-
-def _is_follower(arrived: socket.socket, key: bytes) -> bool:
-    """Whether it knows the key, which is never sent over this connection."""
-    challenge = secrets.token_bytes(_KEY_BYTES)
-    arrived.settimeout(_PATIENCE)
-    try:
-        arrived.sendall(challenge)
-        answer = _received(arrived, _KEY_BYTES, waits=False)
-        arrived.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        arrived.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    except OSError:
-        return False
-    return hmac.compare_digest(answer, hmac.digest(key, challenge, "sha256"))
-
-
-def _received(connection: socket.socket, count: int, *, waits: bool) -> bytes:
-    """So many bytes, or fewer if the connection ends before, or times out and this function `waits` no longer."""
-    found = bytearray()
-    while len(found) < count:
-        try:
-            more = connection.recv(min(count - len(found), _MOST_RECEIVED))
-        except TimeoutError:
-            if waits:
-                continue
-            break
-        except OSError:
-            break
-        if not more:
-            break
-        found += more
-    return bytes(found)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-
-
-def _broadcast(invitation: _Invitation | None) -> _Invitation:
+def _broadcast(invitation: Invitation | None) -> Invitation:
     """The leader's, in every process."""
     sent = np.zeros(_INVITATION_BYTES, np.uint8)
     if invitation is not None:
@@ -337,4 +302,4 @@ def _broadcast(invitation: _Invitation | None) -> _Invitation:
         sent[0] = len(encoded)
         sent[1 : 1 + len(encoded)] = np.frombuffer(encoded, np.uint8)
     received = np.asarray(broadcast_one_to_all(sent)).astype(np.uint8)
-    return msgspec.msgpack.decode(received[1 : 1 + received[0]].tobytes(), type=_Invitation)
+    return msgspec.msgpack.decode(received[1 : 1 + received[0]].tobytes(), type=Invitation)

@@ -3,6 +3,7 @@ hundreds of sequences would take longer than the device does.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -15,11 +16,14 @@ from ostro.runner.jax.shapes import Sizes, StepShape
 from ostro.runner.page_rows import PageRows
 
 Ints = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.signedinteger[Any]]
 
 
 class StepInputs(NamedTuple):
     """A step's integers. They travel as one array, because each argument makes launching a program slower."""
 
+    table: Any
+    """[rows, pages]. The first part, because kernels want it aligned, and it may be read where it arrives."""
     tokens: Any
     """Ids; -1 - r for the token that the step before this one drew in row r."""
     positions: Any
@@ -32,67 +36,87 @@ class StepInputs(NamedTuple):
     """The row of its sequence in the table."""
     asked: Any
     """The numbers of the tokens whose logits are wanted."""
-    table: Any
-    """[rows, pages]"""
+    adapters: Any
+    """The numbers of the tokens' adapters, 0 for none; nothing if the shape is not adapted."""
 
     @classmethod
     def cut(cls, integers: Any, shape: StepShape) -> "StepInputs":
         """Views of the parts of one array; works on numpy's and JAX's."""
-        ends = list(accumulate(shape.sizes))
-        parts = cls(*(integers[end - size : end] for end, size in zip(ends, shape.sizes, strict=True)))
-        return parts._replace(table=parts.table.reshape(shape.rows, shape.pages))
+        table, *others = (integers[part] for part in _parts(shape))
+        return cls(table.reshape(shape.rows, shape.pages), *others)
 
     @classmethod
-    def padding(cls, shape: StepShape, num_slots: int) -> tuple[Ints, "StepInputs"]:
-        """An array for a step without tokens, and views of its parts to fill in."""
+    def padding(cls, shape: StepShape, num_slots: int) -> Ints:
+        """An array for a step without tokens."""
         integers = np.zeros(shape.num_integers, np.int32)
         parts = cls.cut(integers, shape)
         parts.slots[:] = num_slots
         parts.tile_first[:] = shape.tokens
-        return integers, parts
+        return integers
+
+
+@cache
+def _parts(shape: StepShape) -> list[slice]:
+    return [slice(end - size, end) for end, size in zip(accumulate(shape.sizes), shape.sizes, strict=True)]
 
 
 class InputWriter:
     """Writes batches into arrays. Holds the page table, of which little changes from step to step."""
 
-    def __init__(self, sizes: Sizes, shapes: Sequence[StepShape]) -> None:
+    def __init__(self, sizes: Sizes, shapes: Sequence[StepShape], number: Callable[[str | None], int]) -> None:
+        """`number` gives an adapter's."""
+        self._number = number
         self._page_size, self._num_slots = sizes.page_size, sizes.num_pages * sizes.page_size
         self._table = np.zeros((shapes[-1].rows, shapes[-1].pages), np.int32)
         self._held = PageRows(*self._table.shape)
+        self._order = np.arange(len(self._table))
+        self._padding: dict[StepShape, Ints] = {}
 
     def write(self, chunks: Sequence[Chunk], shape: StepShape, reference: Callable[[int], int]) -> Ints:
         """`reference` gives what stands for a sequence's token that is still on the device."""
-        integers, inputs = StepInputs.padding(shape, self._num_slots)
+        if shape not in self._padding:
+            self._padding[shape] = StepInputs.padding(shape, self._num_slots)
+        integers = self._padding[shape].copy()
+        inputs = StepInputs.cut(integers, shape)
         inputs.table[:] = self._updated(chunks)[: shape.rows]
-        lengths = np.array([chunk.length for chunk in chunks], np.int32)
-        starts = np.array([chunk.start for chunk in chunks], np.int32)
-        offsets = np.cumsum(lengths) - lengths
-        tokens = [token for chunk in chunks for token in _tokens(chunk, reference)]
-        own, rows = len(tokens), np.repeat(np.arange(len(chunks)), lengths)
-        positions = np.arange(own) + (starts - offsets)[rows]
-        inputs.tokens[:own] = tokens
+        starts = np.array([chunk.start for chunk in chunks])
+        if shape.width == 1:
+            rows = ends = tile_rows = self._order[: len(chunks)]
+            positions = starts
+            inputs.tile_first[: len(rows)], inputs.tile_length[: len(rows)] = rows, 1
+        else:
+            lengths = np.array([chunk.length for chunk in chunks])
+            ends = np.cumsum(lengths) - 1
+            rows = np.repeat(self._order[: len(chunks)], lengths)
+            positions = np.arange(len(rows)) + (starts - ends + lengths - 1)[rows]
+            tile_rows = self._write_tiles(inputs, lengths, ends - lengths + 1, shape.width)
+        own = len(rows)
+        inputs.tokens[:own] = [token for chunk in chunks for token in _tokens(chunk, reference)]
         inputs.positions[:own] = positions
         inputs.slots[:own] = (
             self._table[rows, positions // self._page_size] * self._page_size + positions % self._page_size
         )
-        self._write_tiles(inputs, lengths, offsets, shape.width)
-        asked = (offsets + lengths - 1)[[bool(chunk.samples) for chunk in chunks]]
+        inputs.tile_row[: len(tile_rows)] = tile_rows
+        asked = ends[[bool(chunk.samples) for chunk in chunks]]
         inputs.asked[: len(asked)] = asked
+        if shape.adapted:
+            inputs.adapters[:own] = np.array([self._number(chunk.seq.request.adapter) for chunk in chunks])[rows]
         return integers
 
     def _updated(self, chunks: Sequence[Chunk]) -> Ints:
         cells, pages = self._held.update([chunk.seq.pages for chunk in chunks])
-        self._table.reshape(-1)[cells] = pages
+        if cells:
+            self._table.reshape(-1)[cells] = pages
         return self._table
 
-    @staticmethod
-    def _write_tiles(inputs: "StepInputs", lengths: Ints, offsets: npt.NDArray[np.int64], width: int) -> None:
+    def _write_tiles(self, inputs: StepInputs, lengths: Numbers, offsets: Numbers, width: int) -> Numbers:
+        """Cuts chunks into tiles. Returns the tiles' rows."""
         counts = -(-lengths // width)
-        rows = np.repeat(np.arange(len(counts)), counts)
+        rows = np.repeat(self._order[: len(counts)], counts)
         done = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * width
         inputs.tile_first[: len(rows)] = offsets[rows] + done
         inputs.tile_length[: len(rows)] = np.minimum(width, lengths[rows] - done)
-        inputs.tile_row[: len(rows)] = rows
+        return rows
 
 
 def _tokens(chunk: Chunk, reference: Callable[[int], int]) -> list[int]:

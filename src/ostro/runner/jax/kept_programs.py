@@ -123,26 +123,34 @@ def _digest(facts: Sequence[object]) -> str:
 
 
 def _surroundings(mesh: Mesh) -> list[object]:
-    """What any program depends on: versions, code, devices and flags."""
+    """What any program depends on."""
     device = mesh.devices.flat[0]
-    here = Path(__file__).parent
-    sources = sorted([*here.glob("*.py"), *(here.parents[1] / "kernels" / "gpu").glob("*.py")])
     return [
-        __version__,
-        hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
-        [_version(name) for name in ("jax", "jaxlib", "jax-triton", "triton")],
+        software(),
         (device.client.platform_version, device.platform, device.device_kind),
         [each.id for each in mesh.devices.flat],
-        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         _cpu_features(),
     ]
 
 
-def _version(package: str) -> str | None:
+def software() -> dict[str, str]:
+    """What any program depends on besides the hardware: versions, code and flags, by name."""
+    package = Path(__file__).parents[2]
+    traced = [package / name for name in ("models", "runner", "kernels/gpu")]
+    sources = sorted(path for directory in traced for path in directory.rglob("*.py"))
+    return {
+        "ostro": __version__,
+        "ostro's code": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
+        **{package: _version(package) for package in ("jax", "jaxlib", "jax-triton", "triton")},
+        **{name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
+    }
+
+
+def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return ""
 
 
 def _cpu_features() -> list[str]:

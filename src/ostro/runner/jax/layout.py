@@ -1,13 +1,21 @@
-"""What a rank holds of a model: its vectors in one array, the sizes of its matrices, and the width of keys and values.
-Imports no JAX, so that planning can read it.
+"""What a rank holds of a model: its vectors in one array, the sizes of its matrices, the tables of adapters, and the
+width of keys and values. Imports no JAX, so that planning can read it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ostro.models.architecture import Architecture, Attention, Norm, Projection
-from ostro.models.cut import Cut
+from ostro.errors import UnsupportedModel
+from ostro.models.architecture import Architecture, Attention, Description, Norm, Projection
+from ostro.models.cut import Cut, layer_shares
+
+
+def jax_architecture(described: Description) -> Architecture:
+    """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
+    if isinstance(described, Architecture):
+        return described
+    raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")
 
 
 class Vector(NamedTuple):
@@ -85,6 +93,63 @@ def matrix_values(described: Architecture, cut: Cut) -> int:
         divided = (attention.output, mlp.up, mlp.down)
         values += sum(projection.rows * projection.columns for projection in divided) // cut.ranks
     return values
+
+
+# Adapters
+
+_NARROWEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """Where adapters lie in their tables, which are as wide as the ranks of all adapters together. Each projection of a
+    layer has a table, equally wide in all layers; zeros fill it where an adapter has a lower rank or changes nothing.
+    """
+
+    starts: tuple[Mapping[str, int], ...]
+    """By the number of the projection: where each adapter that changes it begins."""
+    widths: tuple[int, ...]
+    """By the number of the projection; 0 if no adapter changes it. Powers of two, so that a model with one adapter more
+    often has the programs that it had.
+    """
+    numbers: Mapping[str, int]
+    """By adapter, from 1 on: 0 is none."""
+
+    @classmethod
+    def of(cls, described: Architecture, ranks: Mapping[str, Mapping[str, int]]) -> "AdapterLayout":
+        """From each adapter's ranks, by the names of the parts that it changes."""
+        starts: list[dict[str, int]] = []
+        widths: list[int] = []
+        for projections in zip(*(layer.projections for layer in described.layers), strict=True):
+            own, total = dict[str, int](), 0
+            for adapter, by_part in ranks.items():
+                width = max(sum(by_part.get(part.name, 0) for part in each.parts) for each in projections)
+                if width:
+                    own[adapter] = total
+                    total += width
+            starts.append(own)
+            widths.append(max(_NARROWEST, 1 << (total - 1).bit_length()) if total else 0)
+        return cls(tuple(starts), tuple(widths), {name: number for number, name in enumerate(ranks, 1)})
+
+    def number(self, adapter: str | None) -> int:
+        return 0 if adapter is None else self.numbers[adapter]
+
+    def owners(self, projection: int) -> list[int]:
+        """The number of the adapter that each entry of a table's width belongs to. Entries that pad it, or that an
+        adapter leaves empty, hold zeros and may belong to any.
+        """
+        owners = [0] * self.widths[projection]
+        for adapter, start in self.starts[projection].items():
+            owners[start:] = [self.numbers[adapter]] * (len(owners) - start)
+        return owners
+
+    def values(self, described: Architecture, cut: Cut) -> int:
+        """How many numbers a rank's tables have."""
+        return sum(
+            width * (len(share.columns) + sum(map(len, share.rows)))
+            for layer in described.layers
+            for width, share in zip(self.widths, layer_shares(described.shape, layer, cut, 0), strict=True)
+        )
 
 
 # Pages on TPUs

@@ -1,45 +1,85 @@
 """Builds a JAX runner from a checkpoint: prepares JAX, places the weights, sizes the KV cache. Imports no torch."""
 
+import hashlib
 import logging
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from ostro.backends import BACKENDS
 from ostro.config import ResolvedConfig
-from ostro.errors import ModelError
+from ostro.errors import BadRequest, ModelError
+from ostro.mesh_hosts import mesh_hosts
+from ostro.models.architecture import Description
 from ostro.models.registry import describe
+from ostro.runner.jax.adapters import Adapters
 from ostro.runner.jax.compiling import Compiler
-from ostro.runner.jax.hosts import join_hosts, least, num_processes
-from ostro.runner.jax.mesh import is_over_processes
+from ostro.runner.jax.hosts import agree, disconnect, join_hosts, least
+from ostro.runner.jax.kept_programs import software
+from ostro.runner.jax.mesh import check_whole_mesh, count_devices, fitting_ranks, is_over_processes
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.programs import Programs
 from ostro.runner.jax.runner import JaxRunner
 from ostro.runner.jax.shapes import Sizes
 from ostro.runner.memory import device_pages, num_pages, rank_shape
 from ostro.weights import Checkpoint
+from ostro.weights.adapter import read_adapter
 
 _DTYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.float16, "bfloat16": jnp.bfloat16}
 # Pages of the program that shows how much memory a step takes, which does not depend on their number.
 _TRIAL_PAGES = 8
+# Parts of the weights' files by which they are recognised.
+_NUM_SAMPLES, _SAMPLE_BYTES = 256, 4096
 
 _log = logging.getLogger(__name__)
 
 
-def jax_runner(checkpoint: Checkpoint, config: ResolvedConfig) -> JaxRunner:
-    """Of several processes that share a mesh, only the first gets a runner. The others end when it does."""
+def jax_runner(
+    checkpoint: Checkpoint,
+    config: ResolvedConfig,
+    *,
+    counts_devices: bool = False,
+    following: Callable[[], None] = lambda: None,
+) -> JaxRunner:
+    """With `counts_devices`, the model is divided over as many as it can be, instead of `config.tensor_parallel`.
+
+    Of several processes that share a mesh, only the first gets a runner. The others call `following` once they follow
+    it, and end when it does.
+    """
     config.check_causal()
     _prepare(config)
+    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
+    if counts_devices:
+        config = replace(config, tensor_parallel=fitting_ranks(described, config.device))
+        _log.info(
+            "tensor_parallel is auto: the model runs on %d of %d %s devices",
+            config.tensor_parallel,
+            jax.device_count(),
+            config.device,
+        )
+    adapters = {name: read_adapter(path) for name, path in config.adapters}
+    if jax.distributed.is_initialized():
+        agree("settings", _facts(checkpoint, config, described, adapters))
+    if jax.process_count() > 1:
+        try:
+            check_whole_mesh(described, count_devices(config.device))
+        except BadRequest:
+            disconnect()
+            raise
     placed = PlacedModel.load(
-        describe(checkpoint.config, max_seq_len=config.max_seq_len),
+        described,
         checkpoint,
         tensor_parallel=config.tensor_parallel,
         platform=config.device,
-        dtype=_DTYPES[dtype_name(config)],
+        dtype=_DTYPES[BACKENDS[config.device].compute_dtype(config.dtype)],
+        adapters=adapters,
     )
     if placed.platform == "cpu":
         _log.info("JAX runs the model on the CPU, which is meant for tests: the native core is much faster")
@@ -55,16 +95,55 @@ def jax_runner(checkpoint: Checkpoint, config: ResolvedConfig) -> JaxRunner:
     runner = JaxRunner(placed, sizes, pooling=checkpoint.pooling, keeps_programs=alone)
     if jax.process_index():
         _log.info("loaded; the first process of the mesh takes the requests, and this one follows it")
-        runner.follow()
+        runner.follow(following)
         _log.info("the first process of the mesh has ended")
         raise SystemExit(0)
     return runner
 
 
-def dtype_name(config: ResolvedConfig) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if config.device == "cpu" else "bfloat16"
+def _facts(
+    checkpoint: Checkpoint, config: ResolvedConfig, described: Description, adapters: Adapters
+) -> dict[str, str]:
+    """What all processes of a mesh must have in common."""
+    equal = ("tensor_parallel", "device", "page_size", "max_batch_tokens", "max_batch_seqs")
+    return {
+        **software(),
+        **{name: str(getattr(config, name)) for name in equal},
+        "dtype": BACKENDS[config.device].compute_dtype(config.dtype),
+        "adapters": ", ".join(adapters),
+        "the adapters' weights": adapters_digest(adapters),
+        "the model's description": repr(described),
+        "weights": weights_digest(checkpoint.files),
+    }
+
+
+def weights_digest(files: Sequence[Path]) -> str:
+    """Recognises files by their sizes and by samples of their contents: reading all of them would take minutes."""
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for offset in _sampled_offsets(size, max(1, _NUM_SAMPLES // len(files))):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def adapters_digest(adapters: Adapters) -> str:
+    digest = hashlib.sha256()
+    for name, terms in adapters.items():
+        for target, term in sorted(terms.items()):
+            digest.update(repr((name, target, term.scale, term.a.shape, term.b.shape)).encode())
+            digest.update(term.a.tobytes())
+            digest.update(term.b.tobytes())
+    return digest.hexdigest()
+
+
+def _sampled_offsets(size: int, count: int) -> Iterator[int]:
+    """Spread evenly, from the first to the last possible."""
+    last = max(0, size - _SAMPLE_BYTES)
+    yield from sorted({last * number // max(1, count - 1) for number in range(count)})
 
 
 def _prepare(config: ResolvedConfig) -> None:
@@ -73,9 +152,11 @@ def _prepare(config: ResolvedConfig) -> None:
     """
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu" if config.device == "cpu" else f"{config.device},cpu")
+    hosts = mesh_hosts()
+    num_processes = 1 if hosts is None else hosts.count or 1
     if config.device == "cpu" and config.tensor_parallel > 1:
         with suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", max(1, config.tensor_parallel // num_processes()))
+            jax.config.update("jax_num_cpu_devices", max(1, config.tensor_parallel // num_processes))
     if config.device == "cuda" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.gpu_memory_utilization))
         if config.kv_memory is not None or config.kv_memory_limit is not None:
@@ -99,10 +180,10 @@ def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
 
 
 def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> int:
-    """Pages beside the weights and the largest step, which is compiled to see what it takes."""
+    """Pages beside the weights and the largest step, whose programs are compiled to see what they take."""
     compiler = Compiler(placed, sizes)
     trial = Programs(placed.mesh, None if is_over_processes(placed.mesh) else compiler.kept())
-    trial.add(compiler.step(compiler.shapes[-1]))
+    trial.add(*compiler.largest())
     total, free = _memory(placed)
     return device_pages(
         replace(rank_shape(placed.described.shape, placed.cut.kv_heads), head_dim=compiler.head_dim),

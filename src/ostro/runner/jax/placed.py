@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Description
 from ostro.models.cut import Cut, cut
+from ostro.runner.jax.adapters import Adapters, PlacedAdapters
+from ostro.runner.jax.layout import jax_architecture
 from ostro.runner.jax.mesh import make_mesh
 from ostro.runner.jax.pages import PagesShape
 from ostro.runner.jax.shapes import Sizes
@@ -25,6 +26,7 @@ class PlacedModel:
     weights: Weights
     dtype: npt.DTypeLike
     """Of matrices, keys and values."""
+    adapters: PlacedAdapters | None = None
 
     @classmethod
     def load(
@@ -35,6 +37,7 @@ class PlacedModel:
         tensor_parallel: int = 1,
         platform: str | None = None,
         dtype: npt.DTypeLike = np.float32,
+        adapters: Adapters | None = None,
     ) -> "PlacedModel":
         """Reads a model onto the first devices of a platform; None is JAX's default platform.
 
@@ -42,7 +45,9 @@ class PlacedModel:
         """
         model = jax_architecture(described)
         ranks, mesh = cut(model, tensor_parallel), make_mesh(tensor_parallel, platform)
-        return cls(model, ranks, mesh, load_weights(model, checkpoint, ranks, mesh, dtype), dtype)
+        # Adapters first, so that those of another model fail at once.
+        placed = PlacedAdapters.load(model, adapters, ranks, mesh, dtype) if adapters else None
+        return cls(model, ranks, mesh, load_weights(model, checkpoint, ranks, mesh, dtype), dtype, placed)
 
     @property
     def platform(self) -> str:
@@ -52,17 +57,11 @@ class PlacedModel:
 
     @property
     def rank_bytes(self) -> int:
-        """The size of the weights on each device."""
-        return sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(self.weights))
+        """The size of weights and adapters on each device."""
+        held = (self.weights, None if self.adapters is None else self.adapters.tables)
+        return sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(held))
 
     def pages_shape(self, sizes: Sizes) -> PagesShape:
         """Of all ranks' pages."""
         shape, heads = self.described.shape, self.cut.kv_heads * self.cut.ranks
         return PagesShape(shape.num_layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)
-
-
-def jax_architecture(described: Description) -> Architecture:
-    """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
-    if isinstance(described, Architecture):
-        return described
-    raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")

@@ -27,12 +27,14 @@ from ostro.models.architecture import (
 from ostro.models.cut import Cut
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
+from ostro.runner.jax.adapters import AdapterTables, ByProjection, Term
 from ostro.runner.jax.attention import Attention as Attend
 from ostro.runner.jax.attention import Tiles
 from ostro.runner.jax.inputs import StepInputs
 from ostro.runner.jax.layout import VectorLayout, bias_name
 from ostro.runner.jax.mesh import AXIS
 from ostro.runner.jax.pages import Pages
+from ostro.runner.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
 from ostro.runner.jax.shapes import StepShape
 from ostro.runner.jax.weights import LayerWeights, Weights
 
@@ -57,6 +59,11 @@ class StepResult(NamedTuple):
     """[rows, vocabulary of the rank]; None if the model has no head."""
 
 
+class Generated(NamedTuple):
+    pages: Any
+    drawn: Drawn
+
+
 @dataclass(frozen=True, slots=True)
 class StepProgram:
     """One rank's part of a model's step."""
@@ -66,8 +73,16 @@ class StepProgram:
     attend: Attend
 
     def step(
-        self, weights: Weights, pages: Pages, previous: jax.Array, integers: jax.Array, *, shape: StepShape
+        self,
+        weights: Weights,
+        pages: Pages,
+        previous: jax.Array,
+        integers: jax.Array,
+        adapters: AdapterTables | None = None,
+        *,
+        shape: StepShape,
     ) -> StepResult:
+        """`adapters` are only for a shape that is adapted."""
         inputs = StepInputs.cut(integers, shape)
         vectors = _Vectors(weights.vectors[0], VectorLayout.of(self.described, self.cut))
         start = inputs.positions.at[inputs.tile_first].get(mode="fill", fill_value=0)
@@ -75,12 +90,31 @@ class StepProgram:
         tokens = jnp.where(inputs.tokens < 0, previous[jnp.maximum(-1 - inputs.tokens, 0)], inputs.tokens)
         x = self._embed(weights, tokens, inputs.positions)
         rotations = [_rotation(rope, self.described, inputs.positions) for rope in self.described.ropes]
+        terms = _added_terms(adapters, inputs.adapters, len(weights.layers))
         for number, (layer, own) in enumerate(zip(self.described.layers, weights.layers, strict=True)):
             rope = layer.attention.rope
-            body = _LayerStep(self, layer, own, vectors, None if rope is None else rotations[rope])
+            body = _LayerStep(self, layer, own, terms[number], vectors, None if rope is None else rotations[rope])
             x, pages = body(x, pages, number, inputs.slots, tiles, shape.width)
         hidden = _norm(x, self.described.norm, vectors)
         return StepResult(pages, hidden, self._asked_logits(weights, hidden, inputs.asked))
+
+    def generate(
+        self,
+        weights: Weights,
+        pages: Pages,
+        last: jax.Array,
+        integers: jax.Array,
+        adapters: AdapterTables | None = None,
+        *,
+        shape: StepShape,
+        kind: DrawKind,
+    ) -> Generated:
+        """A step and the draws from its logits as one program. `integers` are the step's, then those of the draws."""
+        own, packed = jnp.split(integers, (shape.num_integers,))
+        result = self.step(weights, pages, last, own, adapters, shape=shape)
+        assert result.logits is not None
+        drawn = draw(result.logits, last, packed.reshape(NUM_SETTINGS, shape.rows), kind=kind)
+        return Generated(result.pages, drawn)
 
     def logits(self, matrix: jax.Array, hidden: jax.Array, asked: jax.Array) -> jax.Array:
         """The rank's logits of some tokens, in float32; minus infinity beyond the vocabulary."""
@@ -149,6 +183,7 @@ class _LayerStep:
     program: StepProgram
     layer: Layer
     weights: LayerWeights
+    terms: ByProjection
     vectors: _Vectors
     rotation: _Rotation | None
 
@@ -160,7 +195,8 @@ class _LayerStep:
         queries, keys, values = self._heads(layer.attention, self._normed(x, layer.attention_norm))
         pages = pages.stored(number, slots, keys, values)
         attended = self.program.attend(queries, pages, number, tiles, layer.attention.spec, width=width)
-        added = self._summed(layer.attention.output, self.weights.output, attended.reshape(len(x), -1))
+        flat = attended.reshape(len(x), -1)
+        added = self._summed(layer.attention.output, self.weights.output, self.terms.output, flat)
         x = x + layer.residual_scale * self._normed(added, layer.attention_post_norm)
         added = self._mlp(layer.mlp, self._normed(before if layer.parallel else x, layer.mlp_norm))
         return x + layer.residual_scale * self._normed(added, layer.mlp_post_norm), pages
@@ -171,7 +207,7 @@ class _LayerStep:
     def _heads(self, attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values, [tokens, heads, head_dim], normed and rotated."""
         cut, head_dim = self.program.cut, self.program.described.shape.head_dim
-        heads = self._biased(attention.qkv, _product(x, self.weights.qkv)).astype(x.dtype)
+        heads = self._biased(attention.qkv, _adapted_product(x, self.weights.qkv, self.terms.qkv)).astype(x.dtype)
         heads = heads.reshape(len(x), -1, head_dim)
         queries, keys, values = jnp.split(heads, (cut.heads, cut.heads + cut.kv_heads), 1)
         if (qk_norm := attention.qk_norm) is not None:
@@ -196,18 +232,48 @@ class _LayerStep:
 
     def _mlp(self, mlp: MLP, x: jax.Array) -> jax.Array:
         act = ACTIVATIONS[mlp.activation]
-        inner = self._biased(mlp.up, _product(x, self.weights.up)).astype(x.dtype)
+        inner = self._biased(mlp.up, _adapted_product(x, self.weights.up, self.terms.up)).astype(x.dtype)
         if mlp.gated:
             gate, up = jnp.split(inner, 2, -1)
-            return self._summed(mlp.down, self.weights.down, act(gate) * up)
-        return self._summed(mlp.down, self.weights.down, act(inner))
+            inner = act(gate) * up
+        else:
+            inner = act(inner)
+        return self._summed(mlp.down, self.weights.down, self.terms.down, inner)
 
-    def _summed(self, projection: Projection, matrix: jax.Array, x: jax.Array) -> jax.Array:
+    def _summed(self, projection: Projection, matrix: jax.Array, term: "_AddedTerm | None", x: jax.Array) -> jax.Array:
         """A row-parallel matmul: ranks add up their parts in float32; the bias is added once, afterwards."""
-        return self._biased(projection, lax.psum(_product(x, matrix), AXIS)).astype(x.dtype)
+        return self._biased(projection, lax.psum(_adapted_product(x, matrix, term), AXIS)).astype(x.dtype)
 
     def _biased(self, projection: Projection, y: jax.Array) -> jax.Array:
         return y + self.vectors(bias_name(projection)) if projection.bias else y
+
+
+class _AddedTerm(NamedTuple):
+    """What adapters add to one matmul of a step."""
+
+    term: Term
+    is_own: jax.Array
+    """[tokens, width]: which entries belong to each token's adapter."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        inner = jnp.where(self.is_own, _product(x, self.term.a), 0)
+        return _product(inner.astype(x.dtype), self.term.b)
+
+
+def _added_terms(adapters: AdapterTables | None, numbers: jax.Array, layers: int) -> list[ByProjection]:
+    """For each layer, `_AddedTerm` or None by projection. `numbers` are the tokens' adapters."""
+    if adapters is None:
+        return [ByProjection()] * layers
+    is_own = [None if owners is None else owners[None] == numbers[:, None] for owners in adapters.owners]
+    return [
+        ByProjection(*(None if own is None else _AddedTerm(term, own) for term, own in zip(layer, is_own, strict=True)))
+        for layer in adapters.layers
+    ]
+
+
+def _adapted_product(x: jax.Array, matrix: jax.Array, term: _AddedTerm | None) -> jax.Array:
+    product = _product(x, matrix)
+    return product if term is None else product + term(x)
 
 
 def _product(x: jax.Array, matrix: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ refuses any other shape, and one that is not in the table is an error.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,6 +19,7 @@ from jax import monitoring
 from jax.sharding import Mesh, NamedSharding
 
 from ostro.errors import ModelError
+from ostro.machine import num_cpus
 from ostro.runner.jax.kept_programs import KeptPrograms
 
 _log = logging.getLogger(__name__)
@@ -57,17 +57,17 @@ class Recipe:
         return _name(self.key)
 
 
-def _nothing() -> None:
-    pass
-
-
 @contextmanager
 def _compilers() -> Iterator[ThreadPoolExecutor]:
     """Threads with room for XLA's recursion, which overflows the usual stack of a thread."""
     usual = threading.stack_size(_STACK_BYTES)
     try:
-        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+        threads = ThreadPoolExecutor(min(_MOST_THREADS, num_cpus()))
+        try:
             yield threads
+        finally:
+            # If one has failed, the others are not wanted.
+            threads.shutdown(cancel_futures=True)
     finally:
         threading.stack_size(usual)
 
@@ -91,16 +91,15 @@ class Programs:
         return iter(self._compiled)
 
     def step_bytes(self) -> int:
-        """The most memory that a program takes on a device besides its arguments, with results of two steps."""
-        found = (compiled.memory_analysis() for compiled in self._compiled.values())
-        return max(
-            each.temp_size_in_bytes + 2 * (each.output_size_in_bytes - each.alias_size_in_bytes) for each in found
-        )
-
-    def add(self, *recipes: Recipe, done: Callable[[], None] = _nothing) -> None:
-        """Compiles programs, or loads them: several at a time, with a line in the log for each. `done` is called after
-        each.
+        """The most memory that a step takes on a device besides its arguments: that of its largest program, and the
+        results of two steps.
         """
+        found = [compiled.memory_analysis() for compiled in self._compiled.values()]
+        results = max(each.output_size_in_bytes - each.alias_size_in_bytes for each in found)
+        return max(each.temp_size_in_bytes for each in found) + 2 * results
+
+    def add(self, *recipes: Recipe) -> None:
+        """Compiles programs, or loads them: several at a time, with a line in the log for each."""
         began = time.monotonic()
         with _compilers() as threads:
             made = [threads.submit(self._made, recipe) for recipe in recipes]
@@ -109,7 +108,6 @@ class Programs:
                 self.num_compiled += verb == "compiled"
                 so_far = time.monotonic() - began
                 _log.info("program %d of %d %s after %.1f s: %s", number, len(recipes), verb, so_far, recipe.name)
-                done()
         self.seconds += time.monotonic() - began
         if self.kept is not None and self.num_compiled:
             self.kept.drop_oldest()
@@ -135,7 +133,8 @@ class Programs:
 
 
 def _name(key: Key) -> str:
-    return " ".join(str(part) for part in key)
+    what, *details = map(str, key)
+    return f"{what} {', '.join(details)}" if details else what
 
 
 class Compilations:

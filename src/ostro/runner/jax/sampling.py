@@ -6,15 +6,18 @@ nothing: the bits of a gap sort like an integer, so 31 halvings find the last ga
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 
 from ostro.models.cut import BLOCK
 from ostro.runner.jax.mesh import AXIS
+from ostro.runner.jax.score_edits import edited
 from ostro.runner.random_key import FACTOR_1, FACTOR_2, GOLDEN, SHIFT_1, SHIFT_2, SHIFT_3
 
 _GAP_BITS = 31
@@ -39,39 +42,69 @@ class DrawSettings(NamedTuple):
     min_p: Any
 
     @classmethod
-    def of(cls, integers: jax.Array, floats: jax.Array) -> "DrawSettings":
-        """From [4, draws] and [3, draws]."""
-        return cls(*integers, *floats)
+    def of(cls, packed: jax.Array) -> "DrawSettings":
+        """From [fields, draws]: integers, then the bits of numbers in float32."""
+        numbers = len(cls._fields) - NUM_FLOATS
+        return cls(*packed[:numbers], *lax.bitcast_convert_type(packed[numbers:], jnp.float32))
+
+
+NUM_SETTINGS = len(DrawSettings._fields)
+NUM_FLOATS = 3
 
 
 class Drawn(NamedTuple):
     last: Any
     """The memory that the next step reads tokens from, with these at its beginning."""
-    tokens: Any
-    peaks: Any
-    """The best scores: not finite if nothing could be drawn."""
-
-
-def draw(logits: jax.Array, last: jax.Array, integers: jax.Array, floats: jax.Array, *, truncates: bool) -> Drawn:
-    """One token per draw, the same on every rank. `logits` is [rows, vocabulary of the rank].
-
-    Top-k and top-p are only applied if `truncates`.
+    results: Any
+    """[2, draws]: tokens, and the bits of the best scores, which are not finite if nothing could be drawn. One array,
+    because each copy to the host takes as long as a small kernel.
     """
-    settings = DrawSettings.of(integers, floats)
+
+    def on_host(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Tokens and best scores. Waits for the device."""
+        tokens, bits = np.asarray(self.results)
+        return tokens, bits.view(np.float32)
+
+
+class DrawKind(StrEnum):
+    """Of programs that draw. Each can do what those before it can."""
+
+    PLAIN = "plain"
+    TRUNCATED = "truncated"
+    """With top-k and top-p."""
+    EDITED = "edited"
+    """With changes of scores. It finds out by itself whether any row has a top-k or top-p: a second program would take
+    time to compile.
+    """
+
+
+def draw(logits: jax.Array, last: jax.Array, packed: jax.Array, *edits: jax.Array, kind: DrawKind) -> Drawn:
+    """One token per draw, the same on every rank. `logits` is [rows, vocabulary of the rank], `packed` is what
+    `DrawSettings` is made of.
+
+    `edits` are those of `PackedEdits`, if the kind is EDITED.
+    """
+    settings = DrawSettings.of(packed)
     scores = logits[settings.source]
+    if kind is DrawKind.EDITED:
+        scores = edited(scores, last, *edits)
     rank = lax.axis_index(AXIS)
     # A maximum of gathered values keeps NaN, which the host checks for.
     peaks = lax.all_gather(scores.max(-1), AXIS).max(0)
     # Adding 0 turns -0.0 into 0.0, whose bits sort first.
     gaps = (peaks + 0.0)[:, None] - scores
     weights = _weigh(gaps, settings.temperature)
-    if truncates:
+    if kind is DrawKind.TRUNCATED:
         weights = _truncated(gaps, weights, settings)
+    elif kind is DrawKind.EDITED:
+        is_truncated = (settings.top_k > 0).any() | (settings.top_p < 1.0).any()
+        weights = lax.cond(is_truncated, _truncated, lambda gaps, weights, settings: weights, gaps, weights, settings)
     weights = jnp.where(weights >= settings.min_p[:, None], weights, 0)
     best = _first_of_ranks(-scores.max(-1), rank * scores.shape[1] + jnp.argmax(scores, -1))
     raced = _race(weights, settings, rank)
     tokens = jnp.where(settings.temperature > 0, raced, best).astype(jnp.int32)
-    return Drawn(last.at[: len(tokens)].set(tokens), tokens, peaks)
+    results = jnp.stack((tokens, lax.bitcast_convert_type(peaks, jnp.int32)))
+    return Drawn(last.at[: len(tokens)].set(tokens), results)
 
 
 def _weigh(gaps: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -118,7 +151,7 @@ def _top_k(bits: jax.Array, top_k: jax.Array) -> jax.Array:
 
 def _top_p(bits: jax.Array, weights: jax.Array, top_p: jax.Array) -> jax.Array:
     def total(is_counted: jax.Array) -> jax.Array:
-        return lax.psum(_sum(jnp.where(is_counted, weights, 0)), AXIS)
+        return lax.psum(block_sum(jnp.where(is_counted, weights, 0)), AXIS)
 
     share = top_p * total(jnp.ones_like(bits, bool))
     last = _smallest(lambda limit: total(bits <= limit[:, None]) >= share, bits[:, 0])
@@ -146,7 +179,8 @@ def _before(counts: jax.Array) -> jax.Array:
     return jnp.where(lower[:, None], gathered, 0).sum(0)
 
 
-def _sum(weights: jax.Array) -> jax.Array:
+def block_sum(weights: jax.Array) -> jax.Array:
+    """Of each row, whose length is a multiple of BLOCK."""
     sums = weights.reshape(len(weights), -1, BLOCK).sum(-1)
     padded = jnp.pad(sums, ((0, 0), (0, -sums.shape[1] % _SUMMED)))
     return padded.reshape(len(weights), -1, _SUMMED).sum(-1).sum(-1)

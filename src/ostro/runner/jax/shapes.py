@@ -11,6 +11,8 @@ PAGES_PER_TURN = 8
 _FEWEST_ROWS = 8
 """Fewer rows take as long as this many."""
 _FEWEST_TOKENS = 64
+_FEW_ROWS = 32
+"""Up to this many rows, launching programs takes as long as the device does."""
 _GROWTH = 4
 """Each shape is this many times as large as the one before it."""
 
@@ -26,18 +28,27 @@ class StepShape(NamedTuple):
     """Sequences, and rows of logits."""
     pages: int
     """Pages per sequence."""
+    adapted: bool = False
+    """Whether any of its tokens may have an adapter."""
 
     def __str__(self) -> str:
-        return f"of {self.tokens} tokens in tiles of {self.width}, {self.rows} rows"
+        adapted = ", with adapters" if self.adapted else ""
+        return f"of {self.tokens} tokens in tiles of {self.width}, {self.rows} rows{adapted}"
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Of the fields of StepInputs, in order."""
-        return (self.tokens,) * 3 + (self.tiles,) * 3 + (self.rows, self.rows * self.pages)
+        adapters = self.tokens if self.adapted else 0
+        return (self.rows * self.pages, *(self.tokens,) * 3, *(self.tiles,) * 3, self.rows, adapters)
 
     @property
     def num_integers(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is a program that also draws, to save launches."""
+        return self.width == 1 and self.rows <= _FEW_ROWS
 
     def holds(self, tokens: int, sequences: int, longest: int) -> bool:
         """Whether a step of this many tokens fits, `longest` of them of one sequence."""

@@ -111,14 +111,15 @@ def _known(
 
 def qkv_rows(described: Architecture, cut: Cut, rank: int) -> Rows:
     """The rows of the whole [q|k|v] matrix that a rank holds."""
-    return _rows_of(qkv_share(described.shape, described.layers[0].attention.qkv, cut, rank))
+    return rows_of(qkv_share(described.shape, described.layers[0].attention.qkv, cut, rank))
 
 
 def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
-    return lambda rank: _rows_of(up_share(layer.mlp, cut, rank))
+    return lambda rank: rows_of(up_share(layer.mlp, cut, rank))
 
 
-def _rows_of(share: Share) -> Rows:
+def rows_of(share: Share) -> Rows:
+    """All of a share's rows, in order."""
     return np.concatenate([np.arange(own.start, own.stop) for own in share.rows])
 
 
@@ -160,7 +161,7 @@ def _vectors(described: Architecture, vectors: Mapping[str, Floats], cut: Cut, m
             whole[0, start : start + size] = values
         return whole
 
-    return _placed(mesh, (cut.ranks, layout.total), BY_ROWS, piece)
+    return place_pieces(mesh, (cut.ranks, layout.total), BY_ROWS, piece)
 
 
 def _vector(tensor: StoredTensor, weight: SlicedWeight) -> Floats:
@@ -303,7 +304,7 @@ class _Placer:
         height, width = place.height, _length(place.columns(0))
         divided = {BY_ROWS: (height * self.cut.ranks, width), BY_COLUMNS: (height, width * self.cut.ranks)}
         shape = divided.get(place.spec, (height, width))
-        return _placed(self.mesh, shape, place.spec, partial(self._piece, tensor, weight, place))
+        return place_pieces(self.mesh, shape, place.spec, partial(self._piece, tensor, weight, place))
 
     def _piece(self, tensor: StoredTensor, weight: SlicedWeight, place: _Place, rank: int) -> npt.NDArray[Any]:
         rows, columns = place.rows(rank), place.columns(rank)
@@ -336,7 +337,7 @@ def _fused(parts: tuple[jax.Array, ...], *, mesh: Mesh) -> jax.Array:
     return jax.shard_map(jnp.concatenate, mesh=mesh, in_specs=(BY_ROWS,), out_specs=BY_ROWS)(parts)
 
 
-def _placed(
+def place_pieces(
     mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec, piece: Callable[[int], npt.NDArray[Any]]
 ) -> jax.Array:
     """An array made of one piece per rank of this process."""

@@ -4,11 +4,12 @@ Used without torch's default process group, so that several models of one proces
 """
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from ostro.runner.tp.messages import Join
 
@@ -32,6 +33,9 @@ class GlooCollective:
         options._timeout = _TIMEOUT
         self._group = dist.ProcessGroupGloo(_store(join), rank, join.ranks, options)
         self._ranks = join.ranks
+
+    def connect(self) -> None:
+        """Nothing: the ranks were connected when the group was made."""
 
     def sum(self, x: Tensor) -> Tensor:
         return self._reduced(x, dist.ReduceOp.SUM)
@@ -62,16 +66,24 @@ class GlooCollective:
 
 
 class NcclCollective:
-    """Between GPUs; its operations are queued on the current stream, and may be captured in graphs."""
+    """Between GPUs; its operations are queued on the current stream, and may be captured in graphs.
 
-    def __init__(self, join: Join, rank: int) -> None:
+    Torch's watchdog ends the process if an operation that was not captured takes longer than `_TIMEOUT`.
+    """
+
+    def __init__(self, group: Any, ranks: int) -> None:
+        self._group, self._ranks = group, ranks
+
+    @classmethod
+    def join(cls, join: Join, rank: int) -> Self:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _TIMEOUT
-        self._group = dist.ProcessGroupNCCL(_store(join), rank, join.ranks, options)
-        self._group._set_sequence_number_for_group()
-        self._ranks = join.ranks
-        # The first operation connects the ranks, which must not happen in a capture.
+        return cls(dist.ProcessGroupNCCL(_store(join), rank, join.ranks, options), join.ranks)
+
+    def connect(self) -> None:
+        """The first operation, which connects the ranks. It must not happen in a capture, and may fail."""
         self.sum(torch.zeros(1, device="cuda"))
+        torch.cuda.synchronize()
 
     def sum(self, x: Tensor) -> Tensor:
         return self._reduced(x, dist.ReduceOp.SUM)
@@ -80,31 +92,46 @@ class NcclCollective:
         return self._reduced(x, dist.ReduceOp.MAX)
 
     def gather(self, x: Tensor) -> Tensor:
-        out = x.new_empty(self._ranks, *x.shape)
-        self._group._allgather_base(out, x.contiguous(), dist.AllgatherOptions()).wait()
-        return out.transpose(0, 1).reshape(len(x), -1)
+        out = x.new_empty(self._ranks * len(x), x.shape[1])
+        _queued(self._group._allgather_base(out, x.contiguous(), _in_order(AllgatherOptions())))
+        return out.unflatten(0, (self._ranks, -1)).transpose(0, 1).reshape(len(x), -1)
 
     def broadcast(self, x: Tensor) -> None:
-        self._group.broadcast([x], dist.BroadcastOptions()).wait()
+        _queued(self._group.broadcast([x], _in_order(dist.BroadcastOptions())))
 
     def abort(self) -> None:
-        """Ends operations that wait for a rank that is gone: NCCL would not notice for minutes."""
+        """Ends operations that wait for a rank that is gone: NCCL would not notice for minutes.
+
+        Returns only once no graph holds an operation of the group any more, or after `_TIMEOUT`.
+        """
         self._group.abort()
 
     def _reduced(self, x: Tensor, op: Any) -> Tensor:
-        options = dist.AllreduceOptions()
+        options = _in_order(dist.AllreduceOptions())
         options.reduceOp = op
         x = x.contiguous()
-        self._group.allreduce([x], options).wait()
+        _queued(self._group.allreduce([x], options))
         return x
+
+
+def _in_order(options: Any) -> Any:
+    """On the current stream, not on one of NCCL's own, which would take two events for each operation."""
+    options.asyncOp = False
+    return options
+
+
+def _queued(work: Any) -> None:
+    """NCCL gives nothing to wait for if it has used the current stream."""
+    if work is not None:
+        work.wait()
 
 
 TorchCollective = GlooCollective | NcclCollective
 
 
 def join_group(join: Join, rank: int) -> TorchCollective:
-    """Waits for the other ranks."""
-    return GlooCollective(join, rank) if join.backend == "gloo" else NcclCollective(join, rank)
+    """Makes the rank a member of the group. `connect` comes before anything else that the ranks do together."""
+    return GlooCollective(join, rank) if join.backend == "gloo" else NcclCollective.join(join, rank)
 
 
 def _store(join: Join) -> Any:

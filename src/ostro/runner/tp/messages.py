@@ -60,10 +60,12 @@ class Loaded(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The model cannot be loaded; the rank ends."""
+    """The rank cannot go on, and ends."""
 
     error: str
+    """The name of an OstroError's class."""
     message: str
+    param: str | None = None
 
 
 class Read(Message, frozen=True):

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from ostro import errors
-from ostro.errors import ModelError, OstroError, Unavailable
+from ostro.errors import ModelError, OstroError, Unavailable, from_process
 from ostro.processes.environment import engine_environment
 from ostro.processes.log_relay import Logged
 from ostro.processes.spawn import spawn
@@ -51,10 +50,18 @@ class Ranks:
             self.send(join)
             self._from_each()
             self.collective: TorchCollective = join_group(join, rank=0)
-        except BaseException:
+            # From here on the watcher aborts it if a rank is lost. One that was lost earlier must be noticed here.
+            self._watched.collective = self.collective
+            if self._watched.lost.is_set():
+                raise self.lost(ModelError("A rank ended."))
+            self.collective.connect()
+        except BaseException as error:
+            # They do not meet if one is gone, which nobody could tell from its words.
+            lost = self.lost(error) if isinstance(error, RuntimeError) else error
             self.close()
-            raise
-        self._watched.collective = self.collective
+            if lost is error:
+                raise
+            raise lost from error
 
     def _start(self) -> None:
         watched = self._watched
@@ -178,8 +185,8 @@ def _take(watched: _Watched, index: int) -> bool:
             watched.ring.acknowledge(index, position)
         case Logged() as logged:
             logged.write()
-        case Failed(error=name, message=text):
-            watched.failed = _error(name, text)
+        case Failed(error=name, message=text, param=param):
+            watched.failed = watched.failed or from_process(name, text, param=param)
         case answer:
             watched.answers.put(answer)
     return True
@@ -189,28 +196,27 @@ def _lose(watched: _Watched, index: int) -> None:
     if not watched.closing:
         with suppress(subprocess.TimeoutExpired):
             watched.processes[index].wait(_EXIT_SECONDS)
-        watched.failure = watched.failure or (
-            f"Rank {index + 1} of {watched.ranks} ended ({_how(watched.processes[index].returncode)}), and the model "
-            "cannot run without it. Load it again."
-        )
+        ended = f"Rank {index + 1} of {watched.ranks} ended ({_how(watched.processes[index].returncode)})"
+        if watched.failed is None:
+            reason = f"{ended}, and the model cannot run without it. Load it again."
+        else:
+            reason = f"{ended}: {watched.failed.message}"
+        watched.failure = watched.failure or reason
     # Before collectives end: nobody may begin another.
     watched.ring.close()
-    if watched.collective is not None and not watched.closing:
-        watched.collective.abort()
     watched.lost.set()
     for _ in watched.processes:
         watched.answers.put(None)
+    if watched.collective is not None:
+        # Last, because it may take as long as there are graphs. Also in closing: otherwise whoever frees the group
+        # would have to wait.
+        watched.collective.abort()
 
 
 def _how(status: int | None) -> str:
     if status is not None and status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"exit status {status}"
-
-
-def _error(name: str, message: str) -> OstroError:
-    kind = getattr(errors, name, None)
-    return kind(message) if isinstance(kind, type) and issubclass(kind, OstroError) else ModelError(message)
 
 
 def _end(watched: _Watched) -> None:

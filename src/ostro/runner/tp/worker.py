@@ -4,6 +4,7 @@ main thread      ring ──> model                    collectives with the othe
 reader's end     the first rank is gone when its socket ends: exit at once, whatever is running
 """
 
+import logging
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from ostro.errors import OstroError
+from ostro.errors import OstroError, Unavailable
 from ostro.processes.log_relay import relay_logs
 from ostro.runner.torch_load import Part, load_part, set_threads
 from ostro.runner.tp.collective import TorchCollective, join_group
@@ -33,6 +34,10 @@ from ostro.runner.tp.messages import (
 )
 from ostro.runner.tp.ring import RingClosed, RingReader
 from ostro.weights import open_checkpoint
+
+_LAST_WORDS_SECONDS = 5.0
+
+_log = logging.getLogger("ostro.runner.tp.worker")
 
 
 class Upstream:
@@ -65,6 +70,7 @@ class Worker:
                     torch.cuda.set_device(message.devices[self._rank])
                 self._upstream.send(Here())
                 self._collective = join_group(message, self._rank)
+                self._collective.connect()
             case Load():
                 self._part = None
                 num_pages, self._loaded = self._load(message)
@@ -104,19 +110,34 @@ def main() -> None:
     leave_with(sock)
     upstream = Upstream(sock)
     relay_logs(upstream.send)
-    ring, worker = RingReader(int(sys.argv[2]), sock), Worker(int(sys.argv[3]), upstream)
+    rank = int(sys.argv[3])
+    ring, worker = RingReader(int(sys.argv[2]), sock), Worker(rank, upstream)
     try:
         while True:
             worker.take(decode_to_rank(ring.receive()))
             if (position := ring.due()) is not None:
                 upstream.send(Read(position))
-    except OstroError as error:
-        upstream.send(Failed(type(error).__name__, error.message))
     except RingClosed:
         return
+    except BaseException as error:  # noqa: BLE001  whatever it is, the others must not wait for this rank
+        # Should the first rank read no more, this one ends all the same.
+        end = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (1,))
+        end.daemon = True
+        end.start()
+        upstream.send(_failed(rank, error))
+        os._exit(1)
+
+
+def _failed(rank: int, error: BaseException) -> Failed:
+    if isinstance(error, OstroError):
+        return Failed(type(error).__name__, error.message, error.param)
+    _log.error("rank %d failed", rank, exc_info=error)
+    reason = next(iter(str(error).splitlines()), "")
+    # Perhaps it passes: the first rank, too, is started again after an error of its own that nobody expected.
+    return Failed(Unavailable.__name__, f"Rank {rank} failed ({type(error).__name__}: {reason}). The log has more.")
 
 
 if __name__ == "__main__":
     main()
-    # Skip interpreter shutdown, which tears down daemon threads and device libraries in no defined order.
+    # Skip interpreter shutdown, which waits for threads and tears down device libraries in no defined order.
     os._exit(0)
