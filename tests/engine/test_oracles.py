@@ -42,6 +42,9 @@ class Case:
     masks_late: bool
     keeps_kv: bool
     context_price: float
+    max_sampled: int
+    accuracy: float
+    patience: float
     arrivals: tuple[tuple[int, Request], ...]
     aborts: tuple[Abort, ...]
     clear_cache_at: int | None
@@ -59,6 +62,9 @@ class Case:
             masks_late=self.masks_late,
             keeps_kv=self.keeps_kv,
             context_price=self.context_price,
+            max_sampled=self.max_sampled,
+            accuracy=self.accuracy,
+            patience=self.patience,
         )
 
 
@@ -74,6 +80,9 @@ FORK_WITHOUT_PAGE = Case(
     masks_late=False,
     keeps_kv=True,
     context_price=0.0,
+    max_sampled=0,
+    accuracy=0.0,
+    patience=0.0,
     arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
     aborts=(),
     clear_cache_at=None,
@@ -104,6 +113,11 @@ class Seen:
     structures_failed: int = 0
     forced_tokens: int = 0
     forced_and_scored: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+    drafts_of_preempted: int = 0
+    drafts_one_step_ahead: int = 0
+    drafts_in_structures: int = 0
 
     def add(self, driver: Driver, aborted: set[tuple[int, int]]) -> None:
         counters, batches = driver.engine.scheduler.counters, driver.runner.batches
@@ -119,6 +133,12 @@ class Seen:
         if not driver.runner.spec.keeps_kv:
             self.recomputed_tokens += counters.computed_tokens
         self.forced_tokens += counters.forced_tokens
+        self.accepted_drafts += counters.accepted_tokens
+        self.rejected_drafts += counters.drafted_tokens - counters.accepted_tokens
+        if driver.runner.spec.steps_ahead:
+            self.drafts_one_step_ahead += counters.drafted_tokens
+        self.drafts_in_structures += sum(len(chunk.draft_masks) for batch in batches for chunk in batch.chunks)
+        self.drafts_of_preempted += counters.drafted_tokens if counters.preemptions else 0
         for request in driver.constrained:
             outcomes = [driver.outcomes[request.id, choice] for choice in range(request.params.n)]
             self.structures_failed += sum(outcome.error is not None for outcome in outcomes)
@@ -148,6 +168,9 @@ MAX_BATCH_TOKENS = st.sampled_from([1, 3, 7, 16, 64, 64])
 MAX_BATCH_SEQS = st.sampled_from([1, 2, 5, 64, 64])
 MOSTLY = st.sampled_from([True, True, True, False])
 ALMOST_ALWAYS = st.sampled_from([True, True, True, True, False])
+MAX_SAMPLED = st.sampled_from([0, 4, 16, 64, 64])
+ACCURACY = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+PATIENCE = st.sampled_from((0.0, 0.5, 1.0))
 CONTEXT_PRICE = st.sampled_from([0.0, 0.0, 0.1])
 
 
@@ -244,6 +267,7 @@ def requests(draw: st.DrawFn, id: int, *, page_size: int, max_len: int) -> Reque
         stop_token_ids=draw(STOPS),
         eos_ids=draw(EOS_IDS),
         ignore_eos=draw(st.booleans()),
+        logprobs=draw(SOMETIMES_ZERO),
         prompt_logprobs_from=draw(positions(len(prompt))),
         cache_salt=draw(SALT),
         priority=draw(PRIORITY),
@@ -280,6 +304,9 @@ def cases(draw: st.DrawFn) -> Case:
         masks_late=draw(st.booleans()),
         keeps_kv=draw(ALMOST_ALWAYS),
         context_price=draw(CONTEXT_PRICE),
+        max_sampled=draw(MAX_SAMPLED),
+        accuracy=draw(ACCURACY),
+        patience=draw(PATIENCE),
         arrivals=tuple(arrivals),
         aborts=tuple(draw(st.lists(aborts([request.id for _, request in arrivals]), max_size=3))),
         clear_cache_at=draw(CLEARING),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from native_directory import WIDE, load, packed_files, write
 from native_models import native, needs_library, packed, savable_model
-from peft_directory import ALL, random_adapter
+from peft_directory import DOWN, OF_ANY, random_adapter
 from test_native_runner import CONFIGS, Gains, prompt, tokens
 
 from ostro.engine.core import EngineCore
@@ -28,19 +28,15 @@ pytestmark = needs_library
 
 Terms = Mapping[str, Mapping[str, LowRank]]
 SCORED = SamplingParams(max_tokens=6, temperature=0, logprobs=2, prompt_logprobs=0)
-FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-OF_GPT = ("c_attn", "c_fc", "c_proj", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
-
-ONE = ("down_proj", "c_proj", "dense_4h_to_h")
 
 
 def adapters_of(name: str, directory: Path) -> Terms:
     """Of different ranks and for different projections; the last changes one kind alone."""
     model = savable_model(CONFIGS[name])
     made = {
-        "a": random_adapter(directory / "a", model, rank=4, seed=1, targets=ALL + FUSED + OF_GPT),
-        "b": random_adapter(directory / "b", model, rank=9, seed=2, targets=ALL + FUSED + OF_GPT),
-        "one": random_adapter(directory / "one", model, rank=2, seed=3, targets=ONE, spread=0.5),
+        "a": random_adapter(directory / "a", model, rank=4, seed=1, targets=OF_ANY),
+        "b": random_adapter(directory / "b", model, rank=9, seed=2, targets=OF_ANY),
+        "one": random_adapter(directory / "one", model, rank=2, seed=3, targets=DOWN, spread=0.5),
     }
     return {each: read_adapter(path) for each, path in made.items()}
 

@@ -87,7 +87,10 @@ class Complaints:
         return unwatch
 
     def _hear(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        # The page names its icon. What was open before it (see `make_as_new`) does not: the browser then asks for one,
+        # and may hear only now that it gets none.
+        asks_for_icon = message.location["url"].endswith("/favicon.ico")
+        if message.type in ("error", "warning") and not asks_for_icon:
             self.found.append(message.text)
 
     def _check(self, url: str, origin: str) -> None:

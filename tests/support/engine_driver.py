@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from guessed_drafts import GuessedDrafts
 from scripted_grammar import EOS, AutomatonMatcher, ScriptedGrammars
 
 from ostro.engine.batch import Batch
@@ -57,7 +58,12 @@ class CheckedRunner:
             assert chunk.start == chunk.seq.num_computed
             assert 0 < chunk.length <= chunk.seq.num_to_compute
             assert PENDING not in chunk.seq.token_ids[chunk.start : chunk.end - 1]
-            assert len(chunk.seq.pages) * self.spec.page_size >= chunk.end
+            assert len(chunk.seq.pages) * self.spec.page_size >= chunk.start + chunk.num_rows
+            if chunk.drafts:
+                assert PENDING not in chunk.seq.token_ids
+                assert chunk.seq.num_tokens + len(chunk.drafts) < chunk.seq.max_len
+        num_drafts = sum(len(chunk.drafts) for chunk in batch.chunks)
+        assert not num_drafts or len(batch.chunks) + num_drafts <= self.spec.max_sampled
         self._check_copies(batch)
         step = self.fake.launch(batch)
         return replace(step, results=partial(self._finish, step))
@@ -102,7 +108,13 @@ class Driver:
         masks_late: bool = False,
         keeps_kv: bool = True,
         context_price: float = 0.0,
+        max_sampled: int = 0,
+        accuracy: float = 0.0,
+        patience: float = 0.0,
     ) -> None:
+        """With `max_sampled` sequences draft, and each draft is right with a probability of `accuracy`; with one of
+        `patience` a step waits for results so that it can have drafts.
+        """
         limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
         if not keeps_kv:
             page_size, num_pages, steps_ahead = max_seq_len, 2 * max_batch_seqs, 0
@@ -115,9 +127,11 @@ class Driver:
             masks_late=masks_late,
             keeps_kv=keeps_kv,
             context_price=context_price,
+            max_sampled=max_sampled,
         )
         self.runner = CheckedRunner(fake, limits)
-        self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching)
+        self.speculation = GuessedDrafts(fake, accuracy, patience=patience) if max_sampled else None
+        self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching, speculation=self.speculation)
         self.grammars = ScriptedGrammars(vocab_size)
         self.outcomes: dict[tuple[int, int], Outcome] = {}
         self.forks_without_page = 0

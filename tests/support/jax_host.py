@@ -16,7 +16,9 @@ from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits
 from ostro.runner.jax.hosts import join_hosts
+from ostro.runner.jax.runner import JaxRunner
 from ostro.sampling_params import SamplingParams
+from ostro.weights.adapter import LowRank
 
 CONFIG = FAMILIES["llama"]
 DEVICES = 4
@@ -28,27 +30,44 @@ PARAMS = (
     SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1),
 )
 
+ADAPTER = "up"
+
 Answers = list[tuple[int, int, list[int], list[float]]]
 
 
 def main(devices: str) -> None:
     jax.config.update("jax_num_cpu_devices", int(devices))
     join_hosts()
-    runner = jax_runner(CONFIG, savable_model(CONFIG), tp=DEVICES)
+    runner = adapted_runner()
     if jax.process_index():
         runner.follow()
         return
     print(json.dumps(answers(runner)))
 
 
+def adapted_runner() -> JaxRunner:
+    """With an adapter of two projections, whose terms are divided in different ways."""
+    random = np.random.default_rng(9)
+
+    def term(out: int, inputs: int) -> LowRank:
+        a, b = (random.normal(size=size).astype(np.float32) for size in ((3, inputs), (out, 3)))
+        return LowRank(a, b, 0.3)
+
+    terms = {"model.layers.1.mlp.up_proj": term(48, 32), "model.layers.0.mlp.down_proj": term(32, 48)}
+    return jax_runner(CONFIG, savable_model(CONFIG), tp=DEVICES, adapters={ADAPTER: terms})
+
+
 def answers(runner: ModelRunner) -> Answers:
     """Of a few requests: request, choice, tokens, and log-probabilities to two digits."""
     random = np.random.default_rng(5)
-    core = EngineCore(runner, Limits(max_batch_tokens=48, max_batch_seqs=8))
+    core = EngineCore(runner, Limits(max_batch_tokens=48, max_batch_seqs=8), adapters=(ADAPTER,))
     for id, (length, params) in enumerate(zip((3, 21, 40, 10, 12), PARAMS, strict=True)):
         prompt = tuple(random.integers(0, 300, length).tolist())
         scored = None if params.prompt_logprobs is None else 1
-        core.add(Request(id=id, prompt_ids=prompt, params=params, seed=id, prompt_logprobs_from=scored))
+        adapter = ADAPTER if id % 2 else None
+        core.add(
+            Request(id=id, prompt_ids=prompt, params=params, seed=id, prompt_logprobs_from=scored, adapter=adapter)
+        )
     found: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
     while core.has_work:
         for step in core.step():

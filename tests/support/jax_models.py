@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 from tiny_configs import DIVISIBLE
 
 from ostro.models.registry import describe
+from ostro.runner.jax.adapters import Adapters
 from ostro.runner.jax.placed import PlacedModel
 from ostro.runner.jax.runner import JaxRunner
 from ostro.runner.jax.shapes import Sizes
@@ -76,9 +77,10 @@ def jax_runner_of(
     dtype: DTypeLike = np.float32,
     pooling: Pooling | None = None,
     steps_ahead: int = 1,
+    adapters: Adapters | None = None,
 ) -> JaxRunner:
     return JaxRunner(
-        PlacedModel.load(describe(checkpoint.config), checkpoint, tensor_parallel=tp, dtype=dtype),
+        PlacedModel.load(describe(checkpoint.config), checkpoint, tensor_parallel=tp, dtype=dtype, adapters=adapters),
         Sizes(page_size=4, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows),
         pooling=pooling,
         steps_ahead=steps_ahead,

@@ -11,6 +11,11 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.loading import places_of
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+OF_GPT = ("c_attn", "c_fc", "c_proj", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+OF_ANY = tuple({*ALL, *FUSED, *OF_GPT})
+"""All projections of any family."""
+DOWN = ("down_proj", "c_proj", "dense_4h_to_h")
 
 
 def peft_config(rank: int = 4, base: str | None = None) -> dict[str, object]:

@@ -8,7 +8,9 @@ Each state has its tokens and where they lead; the first state is 0. In a state 
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, SequenceFailed
@@ -34,6 +36,9 @@ class AutomatonMatcher:
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
         self._state = 0
+
+    def copy(self) -> Self:
+        return copy(self)
 
     def mask(self) -> memoryview | None:
         self._check()

@@ -50,6 +50,7 @@ class AdmissionRules:
         self.longest(request, prompt=prompt)
         # Ids outside the vocabulary would index beyond the model's tables.
         self._check_ids(prompt, request.prompt_ids)
+        self._check_ids("prediction", request.predicted_ids)
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         for name, value in (

@@ -1,13 +1,14 @@
 """One step's work: which tokens of which sequences are computed, and where a token is sampled. Knows no tensors."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from ostro.engine.request import Task
 from ostro.engine.sequence import Sequence
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens `start .. start + length` of one sequence."""
 
     seq: Sequence
@@ -20,6 +21,16 @@ class Chunk(NamedTuple):
     scored: range = range(0)
     """Positions whose logits give the log-probability of the next token: a prompt token or a forced one."""
 
+    drafts: tuple[int, ...] = ()
+    """Guesses of the tokens that follow, computed with the chunk and not part of its length: the sequence, which is
+    the only one to sample then, also samples after each of them. Only for runners with `RunnerSpec.max_sampled`."""
+
+    draft_masks: tuple[memoryview | None, ...] = ()
+    """The mask after each draft, as in `Sequence.mask`; empty if the sequence is not constrained."""
+
+    is_predicted: bool = False
+    """Whether the drafts come from the text that the request predicts."""
+
     @property
     def num_top(self) -> int:
         """How many of the likeliest tokens to list at each scored position, at most."""
@@ -30,6 +41,25 @@ class Chunk(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens to compute, drafts included."""
+        return self.length + len(self.drafts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to compute, drafts included."""
+        return [*self.seq.token_ids[self.start : self.end], *self.drafts]
+
+    @property
+    def samplers(self) -> tuple[tuple[Sequence, ...], ...]:
+        """Who samples from each of the chunk's last rows: `samples`, then the sequence as if drafts were right."""
+        if not self.samples:
+            return ()
+        masks = self.draft_masks or (None,) * len(self.drafts)
+        supposed = ((self.seq.supposing(self.drafts[: at + 1], mask),) for at, mask in enumerate(masks))
+        return (self.samples, *supposed)
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -52,7 +82,13 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.length for chunk in self.chunks)
+        """Drafts included."""
+        return sum(chunk.num_rows for chunk in self.chunks)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every token that is computed is also sampled after."""
+        return all(chunk.length == 1 and chunk.samples for chunk in self.chunks)
 
     @property
     def sampled(self) -> list[Sequence]:

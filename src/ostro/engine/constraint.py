@@ -3,7 +3,7 @@ grammar library.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,10 @@ class Matcher(Protocol):
         """The tokens that must come next, if there is only one way to go on; empty unless the constraint asks for them.
         Does not take them.
         """
+        ...
+
+    def copy(self) -> Self:
+        """A matcher at the same place, which goes its own way."""
         ...
 
     @property

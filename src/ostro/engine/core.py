@@ -9,9 +9,11 @@ What a constrained sequence may sample in step 2 depends on what it sampled in s
 sampling deferred: `results of 1` yield the masks, then `sample 2` is launched while the device still computes.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from ostro.engine.batch import Batch
 from ostro.engine.constraint import Prototype
@@ -19,7 +21,15 @@ from ostro.engine.profile import Profile, Recorded
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, Step
 from ostro.engine.scheduler import Limits, Progress, Scheduler
+from ostro.engine.speculation import Speculation
 from ostro.errors import BadRequest
+
+
+class _Launched(NamedTuple):
+    batch: Batch
+    step: Step
+    launched: float
+    """On the clock of time.perf_counter."""
 
 
 class EngineCore:
@@ -31,16 +41,26 @@ class EngineCore:
         prefix_caching: bool = True,
         pages_per_seq: int | None = None,
         adapters: Collection[str] = (),
+        speculation: Speculation | None = None,
     ) -> None:
-        """`adapters` names those that the runner has loaded. `pages_per_seq` bounds a sequence's length."""
+        """`adapters` names those that the runner has loaded. `pages_per_seq` bounds a sequence's length. `speculation`
+        drafts tokens, if the runner can verify them.
+        """
         self.runner = runner
         spec = runner.spec
         limits = limits or Limits(max_batch_tokens=spec.max_batch_tokens, max_batch_seqs=spec.max_batch_seqs)
         self.scheduler = Scheduler(
-            spec, limits, prefix_caching=prefix_caching, pages_per_seq=pages_per_seq, adapters=adapters
+            spec,
+            limits,
+            prefix_caching=prefix_caching,
+            pages_per_seq=pages_per_seq,
+            adapters=adapters,
+            speculation=speculation,
         )
         # Steps in flight: launched, but their results are not applied yet.
-        self._under_way: deque[tuple[Batch, Step]] = deque()
+        self._under_way: deque[_Launched] = deque()
+        # When the latest results arrived, on the clock of time.perf_counter.
+        self._arrived = 0.0
         self._profile: Profile | None = None
 
     @property
@@ -73,13 +93,16 @@ class EngineCore:
             batch = self.scheduler.schedule()
             scheduled()
             if batch is not None:
-                self._under_way.append((batch, runner.launch(batch)))
+                launched = time.perf_counter()
+                self._under_way.append(_Launched(batch, runner.launch(batch), launched))
                 self.scheduler.advance(batch)
             if len(self._under_way) <= (0 if batch is None else runner.spec.steps_ahead):
                 return []
-            batch, step = self._under_way.popleft()
-            gains = self.scheduler.apply(batch, step.results())
-            if self._under_way and (sample := self._under_way[0][1].sample):
+            due = self._under_way.popleft()
+            output = due.step.results()
+            self._note(due)
+            gains = self.scheduler.apply(due.batch, output)
+            if self._under_way and (sample := self._under_way[0].step.sample):
                 sample()
         except BaseException:
             # The device's memory is in an unknown state, and page copies may be lost: no sequence can go on.
@@ -88,10 +111,24 @@ class EngineCore:
             raise
         return gains
 
-    def start_profile(self, path: Path, *, max_steps: int, ended: Callable[[Recorded], None]) -> None:
+    def _note(self, step: "_Launched") -> None:
+        """Tells how long a step took that did nothing but decode: since its launch, or since the one before it."""
+        before, self._arrived = self._arrived, time.perf_counter()
+        if (speculation := self.scheduler.speculation) is not None and step.batch.decodes:
+            speculation.note_step(step.batch.num_tokens, self._arrived - max(before, step.launched))
+
+    def start_profile(
+        self,
+        path: Path,
+        *,
+        max_steps: int,
+        ended: Callable[[Recorded], None],
+        writing: Callable[[], None] = lambda: None,
+    ) -> None:
         """Profiles the next `max_steps` steps, or those until `end_profile`, into a file; then calls `ended`, in the
-        thread that stepped last or ended it. Raises BadRequest during another profile, and ProfileFailed if the
-        runner's profiler does not start.
+        thread that stepped last or ended it. Before, it calls `writing`: no step is taken while the file is written.
+
+        Raises BadRequest during another profile, and ProfileFailed if the runner's profiler does not start.
         """
         if self._profile is not None:
             raise BadRequest("The model is being profiled already. Try again once that has ended.")
@@ -100,7 +137,7 @@ class EngineCore:
             self._profile = None
             ended(recorded)
 
-        self._profile = Profile(self.runner, path, max_steps, done)
+        self._profile = Profile(self.runner, path, max_steps, done, writing)
 
     def end_profile(self) -> None:
         """Ends the profile early; does nothing if there is none."""

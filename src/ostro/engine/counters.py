@@ -12,6 +12,9 @@ class Counters:
     """Sampled or forced."""
     forced_tokens: int = 0
     """Tokens appended without sampling, because a structure allowed no others."""
+    drafted_tokens: int = 0
+    """Guesses verified by speculation, and how many of them were right."""
+    accepted_tokens: int = 0
     preemptions: int = 0
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+NOT_FINITE = (
+    "The model gave a number that is not finite: its weights hold NaN or infinity, or overflow its dtype. "
+    "Check its checkpoint, or load it in a wider dtype."
+)
+"""The error of a sequence whose logits, log-probabilities or embedding are not finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

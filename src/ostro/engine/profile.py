@@ -87,9 +87,16 @@ class Recorded(NamedTuple):
 class Profile:
     """A profile being recorded: `step` runs the engine's steps within spans until `max_steps` or `end`."""
 
-    def __init__(self, runner: ModelRunner, path: Path, max_steps: int, ended: Callable[[Recorded], None]) -> None:
-        """`ended` is called once the file is complete, or cannot be written. Raises ProfileFailed if the profiler does
-        not start.
+    def __init__(
+        self,
+        runner: ModelRunner,
+        path: Path,
+        max_steps: int,
+        ended: Callable[[Recorded], None],
+        writing: Callable[[], None],
+    ) -> None:
+        """`writing` is called before the file is written, and `ended` once it is complete, or cannot be written. Raises
+        ProfileFailed if the profiler does not start.
         """
         try:
             self._profiler = runner.profiler() if isinstance(runner, HasProfiler) else SpanProfiler()
@@ -99,6 +106,7 @@ class Profile:
         self._path = path
         self._max_steps = max_steps
         self._ended = ended
+        self._writing = writing
         # `end` may be called while another thread steps.
         self._lock = threading.Lock()
         self.over = False
@@ -133,6 +141,7 @@ class Profile:
 
     def _finish(self) -> None:
         self.over = True
+        self._writing()
         # Readers of the directory never see half a file.
         part = self._path.with_name(f".{self._path.name}")
         error = None

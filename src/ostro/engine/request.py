@@ -39,6 +39,9 @@ class Request:
     """Order within a priority, for callers that share the engine fairly; ties by arrival."""
     tenant: str = ""
     """Whose request it is: tenants get equal shares of the batch and its pages."""
+    predicted_ids: tuple[int, ...] = ()
+    """The caller's guess of the output, or of much of it: another text for `engine.speculation` to draft from. It never
+    changes the output."""
     task: Task = Task.GENERATE
     constraint: Constraint | None = None
     """What the output of each choice must match."""

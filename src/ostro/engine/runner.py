@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from ostro.engine.batch import Batch
-from ostro.engine.logprob import TokenLogprob
+from ostro.engine.logprob import NOT_FINITE, TokenLogprob
+from ostro.engine.solution import Solution
 
 __all__ = ["NOT_FINITE", "ModelRunner", "RunnerSpec", "SampledToken", "Solution", "Step", "StepOutput", "TokenLogprob"]
 
@@ -37,6 +40,10 @@ class RunnerSpec:
     """Whether sampling honours a sequence's mask. If not, constrained requests are refused."""
     masks_late: bool = False
     """Whether a step may begin before all of its masks are known: `Step.sample`."""
+    max_sampled: int = 0
+    """Most positions that a step may sample from, each draft's included; 0 if the runner takes no drafts."""
+    is_invariant: bool = False
+    """Whether a row's results are the same, to the last bit, whatever else the step computes."""
     pages_bytes: int = 0
     """Host memory that pages will take, but only as they are filled."""
     device_bytes: int = 0
@@ -54,36 +61,11 @@ class RunnerSpec:
     compile_seconds: float = 0.0
 
 
-class SampledToken(NamedTuple):
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     logprob: TokenLogprob | None = None
     error: str | None = None
     """Why no token could be sampled for this row. The sequence ends; the rest of the batch goes on."""
-
-
-NOT_FINITE = (
-    "The model gave a number that is not finite: its weights hold NaN or infinity, or overflow its dtype. "
-    "Check its checkpoint, or load it in a wider dtype."
-)
-"""The error of a sequence whose logits, log-probabilities or embedding are not finite."""
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """One sequence's answer to a solve request."""
-
-    predictions: list[int]
-    """The likeliest token at each position."""
-    steps: int
-    """Outer steps taken."""
-    q_halt: float
-    """The q-head's two logits after the last step."""
-    q_continue: float
-
-    @property
-    def halted(self) -> bool:
-        """Whether the model itself would halt there."""
-        return self.q_halt > self.q_continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +73,8 @@ class StepOutput:
     """One step's results, keyed by sequence id."""
 
     sampled: dict[int, SampledToken] = field(default_factory=dict)
+    followed: dict[int, list[SampledToken]] = field(default_factory=dict)
+    """What was sampled after each of the chunk's drafts, in order, as if all drafts up to it were right."""
     scored: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """One entry per scored position of the sequence's chunk, in order."""
     pooled: dict[int, list[float]] = field(default_factory=dict)

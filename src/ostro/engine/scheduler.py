@@ -30,7 +30,9 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from ostro.engine.admission import AdmissionRules
 from ostro.engine.batch import Batch, Chunk
@@ -40,6 +42,7 @@ from ostro.engine.kv import Admission, KVCache, PageName
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 from ostro.engine.sequence import FinishReason, Sequence
+from ostro.engine.speculation import Speculation
 from ostro.engine.tenants import Holdings, divide, next_in_line
 from ostro.errors import BadRequest, SequenceFailed
 
@@ -57,20 +60,22 @@ class Limits:
                 raise BadRequest(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct, omit_defaults=True, gc=False):
     """One sequence's results from one step."""
 
     request_id: int
     choice: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason | None = None
     error: str | None = None
     num_cached: int = 0
     pooled: list[float] | None = None
     solution: Solution | None = None
+    num_predicted: int = 0
+    """Tokens drafted from the text that the request predicts, and how many of them were accepted."""
+    num_accepted: int = 0
 
     def merge(self, later: "Progress") -> None:
         """Adds the results of a later step of the same sequence."""
@@ -79,6 +84,8 @@ class Progress:
         self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason, self.error, self.pooled = later.finish_reason, later.error, later.pooled
         self.solution = later.solution
+        self.num_predicted += later.num_predicted
+        self.num_accepted += later.num_accepted
 
 
 class Scheduler:
@@ -90,8 +97,12 @@ class Scheduler:
         prefix_caching: bool = True,
         pages_per_seq: int | None = None,
         adapters: Collection[str] = (),
+        speculation: Speculation | None = None,
     ) -> None:
+        """`speculation` drafts tokens for runners that can verify them; None drafts nothing."""
         self.limits = limits
+        self.speculation = speculation if spec.max_sampled and spec.keeps_kv else None
+        self._max_sampled = spec.max_sampled
         self._keeps_kv = spec.keeps_kv
         self._masks_late = spec.masks_late
         self._context_price = spec.context_price
@@ -139,6 +150,8 @@ class Scheduler:
         assert (request.constraint is None) == (prototype is None), f"request {request.id} is not compiled"
         assert request.id not in self._live, f"request {request.id} was added twice"
         seqs = self._sequences(request, prototype)
+        if self.speculation is not None:
+            self.speculation.begin(seqs)
         self._live[request.id] = list(seqs)
         self._tenants[request.tenant] += 1
         leader, *followers = seqs
@@ -165,10 +178,12 @@ class Scheduler:
         self.kv.clear_cache()
 
     def schedule(self) -> Batch | None:
-        """The next step's work, or None if there is none."""
+        """The next step's work, or None if there is none, or none before the results of a step under way."""
         chunks: list[Chunk] = []
         budgets = self._budgets()
         self.begun, self.preempted = [], []
+        if self.speculation is not None and self._waits_to_draft(self.speculation, max(budgets.values())):
+            return None
         if self.waiting and self._is_shared:
             self._make_way()
             self._greet(chunks, budgets)
@@ -178,17 +193,22 @@ class Scheduler:
         if not chunks:
             assert self._under_way or not self.has_work, "sequences wait and none can run"
             return None
+        if self.speculation is not None:
+            self._add_drafts(self.speculation, chunks, max(budgets.values()))
         return Batch(tuple(chunks), self.kv.take_copies())
 
     def advance(self, batch: Batch) -> None:
         """Call once the step is launched: counts its tokens as computed, and reserves places for those it samples."""
         self._under_way += 1
+        page_size = self.kv.page_size
         for chunk in batch.chunks:
             seq = chunk.seq
-            seq.num_computed = chunk.end
+            seq.num_computed = end = chunk.end
             if chunk.scored:
                 seq.scores = range(chunk.scored.stop, seq.scores.stop)
-            self.kv.commit(seq)
+            # Of single tokens, every so many fill a page.
+            if chunk.length > 1 or not end % page_size:
+                self.kv.commit(seq)
             if chunk.samples:
                 # Followers first: they fork from the prompt's pages.
                 for follower in self._followers.pop(seq.id, ()):
@@ -197,17 +217,27 @@ class Scheduler:
                     self._start_follower(seq, follower)
                     follower.expect()
                 seq.expect()
+                seq.is_drafted = bool(chunk.drafts)
 
     def apply(self, batch: Batch, output: StepOutput) -> list[Progress]:
         """Applies a step's results. Returns each sequence's progress, in the batch's order."""
         self._under_way -= 1
         self.counters.steps += 1
-        self.counters.computed_tokens += sum(self._cost(chunk) for chunk in batch.chunks)
+        # Of drafts, those that are accepted count.
+        self.counters.computed_tokens += sum(
+            [chunk.length if self._keeps_kv else chunk.recomputed for chunk in batch.chunks]
+        )
         self.counters.outer_steps += output.outer_steps
         self.counters.recompiles += output.recompiles
         self.counters.saved_steps += output.saved_steps
-        progress = [gain for chunk in batch.chunks for gain in self._apply_chunk(chunk, output)]
-        return [p for p in progress if p.token_ids or p.prompt_logprobs or p.finish_reason]
+        gains: list[Progress] = []
+        for chunk in batch.chunks:
+            if output.pooled or output.solved or not _brings_one_token(chunk):
+                progress = self._apply_chunk(chunk, output)
+                gains += [p for p in progress if p.token_ids or p.prompt_logprobs or p.finish_reason]
+            elif chunk.seq.finish_reason is None:
+                gains.append(self._take_only_token(chunk.seq, output.sampled[chunk.seq.id]))
+        return gains
 
     def check_integrity(self) -> None:
         self.kv.check_integrity(self.running)
@@ -242,12 +272,26 @@ class Scheduler:
         for seq, gain in zip(live, progress, strict=True):
             if chunk.samples:
                 self._take_token(seq, output.sampled[seq.id], gain)
+                if chunk.drafts:
+                    self._take_drafts(chunk, output.followed[seq.id], gain)
+                if self.speculation is not None:
+                    self.speculation.learn(seq, gain.token_ids)
             elif read:
                 self._end(seq, seq.closing)
             gain.finish_reason = seq.finish_reason
             if seq.finish_reason is not None:
                 gain.pooled = seq.pooled
         return progress
+
+    def _take_only_token(self, seq: Sequence, sampled: SampledToken) -> Progress:
+        """What `_apply_chunk` does for most chunks of most steps: see `_brings_one_token`."""
+        gain = Progress(seq.request.id, seq.choice, num_cached=seq.num_cached or 0)
+        self._take_token(seq, sampled, gain)
+        if self.speculation is not None:
+            self.speculation.learn(seq, gain.token_ids)
+        if seq.finish_reason is not None:
+            gain.finish_reason, gain.pooled = seq.finish_reason, seq.pooled
+        return gain
 
     def _take_scores(self, chunk: Chunk, output: StepOutput) -> list[TokenLogprob]:
         """Returns prompt tokens' log-probabilities. Keeps those of forced tokens until the tokens are delivered."""
@@ -285,16 +329,18 @@ class Scheduler:
             gain.error = sampled.error
             self._end(seq, FinishReason.ERROR)
             return
-        looping = seq.learn(sampled.token_id)
+        token = sampled.token_id
+        looping = seq.learn(token)
+        known = len(seq.token_ids) - seq.num_pending
         self.counters.generated_tokens += 1
-        gain.token_ids.append(sampled.token_id)
+        gain.token_ids.append(token)
         if sampled.logprob is not None:
             gain.logprobs.append(sampled.logprob)
-        if seq.pages:
+        if seq.pages and not min(seq.num_computed, known) % self.kv.page_size:
             self.kv.commit(seq)
-        if sampled.token_id in seq.stop_ids and seq.num_known - seq.num_prompt > seq.request.params.min_tokens:
+        if token in seq.stop_ids and known - seq.num_prompt > seq.request.params.min_tokens:
             self._end(seq, FinishReason.STOP)
-        elif seq.matcher is not None and (failure := seq.follow(sampled.token_id)) is not None:
+        elif seq.matcher is not None and (failure := seq.follow(token)) is not None:
             gain.error = failure
             self._end(seq, FinishReason.ERROR)
         elif seq.num_known >= seq.max_len:
@@ -304,6 +350,25 @@ class Scheduler:
                 self._end(seq, seq.closing)
         elif looping:
             self._end(seq, FinishReason.REPETITION)
+
+    def _take_drafts(self, chunk: Chunk, followed: list[SampledToken], gain: Progress) -> None:
+        """Accepts drafts as long as they equal what was sampled, with the token that was sampled after each."""
+        seq, num_accepted = chunk.seq, 0
+        seq.is_drafted = False
+        for draft, sampled in zip(chunk.drafts, followed, strict=True):
+            if seq.finish_reason is not None or seq.token_ids[-1] != draft:
+                break
+            num_accepted += 1
+            if seq.pages:
+                # The step has computed it. Without its pages, the sequence starts over.
+                seq.num_computed += 1
+            seq.expect()
+            self._take_token(seq, sampled, gain)
+        self.counters.drafted_tokens += len(chunk.drafts)
+        self.counters.accepted_tokens += num_accepted
+        self.counters.computed_tokens += num_accepted
+        if chunk.is_predicted:
+            gain.num_predicted, gain.num_accepted = len(chunk.drafts), num_accepted
 
     def _start_follower(self, leader: Sequence, follower: Sequence) -> None:
         """Forks the leader's pages, or queues the follower, which later finds the prompt in the prefix cache."""
@@ -336,7 +401,8 @@ class Scheduler:
         decoding: list[Sequence] = []
         reading: list[Sequence] = []
         for seq in self.running:
-            (reading if seq.num_to_compute > 1 + seq.num_forced else decoding).append(seq)
+            wanted = len(seq.token_ids) - seq.num_computed
+            (reading if wanted > 1 + seq.num_forced else decoding).append(seq)
         self._go_on(decoding, chunks, budgets, {})
         self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
         if self.waiting and self.counters.preemptions == preempted:
@@ -346,10 +412,13 @@ class Scheduler:
         self, seqs: Iterable[Sequence], chunks: list[Chunk], budgets: dict[bool, int], parts: dict[str, int]
     ) -> None:
         """Adds running sequences to the step, each tenant's within its part of the budget if `parts` is not empty."""
+        page_size = self.kv.page_size
         for seq in seqs:
             kind = self._kind(seq)
             budget = min(budgets[kind], parts[seq.request.tenant]) if parts else budgets[kind]
-            if budget > 0 and seq.pages and seq.runnable and self._extend(seq):
+            if budget <= 0 or not seq.pages or not seq.runnable:
+                continue
+            if len(seq.token_ids) <= page_size * len(seq.pages) or self._extend(seq):
                 cost = self._add_chunk(chunks, seq, budget)
                 budgets[kind] -= cost
                 if parts:
@@ -405,7 +474,11 @@ class Scheduler:
 
     def _add_chunk(self, chunks: list[Chunk], seq: Sequence, budget: int) -> int:
         """Lets a sequence catch up as far as the budget allows. Returns how much of it that uses."""
-        start, wanted = seq.num_computed, seq.num_to_compute
+        start = seq.num_computed
+        wanted = len(seq.token_ids) - start
+        if wanted == 1 and self._keeps_kv and not seq.scores:
+            chunks.append(Chunk(seq, start, 1, self._samplers(seq, start + 1)))
+            return 1
         if not self._keeps_kv:
             end = _reach(seq, budget)
         else:
@@ -418,17 +491,51 @@ class Scheduler:
         # A chunk that stops short of the end has used up the budget.
         return wanted if chunk.length == wanted else budget
 
+    def _add_drafts(self, speculation: Speculation, chunks: list[Chunk], budget: int) -> None:
+        """Lets sequences draft with what the step leaves of the budget. Drafts never delay a prompt or take a page from
+        another sequence.
+        """
+        most = min(budget, self._max_sampled - len(chunks))
+        # While prompts are computed rows are not cheap, and those that decode wait for the step as it is.
+        if most <= 0 or any(chunk.length > 1 + chunk.seq.num_forced for chunk in chunks):
+            return
+        asking = {chunk.seq.id: at for at, chunk in enumerate(chunks) if _can_verify(chunk)}
+        rooms = [(seq, seq.max_len - seq.num_tokens - 1) for seq in (chunks[at].seq for at in asking.values())]
+        for id, drafts in speculation.draft(rooms, len(chunks), most).items():
+            chunk = chunks[asking[id]]
+            masks = () if chunk.seq.matcher is None else tuple(chunk.seq.masks_along(drafts.token_ids))
+            token_ids = drafts.token_ids if chunk.seq.matcher is None else drafts.token_ids[: len(masks)]
+            if token_ids and self._extend_to_spare(chunk.seq, chunk.end + len(token_ids)):
+                chunks[asking[id]] = msgspec.structs.replace(
+                    chunk, drafts=token_ids, draft_masks=masks, is_predicted=drafts.is_predicted
+                )
+
+    def _waits_to_draft(self, speculation: Speculation, budget: int) -> bool:
+        """Whether to let the step under way end first, because drafts can only follow tokens that are known. No prompt
+        waits for that; sequences that decode do so together, or those with drafts would take turns with the others.
+        """
+        if not self._under_way or self.waiting:
+            return False
+        if any(seq.is_drafted for seq in self.running):
+            return True
+        seqs = [seq for seq in self.running if seq.runnable]
+        if not seqs or any(seq.num_to_compute > 1 or not seq.num_pending for seq in seqs):
+            return False
+        most = min(budget, self._max_sampled) - len(seqs)
+        return most > 0 and speculation.waits(
+            [(seq, seq.max_len - seq.num_tokens - 1) for seq in seqs], len(seqs), most
+        )
+
     def _affordable(self, start: int, budget: int) -> int:
         """How many tokens from `start` on the budget covers, at least one."""
         return max(1, int(budget / (1 + self._context_price * start)))
 
-    def _cost(self, chunk: Chunk) -> int:
-        return chunk.length if self._keeps_kv else chunk.recomputed
-
     def _samplers(self, seq: Sequence, end: int) -> tuple[Sequence, ...]:
-        if end < seq.num_tokens or seq.num_tokens >= seq.max_len:
+        num_tokens = len(seq.token_ids)
+        if end < num_tokens or num_tokens >= seq.max_len:
             return ()
-        return (seq, *self._followers.get(seq.id, ()))
+        followers = self._followers.get(seq.id)
+        return (seq,) if followers is None else (seq, *followers)
 
     def _extend(self, seq: Sequence) -> bool:
         """Ensures pages for all tokens of a running sequence, preempting lower ranks. False if it had to go itself."""
@@ -438,6 +545,11 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
+
+    def _extend_to_spare(self, seq: Sequence, num_tokens: int) -> bool:
+        """Ensures pages for `num_tokens` tokens, unless a running sequence may be short of one then."""
+        needed = self.kv.pages_for(num_tokens) - len(seq.pages)
+        return needed <= 0 or (self._has_room(needed) and self.kv.extend(seq, num_tokens))
 
     def _preempt(self, seq: Sequence) -> None:
         self.counters.preemptions += 1
@@ -534,6 +646,22 @@ class Scheduler:
             except SequenceFailed as error:
                 raise BadRequest(error.message, param="structured") from error
         return seqs
+
+
+def _can_verify(chunk: Chunk) -> bool:
+    """Whether drafts may follow the chunk: its last token must be known, and its sequence the only one to sample.
+    Tokens that a structure forces come without sampling.
+    """
+    seq, constraint = chunk.seq, chunk.seq.request.constraint
+    jumps = constraint is not None and constraint.jump_forward
+    return chunk.samples == (seq,) and not seq.num_pending and not chunk.scored and not jumps
+
+
+def _brings_one_token(chunk: Chunk) -> bool:
+    """Whether a token sampled for the chunk's own sequence is all that its step results in."""
+    if chunk.scored or chunk.drafts or len(chunk.samples) != 1:
+        return False
+    return not chunk.seq.num_forced and not chunk.seq.unheard_logprobs
 
 
 def _is_broken(chunk: Chunk, output: StepOutput) -> bool:

@@ -1,8 +1,11 @@
 """One sequence: its token ids and counters. Knows no text, no tensors, and not which page comes from where."""
 
+from copy import copy
 from enum import StrEnum
+from typing import Self
 
 from ostro.engine.constraint import Matcher
+from ostro.engine.drafter import Drafter
 from ostro.engine.logprob import TokenLogprob
 from ostro.engine.loops import LoopWatch
 from ostro.engine.request import Request
@@ -37,9 +40,11 @@ class Sequence:
         "_loops",
         "choice",
         "closing",
+        "drafter",
         "finish_reason",
         "forced_logprobs",
         "id",
+        "is_drafted",
         "looks_back",
         "mask",
         "matcher",
@@ -114,6 +119,10 @@ class Sequence:
         """Undelivered tokens at the end that were not sampled, because the grammar allowed no others."""
         self.forced_logprobs: list[TokenLogprob] = []
         """Log-probabilities of the forced tokens computed so far, if the request asks for them."""
+        self.drafter: Drafter | None = None
+        """Guesses the next tokens, if `engine.speculation` wants it to."""
+        self.is_drafted = False
+        """Whether a step in flight verifies drafts: nothing can be computed after them before its results are known."""
         if matcher is not None:
             self._settle(matcher)
 
@@ -141,9 +150,10 @@ class Sequence:
         """Whether a step can include it: not if all that is left is a last token that nothing follows, nor if the next
         sample depends on a token that is still pending.
         """
+        num_tokens = len(self.token_ids)
         if self.num_pending:
-            return self.num_tokens < self.max_len and not self.looks_back
-        return self.num_computed < self.num_tokens
+            return num_tokens < self.max_len and not self.looks_back and not self.is_drafted
+        return self.num_computed < num_tokens
 
     def expect(self) -> None:
         """Reserves the place of a token that is being sampled."""
@@ -152,7 +162,7 @@ class Sequence:
 
     def learn(self, token_id: int) -> bool:
         """Fills in the first pending token. Returns whether the output is now stuck in a loop and should end."""
-        self.token_ids[self.num_known] = token_id
+        self.token_ids[len(self.token_ids) - self.num_pending] = token_id
         self.num_pending -= 1
         if self._loops is None:
             return False
@@ -180,9 +190,11 @@ class Sequence:
         if matcher.is_done:
             self._close()
         elif self.num_known < self.max_len:
-            self.mask = matcher.mask()
-            if self.mask is not None and self.request.params.stop_token_ids:
-                self.mask = self._with_stops(self.mask, matcher)
+            self.mask = self._mask_of(matcher)
+
+    def _mask_of(self, matcher: Matcher) -> memoryview | None:
+        mask = matcher.mask()
+        return self._with_stops(mask, matcher) if mask is not None and self.request.params.stop_token_ids else mask
 
     def _jump(self, matcher: Matcher) -> None:
         first = self.num_tokens
@@ -213,6 +225,36 @@ class Sequence:
             for token in self.request.params.stop_token_ids:
                 words[token >> 3] |= 1 << (token & 7)
         return memoryview(words).cast("I")
+
+    def supposing(self, token_ids: tuple[int, ...], mask: memoryview | None = None) -> Self:
+        """What it would be with these tokens at its end and this mask, for sampling the token after them. Only to be
+        read.
+        """
+        twin = copy(self)
+        twin.token_ids, twin.mask = [*self.token_ids, *token_ids], mask
+        return twin
+
+    def masks_along(self, token_ids: tuple[int, ...]) -> list[memoryview | None]:
+        """The mask after each of these tokens, if they came next. Ends before the first token that the constraint does
+        not allow, or after which nothing is sampled. The sequence must be constrained, and all its tokens known.
+        """
+        assert self.matcher is not None
+        masks, mask = list[memoryview | None](), self.mask
+        try:
+            matcher = self.matcher.copy()
+            for token in token_ids:
+                if (mask is not None and not _allows(mask, token)) or token in self.stop_ids:
+                    break
+                matcher.take(token)
+                if matcher.is_done:
+                    break
+                # The matcher writes its next mask to the same place.
+                mask = None if (own := self._mask_of(matcher)) is None else memoryview(bytes(own)).cast("I")
+                masks.append(mask)
+        except SequenceFailed:
+            # It fails again once the sequence gets there.
+            pass
+        return masks
 
     @property
     def output_ids(self) -> list[int]:
@@ -246,6 +288,10 @@ def _waits_for_mask_alone(request: Request) -> bool:
     params, constraint = request.params, request.constraint
     edited = params.logit_bias or params.min_tokens or params.top_n_sigma or request.bad_word_ids
     return constraint is not None and not constraint.jump_forward and not edited
+
+
+def _allows(mask: memoryview, token: int) -> bool:
+    return bool(mask.cast("B")[token >> 3] >> (token & 7) & 1)
 
 
 def _leaves_choice(mask: memoryview) -> bool:

@@ -66,6 +66,17 @@ Content = Annotated[
 ]
 
 
+class Prediction(RequestModel):
+    """What the answer is expected to say, for most of its length, such as the file that it should edit."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Message(RequestModel):
     """Also accepts one of our own responses sent back, with all its nulls."""
 
@@ -152,6 +163,9 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields, Temp
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """0 to 20; only with logprobs."""
+    prediction: Prediction | None = None
+    """What the answer is expected to say: it comes sooner where that is right, if `speculative` is on for the model's
+    device and backend, and is the same in any case."""
     add_generation_prompt: bool = True
     """false: the prompt does not end with the start of the model's answer."""
     continue_final_message: bool = False

@@ -15,6 +15,7 @@ MAX_LOGIT_BIAS_OF_ALL = 1 << 18
 
 
 class CompletionRequest(GenerationRequest):
+    ignored: ClassVar[frozenset[str]] = GenerationRequest.ignored | {"prediction"}
     unserved: ClassVar[dict[str, tuple[object, ...]]] = {"suffix": ("",)}
 
     # Always a list here: a lone prompt is a list of one.

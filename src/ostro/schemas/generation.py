@@ -127,7 +127,6 @@ class GenerationRequest(_SamplingFields, StructuredFields):
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
             "metadata",
-            "prediction",
             "prompt_cache_key",
             "prompt_cache_options",
             "prompt_cache_retention",
@@ -176,7 +175,12 @@ class PromptTokensDetails(WireModel):
 
 
 class CompletionTokensDetails(WireModel):
-    reasoning_tokens: int
+    reasoning_tokens: int | None = left_out()
+    """Only if the model's reasoning is separated from its text."""
+    accepted_prediction_tokens: int | None = left_out()
+    """Only with `prediction`: tokens of it that were tried, and that the model wrote as well."""
+    rejected_prediction_tokens: int | None = left_out()
+    """Tokens of it that were tried in vain. They are not part of the completion and are not counted in it."""
 
 
 class Usage(WireModel):
@@ -185,7 +189,7 @@ class Usage(WireModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = left_out()
-    """Only if the model's reasoning is separated from its text."""
+    """Only if there are any."""
 
 
 class PromptLogprob(WireModel):

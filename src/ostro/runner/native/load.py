@@ -1,7 +1,6 @@
 """Builds a native runner from a checkpoint: finds the model's packed weights or has them made. Imports no torch."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import BinaryIO
@@ -10,7 +9,7 @@ from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
-from ostro.machine import cpu_limit
+from ostro.machine import num_cpus
 from ostro.models.architecture import Architecture
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
@@ -31,7 +30,7 @@ def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner 
     if (reason := _refusal(checkpoint, config)) is not None:
         return reason
     config.check_causal()
-    threads = config.threads or min(cpu_limit() or 1024, _cores())
+    threads = config.threads or num_cpus()
     adapters = _adapters(checkpoint, config)
     for isa in instruction_sets():
         found = _runner(checkpoint, config, isa, threads, adapters)
@@ -107,7 +106,3 @@ def _pack(checkpoint: Checkpoint, config: EngineConfig, writer: PackedWriter, ma
         raise _NotPacked(str(error), another_may=isinstance(error, WrongPanel)) from error
     writer.finish(program.to_json())
     _log.info("packed in %.1f s", time.monotonic() - started)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

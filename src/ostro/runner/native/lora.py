@@ -8,7 +8,7 @@ stacked, and each B writes its part's columns, as in `torch_models.lora`. The pa
 so all sets of adapters share it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy as np
 from ostro.kernels.cpu.library import After, Op
 from ostro.kernels.cpu.program import Adapted, Term
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, StepSpec
-from ostro.models.adapter_places import placed
-from ostro.models.architecture import Architecture, Part, Projection
+from ostro.models.adapter_places import described_terms
+from ostro.models.architecture import Architecture
 from ostro.runner.native.lowering import padded
 from ostro.runner.native.packing import by_turns
 from ostro.weights.adapter import LowRank
@@ -30,16 +30,9 @@ class NativeAdapters:
 
     def __init__(self, described: Architecture, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
         """Raises BadCheckpoint if an adapter belongs to another model."""
-        found = list(_projections(described))
-        self._shapes = {part.name: (part.rows, projection.columns) for projection, part in found}
-        by_head = {part.name: projection.by_head for projection, part in found}
-        self._terms = [
-            {
-                name: term.by_part(by_head[name])
-                for name, term in placed(adapter, terms, self._shapes, backbone=described.backbone).items()
-            }
-            for adapter, terms in adapters.items()
-        ]
+        projections = [each for layer in described.layers for each in layer.projections]
+        self._rows = {part.name: part.rows for each in projections for part in each.parts}
+        self._terms = list(described_terms(described, adapters).values())
         self._numbers = {name: number for number, name in enumerate(adapters)}
 
     def number(self, name: str | None) -> int:
@@ -61,11 +54,11 @@ class NativeAdapters:
         found = [name for name in projections if name in adapter]
         if not found:
             return None
-        rank, rows = sum(len(adapter[name].a) for name in found), sum(self._shapes[name][0] for name in projections)
+        rank, rows = sum(len(adapter[name].a) for name in found), sum(self._rows[name] for name in projections)
         b = np.zeros((rank, padded(rows, panel)), np.float32)
         first_rank = first_row = 0
         for name in projections:
-            end = first_row + self._shapes[name][0]
+            end = first_row + self._rows[name]
             if (term := adapter.get(name)) is not None:
                 b[first_rank : first_rank + len(term.a), first_row:end] = term.b.T * np.float32(term.scale)
                 first_rank += len(term.a)
@@ -111,10 +104,3 @@ class _Steps:
         widest = max([width, *(each.cols for each in self._buffers[self._wide :])])
         self._buffers[self._wide :] = [BufferSpec(cols=widest)]
         return self._wide
-
-
-def _projections(described: Architecture) -> Iterator[tuple[Projection, Part]]:
-    """The layers' projections, each with all of its parts."""
-    for layer in described.layers:
-        for projection in (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down):
-            yield from ((projection, part) for part in projection.parts)

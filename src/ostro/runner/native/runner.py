@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
+from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
 from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
@@ -76,12 +77,13 @@ class NativeRunner:
         self.pooling = pooling
         self._adapters = adapters
         self.isa = isa
+        max_sampled = max(max_batch_seqs, MOST_DRAFTS + 1)
         self.program = Program(
             packed,
             isa=isa,
             num_pages=num_pages,
             max_tokens=max_batch_tokens,
-            max_asked=max_batch_seqs,
+            max_asked=max_sampled,
             cells=cells,
             threads=threads,
             adapted=adapters.adapted(ProgramSpec.from_json(packed.program), packed.panel) if adapters else None,
@@ -98,6 +100,8 @@ class NativeRunner:
             context_price=_context_price(spec, packed),
             generates=spec.logits is not None,
             constrains=True,
+            max_sampled=max_sampled,
+            is_invariant=True,
             pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes, cells.slot_bytes) * num_pages,
             backend=f"native ({isa})",
             precision=in_words(spec.precision.split(", "), cells.name.lower()),
@@ -154,20 +158,27 @@ class NativeRunner:
     def run(self, batch: Batch) -> StepOutput:
         for source, target in batch.page_copies:
             self.program.copy_page(source, target)
-        tokens = np.array([t for c in batch.chunks for t in c.seq.token_ids[c.start : c.end]], np.int32)
+        tokens = np.array([token for chunk in batch.chunks for token in chunk.token_ids], np.int32)
         pieces = self._pieces(batch.chunks)
-        asking = [(chunk, piece) for chunk, piece in zip(batch.chunks, pieces, strict=True) if chunk.samples]
-        asked = np.array([piece.row + piece.length - 1 for _, piece in asking], np.int32)
-        rows = [(row, seq) for row, (chunk, _) in enumerate(asking) for seq in chunk.samples]
+        asking = [(chunk, piece, chunk.samplers) for chunk, piece in zip(batch.chunks, pieces, strict=True)]
+        asked = np.array([p.row + p.length - len(s) + at for _, p, s in asking for at in range(len(s))], np.int32)
+        by_row = [seqs for *_, samplers in asking for seqs in samplers]
+        rows = [(row, seq) for row, seqs in enumerate(by_row) for seq in seqs]
         plain = [each for each in rows if not is_edited(each[1])]
         draws = draws_of(plain, self._spec.vocab_size)
-        last = None if asking else self.program.spec.head_step
+        last = None if rows else self.program.spec.head_step
         self.program.run(tokens, pieces, asked, draws, adapters=self._adapters_of(batch.chunks), last=last)
         output = StepOutput()
-        self._take(plain, draws, output)
+        drawn = self._drawn(plain, draws)
         if len(plain) < len(rows):
             changed = [each for each in rows if is_edited(each[1])]
-            self._sample_changed(tokens, pieces, asked, changed, output)
+            drawn |= self._sample_changed(tokens, pieces, asked, changed)
+        row = 0
+        for chunk, _, samplers in asking:
+            output.sampled.update({seq.id: drawn[row, seq.id] for seq in chunk.samples})
+            if chunk.drafts:
+                output.followed[chunk.seq.id] = [drawn[row + at, chunk.seq.id] for at in range(1, len(samplers))]
+            row += len(samplers)
         for chunk, piece in zip(batch.chunks, pieces, strict=True):
             if chunk.scored:
                 output.scored[chunk.seq.id] = self._score(tokens, pieces, chunk, piece)
@@ -179,8 +190,8 @@ class NativeRunner:
     def _pieces(chunks: Seq[Chunk]) -> list[Piece]:
         pieces, row = [], 0
         for chunk in chunks:
-            pieces.append(Piece(row, chunk.start, chunk.length, np.array(chunk.seq.pages, np.int32)))
-            row += chunk.length
+            pieces.append(Piece(row, chunk.start, chunk.num_rows, np.array(chunk.seq.pages, np.int32)))
+            row += chunk.num_rows
         return pieces
 
     def _adapters_of(self, chunks: Seq[Chunk]) -> Rows | None:
@@ -188,28 +199,32 @@ class NativeRunner:
         if self._adapters is None or all(chunk.seq.request.adapter is None for chunk in chunks):
             return None
         numbers = [self._adapters.number(chunk.seq.request.adapter) for chunk in chunks]
-        return np.repeat(np.array(numbers, np.int32), [chunk.length for chunk in chunks])
+        return np.repeat(np.array(numbers, np.int32), [chunk.num_rows for chunk in chunks])
 
-    def _take(
-        self, rows: Seq[Row], draws: "Array[CDraw]", output: StepOutput, logits: Mapping[int, Floats] | None = None
-    ) -> None:
-        """Notes what was drawn. `logits` are the model's own where those in the buffer were changed, by their rows."""
+    def _drawn(
+        self, rows: Seq[Row], draws: "Array[CDraw]", logits: Mapping[int, Floats] | None = None
+    ) -> dict[tuple[int, int], SampledToken]:
+        """What was drawn, by row and sequence id. `logits` are the model's own where those in the buffer were changed,
+        by their rows.
+        """
+        found = {}
         for (row, seq), draw in zip(rows, draws, strict=True):
             logprob = None
             if (top := seq.request.params.logprobs) is not None:
                 logprob = token_logprob(logits[row] if logits else self._logits()[row], draw.token, top)
-            output.sampled[seq.id] = outcome(draw.token, draw.best, logprob)
+            found[row, seq.id] = outcome(draw.token, draw.best, logprob)
+        return found
 
     def _sample_changed(
-        self, tokens: Rows, pieces: Seq[Piece], asked: Rows, rows: Seq[Row], output: StepOutput
-    ) -> None:
+        self, tokens: Rows, pieces: Seq[Piece], asked: Rows, rows: Seq[Row]
+    ) -> dict[tuple[int, int], SampledToken]:
         """Draws from rows of logits after changing them where they lie."""
         logits = self._logits()
         own = {row: logits[row].copy() for row, seq in rows if seq.request.params.logprobs is not None}
         edit(logits, rows)
         draws = draws_of(rows, self._spec.vocab_size)
         self.program.run(tokens, pieces, asked, draws, first=self._sample_step)
-        self._take(rows, draws, output, own)
+        return self._drawn(rows, draws, own)
 
     def _logits(self) -> Floats:
         """What the last run has left: a row for each that was asked for."""
