@@ -1,4 +1,5 @@
-"""What 8-bit weights and 8-bit keys and values cost in accuracy, on the default model or another; needs no GPU.
+"""What 8-bit weights, 8-bit keys and values, and folded norms cost in accuracy, on the default model or another; needs
+no GPU.
 
     python bench/fp8_accuracy.py                 # a few minutes on two cores
     python bench/fp8_accuracy.py --model DIR
@@ -13,7 +14,8 @@ order of sums. Against the plain model in float32:
 
 Up to 16 rows at a time the GPU multiplies 8-bit weights by inputs that are not rounded: `weights`. More sequences, and
 prompts, are rounded as well: `weights, inputs`. For scale, `bfloat16` rounds weights, inputs, keys and values to 16
-bits, which is what a GPU does without being asked.
+bits, which is what a GPU does without being asked, and `bfloat16, folded norms` rounds matrices once more after norms'
+weights were multiplied into them (`runner.gpu.folded_norms`). Its divergence from `bfloat16` is printed too.
 """
 
 import argparse
@@ -34,9 +36,11 @@ from ostro.config import EngineConfig
 from ostro.kernels.gpu.fp8 import FP8, LARGEST, quantize_rows_plain, widened
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.architecture import AttentionSpec
+from ostro.runner.gpu.folded_norms import fold_norms
+from ostro.runner.gpu.layer_plan import layer_plans
 from ostro.runner.torch_runner import TorchRunner
 from ostro.torch_models.base import AttentionContext, Model
-from ostro.torch_models.decoder import DecoderLayer
+from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.layers import Linear
 
 RESULTS = Path(__file__).parent / "results"
@@ -149,11 +153,13 @@ class Variant:
     weights: Rounding | None = None
     inputs: Rounding | None = None
     keys: Rounding | None = None
+    folds_norms: bool = False
 
 
 VARIANTS = (
     Variant("plain"),
     Variant("bfloat16", weights=to_bfloat16, inputs=to_bfloat16, keys=to_bfloat16),
+    Variant("bfloat16, folded norms", weights=to_bfloat16, inputs=to_bfloat16, keys=to_bfloat16, folds_norms=True),
     Variant("weights", weights=by_rows),
     Variant("weights, inputs", weights=by_rows, inputs=by_rows),
     Variant("keys and values", keys=unscaled),
@@ -171,6 +177,8 @@ class Row:
     """Its standard error."""
     divergence: float
     """Mean Kullback-Leibler divergence from the plain model's predictions, in nats."""
+    divergence_from_bfloat16: float | None
+    """The same from those of `bfloat16`, once it was measured."""
     same_likeliest: float
     same_tokens: float
     same_answers: float
@@ -207,6 +215,11 @@ def apply(variant: Variant, model: Model) -> None:
                 for name, child in list(parent.named_children()):
                     if isinstance(child, Linear):
                         setattr(parent, name, RoundedLinear(child, weights, variant.inputs))
+        if variant.folds_norms:
+            assert isinstance(model, Decoder)
+            fold_norms(layer_plans(model))
+            for linear in [module for module in model.modules() if isinstance(module, RoundedLinear)]:
+                linear.weight.data = weights(linear.weight.data)
     if (keys := variant.keys) is not None:
         forward = model.forward
         # Modules are called through `forward`, and an instance's own comes before its class's.
@@ -235,7 +248,11 @@ class Found:
     answers: list[list[int]]
 
 
-def measure(variant: Variant, config: EngineConfig, plain: Found | None) -> tuple[Row, Found]:
+def divergence(found: Tensor, true: Tensor) -> float:
+    return (true.exp() * (true - found)).sum(-1).mean().item()
+
+
+def measure(variant: Variant, config: EngineConfig, plain: Found | None, rounded: Found | None) -> tuple[Row, Found]:
     started = time.perf_counter()
     llm = LLM(config=config)
     runner = llm.core.runner
@@ -252,7 +269,8 @@ def measure(variant: Variant, config: EngineConfig, plain: Found | None) -> tupl
         perplexity=math.exp(-own.mean().item()),
         nats_lost=(other - own).mean().item(),
         nats_error=(other - own).std().item() / len(own) ** 0.5,
-        divergence=(plain.predictions.exp() * (plain.predictions - found.predictions)).sum(-1).mean().item(),
+        divergence=divergence(found.predictions, plain.predictions),
+        divergence_from_bfloat16=None if rounded is None else divergence(found.predictions, rounded.predictions),
         same_likeliest=(found.predictions.argmax(-1) == plain.predictions.argmax(-1)).float().mean().item(),
         same_tokens=statistics.mean(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)),
         same_answers=statistics.mean(ours == theirs for ours, theirs in pairs),
@@ -273,21 +291,25 @@ def main() -> None:
     args = parser.parse_args()
 
     # Without a prefix cache each variant computes its own keys.
-    config = EngineConfig(model=args.model, device="cpu", prefix_caching=False, kv_memory=256 << 20)
+    config = EngineConfig(model=args.model, device="cpu", backend="torch", prefix_caching=False, kv_memory=256 << 20)
     rows: list[Row] = []
     plain: Found | None = None
+    rounded: Found | None = None
     print(
-        f"{'':<16} {'perplexity':>10} {'nats lost':>16} {'divergence':>10} {'same likeliest':>14} {'same tokens':>11} "
-        f"{'same answers':>12} {'first differs at':>16}"
+        f"{'':22} {'perplexity':>10} {'nats lost':>16} {'divergence':>10} {'from bfloat16':>13} {'same likeliest':>14} "
+        f"{'same tokens':>11} {'same answers':>12} {'first differs at':>16}"
     )
     for variant in VARIANTS:
-        row, found = measure(variant, config, plain)
+        row, found = measure(variant, config, plain, rounded)
         plain = plain or found
+        if variant.name == "bfloat16":
+            rounded = found
         rows.append(row)
+        from_rounded = "" if row.divergence_from_bfloat16 is None else f"{row.divergence_from_bfloat16:.5f}"
         print(
-            f"{row.variant:<16} {row.perplexity:>10.3f} {row.nats_lost:>8.4f} ±{row.nats_error:.4f} "
-            f"{row.divergence:>10.5f} {row.same_likeliest:>14.1%} {row.same_tokens:>11.1%} {row.same_answers:>12.0%} "
-            f"{row.first_difference:>16}",
+            f"{row.variant:<22} {row.perplexity:>10.3f} {row.nats_lost:>8.4f} ±{row.nats_error:.4f} "
+            f"{row.divergence:>10.5f} {from_rounded:>13} {row.same_likeliest:>14.1%} "
+            f"{row.same_tokens:>11.1%} {row.same_answers:>12.0%} {row.first_difference:>16}",
             flush=True,
         )
     assert plain is not None

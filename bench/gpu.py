@@ -4,12 +4,18 @@
     python bench/gpu.py all --config bench/configs/llama-3.1-8b.json --save
     python bench/gpu.py cold-start --config bench/configs/qwen3-0.6b.json
     python bench/gpu.py nano --config bench/configs/qwen3-0.6b.json --profile      # kernels and host phases
+    python bench/gpu.py nano --config bench/configs/qwen3-0.6b.json --host         # the host alone
 
 Each workload runs once to warm up, which compiles kernels and captures graphs, and then twice for the record; every
 output's length is checked. The cache of prefixes is emptied before each run. Temperature is 0.6, as nano-vllm has it.
+The floor that a run is compared with is that of `floor.py`.
 
-The floor is what the memory and the matrix units would take at best: the weights read once a step, all keys and values
-of the running sequences read once a step, and the prompts' arithmetic; all at measured rates.
+A kernel that is launched ahead of its inputs waits for the kernel before it, and a profile counts this wait as its own
+time. `--profile` therefore lists kernels twice: with overlaps, whose total is true, and without, where each kernel's
+time is its own.
+
+`--host` leaves out everything that runs on the device but for copies: no graph is replayed and no kernel launched. The
+time that is left is what the scheduler, the planning of steps and the reading of results take.
 """
 
 import argparse
@@ -21,15 +27,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partialmethod, wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+from unittest.mock import patch
 
+from floor import floor_seconds
 from workloads import WORKLOADS, Work
 
 RESULTS = Path(__file__).parent / "results" / "h200"
-# Measured on an H200: device-to-device copies, and products of large bfloat16 matrices.
-BYTES_PER_SECOND = 4.3e12
-FLOPS_PER_SECOND = 780e12
+# When the process that started this one did so: see `cold_start`.
+BEGAN = "OSTRO_BENCH_BEGAN"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,7 @@ def engine(config: dict[str, object], options: argparse.Namespace):  # type: ign
     from ostro.config import EngineConfig
     from ostro.engine.core import EngineCore
     from ostro.runner.devices import pick_dtype
+    from ostro.runner.gpu.runner import GpuRunner
     from ostro.runner.load import make_runner
     from ostro.torch_models.build import build_model
 
@@ -65,14 +80,35 @@ def engine(config: dict[str, object], options: argparse.Namespace):  # type: ign
         page_size=options.page_size,
         cuda_graphs=not options.no_cuda_graphs,
         deterministic=options.deterministic,
+        cascade_attention=options.cascade_attention,
         quantize=options.quantize,
         kv_dtype=options.kv_dtype,
+        kernel_choices=options.kernel_choices,
     )
-    core = EngineCore(make_runner(model, settings))
+    # Not a setting yet: nothing has run it on a GPU.
+    made = partialmethod(GpuRunner.__init__, folded_norms=options.folded_norms)
+    with patch.object(GpuRunner, "__init__", made):
+        core = EngineCore(make_runner(model, settings))
+    if options.no_overlaps:
+        set_overlaps(core, False)
+    if options.rotate_in_attention:
+        rotate_in_attention(core)
     # As the engine's process does: what is loaded stays.
     gc.collect()
     gc.freeze()
     return core
+
+
+def set_overlaps(core, overlaps: bool) -> None:  # type: ignore[no-untyped-def]
+    """Whether kernels are launched ahead of their inputs. Graphs that are captured already stay as they are."""
+    if (decoder := core.runner.part.decoder) is not None:
+        decoder.overlaps = overlaps
+
+
+def rotate_in_attention(core) -> None:  # type: ignore[no-untyped-def]
+    """See `GpuRunner`. The kernels are compiled when they are first used."""
+    if (decoder := core.runner.part.decoder) is not None:
+        decoder.rotates_in_attention = True
 
 
 def run(core, work: list[Work]) -> tuple[float, int]:  # type: ignore[no-untyped-def]
@@ -95,38 +131,19 @@ def run(core, work: list[Work]) -> tuple[float, int]:  # type: ignore[no-untyped
     return seconds, core.scheduler.counters.steps - before
 
 
-def floor(config: dict[str, object], work: list[Work]) -> float:
-    """Seconds at best, all requests running at once."""
-    size = {key: value for key, value in config.items() if isinstance(value, int)}
-    hidden, layers = size["hidden_size"], size["num_hidden_layers"]
-    queries, keys = (size[f"num_{kind}_heads"] * size["head_dim"] for kind in ("attention", "key_value"))
-    per_layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * size["intermediate_size"]
-    head = hidden * size["vocab_size"]
-    steps = max(each.output for each in work)
-    prompt_tokens = sum(len(each.prompt) for each in work)
-    # Of equal beginnings one is computed, and read once a step.
-    first = work[0].prompt
-    shared = min(
-        next((at for at, (a, b) in enumerate(zip(first, each.prompt, strict=False)) if a != b), len(first))
-        for each in work
-    )
-    decoded_keys = sum(sum(range(len(each.prompt) + 1, len(each.prompt) + each.output)) for each in work)
-    if len(work) > 1:
-        prompt_tokens -= shared * (len(work) - 1)
-        decoded_keys -= shared * (sum(each.output - 1 for each in work) - (steps - 1))
-    attended = sum(len(each.prompt) ** 2 / 2 for each in work)
-    prompts = (2 * layers * per_layer * prompt_tokens + 4 * layers * queries * attended) / FLOPS_PER_SECOND
-    weights = (steps - 1) * 2 * (layers * per_layer + head) / BYTES_PER_SECOND
-    products = 2 * (layers * per_layer + head) * sum(each.output - 1 for each in work) / FLOPS_PER_SECOND
-    return prompts + max(weights, products) + decoded_keys * 2 * 2 * keys * layers / BYTES_PER_SECOND
+def measure(  # type: ignore[no-untyped-def]
+    core, config: dict[str, object], name: str, *, fp8_weights: bool = False, fp8_kv: bool = False
+) -> Row:
+    from ostro.models.architecture import Architecture
+    from ostro.models.registry import describe
 
-
-def measure(core, config: dict[str, object], name: str) -> Row:  # type: ignore[no-untyped-def]
     work = WORKLOADS[name]()
     run(core, work)
     (first, steps), (second, _) = run(core, work), run(core, work)
     output = sum(each.output for each in work)
-    best = floor(config, work)
+    described = describe(config)
+    assert isinstance(described, Architecture), "only decoders have a floor"
+    best = floor_seconds(described, work, fp8_weights=fp8_weights, fp8_kv=fp8_kv)
     return Row(
         workload=name,
         requests=len(work),
@@ -140,44 +157,166 @@ def measure(core, config: dict[str, object], name: str) -> Row:  # type: ignore[
     )
 
 
-def cold_start(options: argparse.Namespace) -> float:
-    """Seconds from the start of a process to its first token, with no compiled kernel on disk; weights are random."""
+# ---- the host alone
+
+
+@contextmanager
+def without_device_work(core) -> Iterator[None]:  # type: ignore[no-untyped-def]
+    """Steps are planned, sent and fetched as ever, but nothing is computed: every token is 0."""
+    import torch
+
+    from ostro.runner.gpu.graphs import StepGraphs
+    from ostro.runner.gpu.part import GpuPart
+    from ostro.runner.gpu.sampling import Sampler
+    from ostro.runner.gpu.step_plan import Mixed
+
+    runner = core.runner
+    shape, spec = runner.model.shape, runner.spec
+    hidden = torch.zeros(spec.max_batch_tokens, shape.hidden_size, dtype=runner.dtype, device=runner.device)
+    logits = torch.zeros(spec.max_batch_seqs, shape.vocab_size, dtype=runner.dtype, device=runner.device)
+    runner.part.idle()
+
+    def no_graph(self: object, size: int, kind: object) -> Callable[[], None]:
+        return lambda: None
+
+    def no_forward(self: GpuPart, step: Mixed) -> torch.Tensor:
+        return hidden[: step.inputs.shape[1]]
+
+    def no_head(self: GpuPart, rows: torch.Tensor) -> torch.Tensor:
+        return logits[: len(rows)]
+
+    def no_draw(self: Sampler, scores: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor, *rest: object) -> None:
+        pass
+
+    with (
+        patch.object(StepGraphs, "get", no_graph),
+        patch.object(GpuPart, "forward", no_forward),
+        patch.object(GpuPart, "head", no_head),
+        patch.object(Sampler, "draw", no_draw),
+    ):
+        runner._drawn.tokens.zero_()
+        runner._drawn.errors.zero_()
+        yield
+
+
+def measure_host(core, name: str) -> None:  # type: ignore[no-untyped-def]
+    work = WORKLOADS[name]()
+    with without_device_work(core):
+        run(core, work)
+        found = [run(core, work) for _ in range(2)]
+    tokens = sum(each.output for each in work)
+    figures = " ".join(
+        f"{seconds:8.3f} s {seconds / steps * 1e6:7.1f} µs a step {seconds / tokens * 1e6:6.2f} µs a token"
+        for seconds, steps in found
+    )
+    print(f"{name:8} host alone {figures}", flush=True)
+
+
+# ---- cold start
+
+
+def cold_start(options: argparse.Namespace) -> dict[str, float]:
+    """Seconds from the start of a process to its first token, with no compiled kernel and no choice of kernels on disk,
+    and what they went to; weights are random.
+    """
     with tempfile.TemporaryDirectory() as cache:
-        began = time.perf_counter()
         command = [sys.executable, __file__, "first-token", "--config", str(options.config)]
-        subprocess.run(command, check=True, env={**os.environ, "TRITON_CACHE_DIR": cache})
-        return time.perf_counter() - began
+        command += ["--kernel-choices", options.kernel_choices]
+        environment = {**os.environ, "TRITON_CACHE_DIR": cache, "OSTRO_CACHE": cache, BEGAN: str(time.time())}
+        output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+        found: dict[str, float] = json.loads(output.splitlines()[-1])
+        return found
 
 
 def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
-    """Runs in a process of its own; says when it got how far."""
-    began = time.perf_counter()
-    core = engine(config, options)
-    ready = time.perf_counter()
-    run(core, [Work(list(range(128)), 2)])
-    ended = time.perf_counter()
-    print(f"  imports, weights, kernels {ready - began:.1f} s, first tokens {ended - ready:.1f} s", flush=True)
+    """Runs in a process of its own; prints what took how long, in order."""
+    took = Phases(float(os.environ.get(BEGAN, time.time())))
+    took.end("python")
+    import torch
+
+    from ostro.runner.gpu.choices import choose
+    from ostro.runner.gpu.fused import FusedDecoder
+    from ostro.runner.gpu.graphs import StepGraphs
+
+    took.end("imports")
+    square = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+    torch.mm(square, square)
+    torch.cuda.synchronize()
+    took.end("context and cuBLAS")
+    with (
+        patch.object(FusedDecoder, "compile", took.of("compile", FusedDecoder.compile)),
+        patch("ostro.runner.gpu.fused.choose", took.of("choice of kernels", choose)),
+        patch.object(StepGraphs, "_capture", took.of("capture", StepGraphs._capture)),
+    ):
+        core = engine(config, options)
+        torch.cuda.synchronize()
+        took.end("weights and memory")
+        run(core, [Work(list(range(128)), 2)])
+        took.end("first tokens")
+    print(json.dumps({name: round(seconds, 3) for name, seconds in took.seconds.items()}), flush=True)
+
+
+class Phases:
+    """Seconds by phase. A phase that runs within another is not counted as the other's."""
+
+    def __init__(self, began: float) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = self._since = began
+        self._apart = 0.0
+
+    def end(self, name: str) -> None:
+        """What has passed since the last phase belongs to `name`."""
+        now = time.time()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self.seconds["total"] = now - self._began
+        self._since = now
+
+    def of(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, as a phase of its own."""
+
+        @wraps(function)
+        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+            before, apart = time.time(), self._apart
+            result = function(*args, **kwargs)
+            # Without phases within it.
+            took = time.time() - before - (self._apart - apart)
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+            self._apart += took
+            # The phase around it began later by as much.
+            self._since += took
+            return result
+
+        return timed
+
+
+# ---- profiles
 
 
 def profile(core, work: list[Work], name: str) -> None:  # type: ignore[no-untyped-def]
-    """Where the time goes: kernels on the device, functions on the host."""
+    """Where the time goes: kernels on the device, with overlaps and without, and functions on the host."""
     import cProfile
     import pstats
 
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as device_profile
 
-    run(core, work)
-    with device_profile(activities=[ProfilerActivity.CUDA]) as seen:
-        seconds, steps = run(core, work)
-    print(f"== {name}: {seconds:.3f} s, {steps} steps; kernels:")
-    print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
+    decoder = core.runner.part.decoder
+    usual = decoder is not None and decoder.overlaps
+    for overlaps in (False, True) if usual else (False,):
+        set_overlaps(core, overlaps)
+        core.runner.part.graphs.forget()
+        core.runner.part.mixed.graphs.forget()
+        run(core, work)
+        with device_profile(activities=[ProfilerActivity.CUDA]) as seen:
+            seconds, steps = run(core, work)
+        print(f"== {name}, {'with' if overlaps else 'without'} overlaps: {seconds:.3f} s, {steps} steps; kernels:")
+        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
     host = cProfile.Profile()
     host.runcall(run, core, work)
     pstats.Stats(host).sort_stats("tottime").print_stats(18)
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "all", "cold-start", "first-token"])
     parser.add_argument("--config", type=Path, required=True, help="a config.json that names the shape")
@@ -187,29 +326,52 @@ def main() -> None:
     parser.add_argument("--page-size", type=int)
     parser.add_argument("--no-cuda-graphs", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--cascade-attention", action="store_true", help="rows read shared prefixes together")
     parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
+    parser.add_argument("--kernel-choices", default="off", metavar="auto|off|FILE")
+    parser.add_argument("--folded-norms", action="store_true", help="norms' weights become part of the matrices")
+    parser.add_argument("--no-overlaps", action="store_true", help="launch no kernel ahead of its inputs")
+    parser.add_argument(
+        "--rotate-in-attention", action="store_true", help="norm, rotate and store in decode attention's kernel"
+    )
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--host", action="store_true", help="without the device's work")
     parser.add_argument("--save", action="store_true", help="under bench/results/h200")
     parser.add_argument("--json", action="store_true", help="print each row as a line of JSON too")
-    options = parser.parse_args()
+    return parser
+
+
+def defaults(**changes: object) -> argparse.Namespace:
+    """What `engine` needs to know, for benchmarks with options of their own."""
+    return argparse.Namespace(**{**vars(arguments().parse_args(["all", "--config", "none"])), **changes})
+
+
+def main() -> None:
+    options = arguments().parse_args()
     config = json.loads(options.config.read_text(encoding="utf-8"))
     if options.workloads == ["first-token"]:
         first_token(config, options)
         return
     rows: list[Row] = []
-    starts: list[float] = []
+    starts: list[dict[str, float]] = []
     names = list(WORKLOADS) if "all" in options.workloads else options.workloads
     if "cold-start" in names:
         names.remove("cold-start")
         starts = [cold_start(options) for _ in range(2)]
-        print(f"cold start to first token: {starts[0]:.1f} s, {starts[1]:.1f} s", flush=True)
+        for start in starts:
+            phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items() if name != "total")
+            print(f"cold start to first token: {start['total']:.1f} s ({phases})", flush=True)
     core = engine(config, options) if names else None
     for name in names:
         if options.profile:
             profile(core, WORKLOADS[name](), name)
             continue
-        rows.append(row := measure(core, config, name))
+        if options.host:
+            measure_host(core, name)
+            continue
+        fp8_weights, fp8_kv = options.quantize == "fp8", options.kv_dtype == "fp8"
+        rows.append(row := measure(core, config, name, fp8_weights=fp8_weights, fp8_kv=fp8_kv))
         figures = " ".join(
             f"{s:8.3f} s {t:9.0f} tok/s" for s, t in zip(row.seconds, row.tokens_per_second, strict=True)
         )
@@ -220,7 +382,7 @@ def main() -> None:
         _save(options.config.stem, rows, starts)
 
 
-def _save(name: str, rows: list[Row], starts: list[float]) -> None:
+def _save(name: str, rows: list[Row], starts: list[dict[str, float]]) -> None:
     """Adds to what is there: workloads may be measured apart."""
     import torch
 
@@ -230,7 +392,8 @@ def _save(name: str, rows: list[Row], starts: list[float]) -> None:
     found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     found |= {row.workload: asdict(row) for row in rows}
     if starts:
-        found["cold_start_seconds"] = starts
+        found["cold_start_seconds"] = [start["total"] for start in starts]
+        found["cold_start_phases"] = starts
     path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from constrained import TOOLS, call_schema
-from gpu import engine
+from gpu import defaults, engine
 from ostro.engine.constraint import Constraint, Prototype
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -61,17 +61,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     config = json.loads(args.config.read_text(encoding="utf-8"))
-    options = argparse.Namespace(
-        max_seq_len=4096,
-        max_batch_tokens=None,
-        max_batch_seqs=None,
-        page_size=None,
-        no_cuda_graphs=False,
-        deterministic=False,
-        quantize="none",
-        kv_dtype="auto",
-    )
-    core = engine(config, options)
+    core = engine(config, defaults())
     tokenizer = Ranks(args.ranks)
     structures = constraints(GrammarCompiler(lambda: tokenizer, config["vocab_size"]))
     print(f"{'rows':>5} {'constrained':>11} {'free tok/s':>11} {'tok/s':>9} {'ratio':>7}")

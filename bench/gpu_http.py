@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from random_model import write_weights
 from serving import Server, serving
 from workloads import WORKLOADS
 
@@ -23,23 +24,9 @@ CLIENTS_PROGRAM = Path(__file__).with_name("stream_clients.py")
 
 def write_model(config: dict[str, object], directory: Path) -> None:
     """config.json, random weights, and a tokenizer in which every id is a word."""
-    import torch
-    from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from ostro.torch_models.build import build_model
-    from ostro.torch_models.loading import places_of
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build_model(config, dtype=torch.bfloat16, device=device)
-    torch.manual_seed(0)
-    tensors = {
-        name: torch.empty(place.shape, dtype=torch.bfloat16, device=device).normal_(float(len(place.shape) == 1), 0.02)
-        for name, place in places_of(model).items()
-        if name != "lm_head.weight" or not config["tie_word_embeddings"]
-    }
-    save_file({name: tensor.cpu() for name, tensor in tensors.items()}, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_weights(config, directory)
     size = config["vocab_size"]
     assert isinstance(size, int)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

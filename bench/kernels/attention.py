@@ -3,7 +3,8 @@
 python bench/kernels/attention.py [part of a shape's name ...]
 
 Decode is timed by replays of a graph over caches that together do not fit in L2; TB/s counts each visible key and value
-once a sequence, so a shared prefix can exceed the memory's bandwidth. Prefill counts the products below the diagonal.
+once a sequence, so a shared prefix can exceed the memory's bandwidth. `shared` is a prefix that each row reads for
+itself, `grouped` one that rows read together. Prefill counts the products below the diagonal.
 """
 
 import itertools
@@ -34,9 +35,10 @@ from ostro.kernels.gpu.prefill_attention import (
     prefill_tiles,
     tokens_in_tile,
 )
+from ostro.kernels.gpu.prefix_attention import PrefixTuning, group_arrays
 from ostro.models.architecture import AttentionSpec
 
-Tuning = TypeVar("Tuning", DecodeTuning, PrefillTuning)
+Tuning = TypeVar("Tuning", DecodeTuning | PrefixTuning, PrefillTuning)
 
 PAGE = 64
 HEAD_DIM = 128
@@ -55,6 +57,8 @@ class DecodeShape:
     name: str
     lens: Sequence[int]
     shared: int = 0
+    grouped: bool = False
+    """Whether the rows read that together."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,11 @@ DECODE_SHAPES = [
     DecodeShape("8 x 256", [256] * 8),
     DecodeShape("1 x 384", [384]),
     DecodeShape("shared 256 x 1600", [1600] * 256, shared=1472),
+    DecodeShape("grouped 256 x 1600", [1600] * 256, shared=1472, grouped=True),
+    DecodeShape("shared 8 x 1000", [1000] * 8, shared=768),
+    DecodeShape("grouped 8 x 1000", [1000] * 8, shared=768, grouped=True),
+    DecodeShape("shared 32 x 400", [400] * 32, shared=256),
+    DecodeShape("grouped 32 x 400", [400] * 32, shared=256, grouped=True),
 ]
 PREFILL_SHAPES = [
     PrefillShape("prefill 64 x 2048", 64, 0, 2048),
@@ -120,6 +129,16 @@ DECODE_TUNINGS = [
     replace(BASE, block=128, warps=8, buffers=1),
     replace(BASE, buffers=1),
     replace(BASE, parts_per_sm=6, programs_per_sm=3),
+]
+PREFIX_TUNINGS = [
+    PrefixTuning(),
+    PrefixTuning(programs_per_sm=1),
+    PrefixTuning(queries=128, warps=8, programs_per_sm=1),
+    PrefixTuning(queries=128, warps=4, programs_per_sm=1),
+    PrefixTuning(buffers=3, programs_per_sm=1),
+    PrefixTuning(buffers=1),
+    PrefixTuning(buffers=1, programs_per_sm=1),
+    PrefixTuning(queries=32),
 ]
 PREFILL_TUNINGS = [
     PrefillTuning(),
@@ -193,13 +212,18 @@ def bench_decode(shape: DecodeShape, heads: int, deadline: float) -> list[Timing
     )
     read = sum(shape.lens) * KV_HEADS * HEAD_DIM * 2 * 2
 
-    def timed(tuning: DecodeTuning) -> Timing:
-        scratch = DecodeScratch(rows, heads, KV_HEADS, HEAD_DIM, PAGE, torch.device("cuda"), tuning=tuning)
-        plan_decode(lens, scratch)
+    groups = torch.from_numpy(group_arrays([(range(rows), shape.shared)], rows, BASE.block)).cuda()
+
+    def timed(tuning: DecodeTuning | PrefixTuning) -> Timing:
+        together = groups if isinstance(tuning, PrefixTuning) else None
+        tunings = {"prefix_tuning": tuning} if isinstance(tuning, PrefixTuning) else {"tuning": tuning}
+        scratch = DecodeScratch(rows, heads, KV_HEADS, HEAD_DIM, PAGE, torch.device("cuda"), **tunings)
+        plan_decode(lens, scratch, None, together)
         out = torch.full_like(q, float("nan"))
 
         def call(cache: Cache) -> Callable[[], object]:
-            return lambda: decode_attention(q, cache.keys, cache.values, cache.tables, scratch, out, SPEC)
+            arguments = (q, cache.keys, cache.values, cache.tables, scratch, out, SPEC)
+            return lambda: decode_attention(*arguments, groups=together)
 
         for _ in range(3):  # a race shows as an error that comes and goes
             out.fill_(float("nan"))
@@ -211,7 +235,8 @@ def bench_decode(shape: DecodeShape, heads: int, deadline: float) -> list[Timing
         checked(relative_error(out, expected))
         return Timing(spent, read / spent / 1e6, str(tuning).removeprefix("DecodeTuning"))
 
-    return swept(DECODE_TUNINGS, timed, deadline)
+    tunings: Sequence[DecodeTuning | PrefixTuning] = PREFIX_TUNINGS if shape.grouped else DECODE_TUNINGS
+    return swept(tunings, timed, deadline)
 
 
 def time_plan(rows: int) -> None:

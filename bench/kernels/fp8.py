@@ -17,10 +17,9 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ostro.kernels.gpu import fp8
-from ostro.kernels.gpu.dot_linear import DotTiling
-from ostro.kernels.gpu.mlp import gated
-from ostro.kernels.gpu.small_batch import Tiling, measured, small_linear
-from ostro.kernels.gpu.vector_linear import VectorTiling
+from ostro.kernels.gpu.mlp import activated
+from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
 
 GPU, BF16 = "cuda", torch.bfloat16
 CACHE = 256 << 20
@@ -39,7 +38,7 @@ SHAPES = {
         ("down", 4096, 14336, False),
     ),
 }
-FEW, MANY = (1, 2, 8, 16), (17, 64, 256, 2048, 16384)
+FEW, MANY = (1, 2, 8, 16, 32, 64, 128, 256), (17, 64, 128, 256, 2048, 16384)
 
 
 def drawn(*shape: int, scale: float = 1.0) -> Tensor:
@@ -73,6 +72,11 @@ def candidates(rows: int, ins: int, *, gate: bool) -> list[Tiling]:
         own = [VectorTiling(o, 512, w) for o, w in ((2, 2), (4, 4), (8, 4), (8, 8), (4, 2))]
         return [*own, *(VectorTiling(o, 512 * w, w) for o, w in ((1, 2), (1, 4), (2, 4), (1, 8)))]
     splits = (1,) if gate else (1, 2, 4, 8)
+    if rows > fp8.MOST_UNROUNDED:
+        cuts = [(64, 128, 4), (64, 128, 8), (128, 128, 8), (64, 256, 4)]
+        block = (2 if gate else 1) * 64 + max(32, rows)
+        fitting = [(o, i, w, s) for o, i, w in cuts for s in (3, 4, 6, 8) if s * i * (block + o - 64) <= 220 << 10]
+        return [DotTiling(o, i, w, stages=s, splits=p) for (o, i, w, s), p in product(fitting, splits[:3])]
     cuts = [(32, 128, 4), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 128, 3), (128, 128, 4)]
     return [DotTiling(o, i, 4, stages=s, splits=p) for (o, i, s), p in product(cuts, splits) if ins % (i * p) == 0]
 
@@ -83,15 +87,17 @@ def few(name: str, outs: int, ins: int, rows: int, *, gate: bool) -> None:
     plain = [drawn(outs, ins, scale=0.02) for _ in range(max(2, copies // 2))]
     small = [fp8.quantize_weight(drawn(outs, ins, scale=0.02)) for _ in range(copies)]
     x = drawn(rows, ins)
-    before = microseconds(lambda copy: small_linear(x, plain[copy], activation=activation, pdl=True), len(plain))
+    before = microseconds(
+        lambda copy: small_linear(x, plain[copy], activation=activation, gated=gate, pdl=True), len(plain)
+    )
     found: list[tuple[float, Tiling]] = []
     worst = 0.0
-    expected = fp8.fp8_small_linear_plain(x.float(), *small[0], activation=activation)
+    expected = fp8.fp8_small_linear_plain(x.float(), *small[0], activation=activation, gated=gate)
     chosen = fp8.default_tiling(rows, outs, ins, gated=gate)
     for tiling in dict.fromkeys([chosen, *candidates(rows, ins, gate=gate)]):
 
         def work(copy: int, tiling: Tiling = tiling) -> Tensor:
-            return fp8.fp8_small_linear(x, *small[copy], activation=activation, tiling=tiling, pdl=True)
+            return fp8.fp8_small_linear(x, *small[copy], activation=activation, gated=gate, tiling=tiling, pdl=True)
 
         try:
             worst = max(worst, error_of(work(0), expected))
@@ -99,9 +105,8 @@ def few(name: str, outs: int, ins: int, rows: int, *, gate: bool) -> None:
         except (TritonError, RuntimeError) as failure:
             print(f"FAILED {name} {tiling}: {str(failure).strip()[:200]}", flush=True)
     best, tiling = min(found, key=lambda each: each[0])
-    known = "measured" if measured(rows, outs, ins) else "default"
     print(
-        f"{name:>8} {rows:>6} rows: bf16 ({known}) {before:7.1f} us, fp8 default {found[0][0]:7.1f}, best {best:7.1f} "
+        f"{name:>8} {rows:>6} rows: bf16 {before:7.1f} us, fp8 default {found[0][0]:7.1f}, best {best:7.1f} "
         f"({outs * ins / best / 1e6:.2f} TB/s), error {worst:.1e}{' WRONG' if not worst < 1e-2 else ''}  {tiling}",
         flush=True,
     )
@@ -114,7 +119,7 @@ def many(name: str, outs: int, ins: int, rows: int, *, gate: bool) -> None:
     x = drawn(rows, ins)
 
     def after(y: Tensor) -> Tensor:
-        return gated(y, "silu") if gate else y
+        return activated(y, "silu", gated=True) if gate else y
 
     before = microseconds(lambda copy: after(F.linear(x, plain[copy])), copies)
     rounding = microseconds(lambda _: fp8.quantize_rows(x), copies)

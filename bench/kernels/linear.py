@@ -2,7 +2,8 @@
 
 The weights pass of a decode step (all layers and the head, distinct weights, no attention) is one CUDA graph, timed as
 cuBLAS with separate norms, as our kernels, and as our kernels launched ahead (pdl). For each batch size the tiling of
-one matrix after the other is swept inside the whole step; the best are printed as lines of small_batch.TILINGS.
+one matrix after the other is swept inside the whole step; the best are printed as a file of choices, to be shipped in
+runner/gpu/shipped_choices.
 
 python bench/kernels/linear.py [--seconds 60] [--models 0.6B,8B] [--batches 1,2,4,8,16] [--no-sweep]
 """
@@ -23,11 +24,21 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ostro.kernels.gpu import rope_store as rope
-from ostro.kernels.gpu.dot_linear import DotTiling, block_rows
-from ostro.kernels.gpu.mlp import gated, gated_plain
-from ostro.kernels.gpu.norm import add_rms_norm, add_rms_norm_plain
-from ostro.kernels.gpu.small_batch import Tiling, default_tiling, measured, small_linear, small_linear_plain
-from ostro.kernels.gpu.vector_linear import VectorTiling
+from ostro.kernels.gpu.mlp import activated, activated_plain
+from ostro.kernels.gpu.norm import NormWeights, add_norm, add_norm_plain
+from ostro.kernels.gpu.small_batch import small_linear, small_linear_plain
+from ostro.kernels.gpu.tilings import (
+    ROWS,
+    DotTiling,
+    Epilogue,
+    Product,
+    Tiling,
+    VectorTiling,
+    block_rows,
+    default_tiling,
+)
+from ostro.runner.gpu.choices import Choices, shipped, written
+from ostro.runner.gpu.measuring import this_gpu
 
 FAILURES = (TritonError, RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 BF16, GPU, EPS = torch.bfloat16, "cuda", 1e-6
@@ -68,6 +79,7 @@ SHAPES = {
     "8B": Shape("8B", 4096, 14336, 32, 32, 8, 128, 128256, head_norm=False),
 }
 NORMED = ("qkv", "gate_up", "head")
+EPILOGUES: dict[str, Epilogue] = {"qkv": "plain", "o": "added", "gate_up": "gated", "down": "added", "head": "plain"}
 
 
 def drawn(*shape: int, scale: float = 1.0) -> Tensor:
@@ -159,34 +171,37 @@ def residual_error(rows: int, tiling: Tiling, pdl: bool) -> float:
 def gated_error(rows: int, tiling: Tiling, pdl: bool) -> float:
     x, weight = drawn(rows, 1024), drawn(6144, 1024, scale=0.02)
     norm = (drawn(1024), EPS) if isinstance(tiling, VectorTiling) else None
-    ours = small_linear(x, weight, norm=norm, activation="silu", tiling=tiling, pdl=pdl)
-    return error_of(ours, small_linear_plain(x, weight, norm=norm, activation="silu", out_dtype=torch.float32))
+    ours = small_linear(x, weight, norm=norm, activation="silu", gated=True, tiling=tiling, pdl=pdl)
+    return error_of(
+        ours, small_linear_plain(x, weight, norm=norm, activation="silu", gated=True, out_dtype=torch.float32)
+    )
 
 
 def norm_error(tokens: int, pdl: bool) -> float:
     x, delta, weight = drawn(tokens, 1024), drawn(tokens, 1024), drawn(1024)
     plain_stream = x.clone()
-    plain = add_rms_norm_plain(plain_stream, delta, weight, EPS)
-    ours = add_rms_norm(x, delta, weight, EPS, pdl=pdl)
+    plain = add_norm_plain(plain_stream, delta, NormWeights(weight, EPS))
+    ours = add_norm(x, delta, NormWeights(weight, EPS), pdl=pdl)
     assert torch.equal(x, plain_stream), "the streams differ"
     return error_of(ours, plain)
 
 
 def silu_error(tokens: int, pdl: bool) -> float:
     gate_up = drawn(tokens, 6144)
-    return error_of(gated(gate_up, "silu", pdl=pdl), gated_plain(gate_up.float(), "silu"))
+    return error_of(
+        activated(gate_up, "silu", gated=True, pdl=pdl), activated_plain(gate_up.float(), "silu", gated=True)
+    )
 
 
-def rope_inputs(
-    tokens: int, shape: Shape
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, float] | None]:
+def rope_inputs(tokens: int, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, rope.QKNormWeights | None]:
     frequencies = 1e6 ** (-torch.arange(64, device=GPU, dtype=torch.float32) / 64)
     table = rope.rotation_table(torch.randint(0, 40000, (tokens,), device=GPU), frequencies)
     qkv = drawn(tokens, shape.matrices()["qkv"][0])
     pages = triton.cdiv(tokens, PAGE) + 1
     keys = drawn(pages, shape.kv_heads, PAGE, shape.head_dim)
     slots = torch.randperm(pages * PAGE, device=GPU)[:tokens]
-    norm = (drawn(shape.heads + shape.kv_heads, shape.head_dim), EPS) if shape.head_norm else None
+    weight = drawn(shape.heads + shape.kv_heads, shape.head_dim)
+    norm = rope.QKNormWeights(weight, EPS) if shape.head_norm else None
     return qkv, table, slots, keys, keys.clone(), norm
 
 
@@ -253,13 +268,13 @@ class Step:
 
     def cublas(self) -> Tensor:
         weights, queries = self.weights, self.weights.shape.heads * self.weights.shape.head_dim
-        x, delta = torch.mul(self.start, 1.0, out=self.stream), None
+        x, delta, norms = torch.mul(self.start, 1.0, out=self.stream), None, NormWeights(weights.norm, EPS)
         for layer in weights.layers:
-            qkv = F.linear(add_rms_norm(x, delta, weights.norm, EPS), layer["qkv"])
+            qkv = F.linear(add_norm(x, delta, norms), layer["qkv"])
             attended = F.linear(qkv[:, :queries], layer["o"])
-            inner = gated(F.linear(add_rms_norm(x, attended, weights.norm, EPS), layer["gate_up"]), "silu")
+            inner = activated(F.linear(add_norm(x, attended, norms), layer["gate_up"]), "silu", gated=True)
             delta = F.linear(inner, layer["down"])
-        return F.linear(add_rms_norm(x, delta, weights.norm, EPS), weights.head).float()
+        return F.linear(add_norm(x, delta, norms), weights.head).float()
 
     def ours(self, tilings: dict[str, Tiling], *, pdl: bool, with_rope: bool = False) -> Tensor:
         weights, queries = self.weights, self.weights.shape.heads * self.weights.shape.head_dim
@@ -267,7 +282,7 @@ class Step:
         norm = (weights.norm, EPS) if self.rows == 1 else None
 
         def read(x: Tensor) -> Tensor:
-            return x if norm else add_rms_norm(x, None, weights.norm, EPS, pdl=pdl)
+            return x if norm else add_norm(x, None, NormWeights(weights.norm, EPS), pdl=pdl)
 
         # A kernel, as the embedding is: a plain copy would not be one, and nothing can be launched ahead of it.
         x = torch.mul(self.start, 1.0, out=self.stream)
@@ -277,8 +292,9 @@ class Step:
             if with_rope:
                 rope.rope_store(qkv, table, slots, keys, values, norm=head_norm, pdl=pdl)
             small_linear(qkv[:, :queries], layer["o"], residual=x, tiling=tilings["o"], pdl=pdl)
-            tiling = tilings["gate_up"]
-            inner = small_linear(read(x), layer["gate_up"], norm=norm, activation="silu", tiling=tiling, pdl=pdl)
+            inner = small_linear(
+                read(x), layer["gate_up"], norm=norm, activation="silu", gated=True, tiling=tilings["gate_up"], pdl=pdl
+            )
             small_linear(inner, layer["down"], residual=x, tiling=tilings["down"], pdl=pdl)
         return small_linear(read(x), weights.head, norm=norm, out_dtype=torch.float32, tiling=tilings["head"], pdl=pdl)
 
@@ -292,6 +308,7 @@ class Step:
             norm=(self.weights.norm, EPS) if name in NORMED and self.rows == 1 else None,
             residual=drawn(self.rows, outs) if name in ("o", "down") else None,
             activation="silu" if name == "gate_up" else None,
+            gated=name == "gate_up",
             out_dtype=torch.float32 if name == "head" else None,
             tiling=tiling,
             pdl=pdl,
@@ -338,8 +355,10 @@ def compile_all(jobs: Iterable[Callable[[], None]]) -> None:
 
 
 def in_use(shape: Shape, rows: int) -> dict[str, Tiling]:
+    choices = shipped(this_gpu(torch.device(GPU)), similar=True)
     return {
-        name: measured(rows, *size) or default_tiling(rows, *size, gated=name == "gate_up")
+        name: choices.tiling(Product(*size, 16, EPILOGUES[name]), rows)
+        or default_tiling(rows, *size, gated=name == "gate_up")
         for name, size in shape.matrices().items()
     }
 
@@ -380,8 +399,8 @@ def told(tiling: Tiling) -> str:
     return text + (f", held={tiling.held}" if tiling.held else "") + ")"
 
 
-def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[list[str], str]:
-    """Lines for the table of tilings, and a line for the summary."""
+def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[dict[Product, Tiling], str]:
+    """The best tilings, and a line for the summary."""
     shape, step = weights.shape, Step(weights, rows)
     best = sweep(step, deadline) if deadline else in_use(shape, rows)
     cublas = captured(step.cublas)
@@ -399,8 +418,7 @@ def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[l
         f"({rate:.2f} TB/s, floor {shape.weight_bytes() / BANDWIDTH * 1e6:.0f})  with rope_store {took[3]:.1f} / pdl "
         f"{took[4]:.1f}  pdl same: {same}  off cuBLAS by {error_of(reference, expected):.1e}"
     )
-    lines = [f"    ({rows}, {outs}, {ins}): {told(best[name])}," for name, (outs, ins) in shape.matrices().items()]
-    return lines, summary
+    return {Product(*size, 16, EPILOGUES[name]): best[name] for name, size in shape.matrices().items()}, summary
 
 
 # The kernels that stand alone
@@ -416,8 +434,8 @@ def time_small_kernels(shape: Shape) -> None:
         rotate = partial(rope.rope_store, qkv, table, slots, keys, values, norm=norm)
         for pdl in (False, True):
             works: dict[str, Callable[[], object]] = {
-                "norm": partial(add_rms_norm, x, delta, weight, EPS, pdl=pdl),
-                "gated": partial(gated, gate_up, "silu", pdl=pdl),
+                "norm": partial(add_norm, x, delta, NormWeights(weight, EPS), pdl=pdl),
+                "gated": partial(activated, gate_up, "silu", gated=True, pdl=pdl),
                 "rope_store": partial(rotate, pdl=pdl),
             }
             for name, work in works.items():
@@ -459,7 +477,7 @@ def main() -> None:
     if not options.no_checks:
         run_checks()
 
-    lines: list[str] = []
+    table: dict[Product, dict[int, Tiling | None]] = {}
     summaries: list[str] = []
     models = [SHAPES[name] for name in options.models.split(",")]
     for shape in models if "1" in options.batches.split(",") else []:
@@ -469,14 +487,15 @@ def main() -> None:
         for shape in models:
             try:
                 deadline = None if options.no_sweep else Deadline(options.seconds)
-                new_lines, summary = time_step(weights[shape.name], rows, deadline)
+                found, summary = time_step(weights[shape.name], rows, deadline)
             except FAILURES as failure:
                 print(f"FAILED {shape.name} rows={rows}: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
                 continue
-            lines += new_lines
+            for product, tiling in found.items():
+                table.setdefault(product, {})[min(most for most in ROWS if rows <= most)] = tiling
             summaries.append(summary)
             print(summary, flush=True)
-    print("\nTILINGS = {", *lines, "}", "", *summaries, sep="\n")
+    print("", written(Choices(table), this_gpu(torch.device(GPU))), *summaries, sep="\n")
     print(f"  {-whole.left():.0f} s in all", flush=True)
 
 

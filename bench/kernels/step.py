@@ -3,7 +3,8 @@
     python bench/kernels/step.py --config bench/configs/qwen3-0.6b.json --rows 1 8 128 256 --length 850
 
 Weights are random, each row has its own pages. Prints microseconds a step, and the share of the floor: all weights and
-all keys and values read once.
+all keys and values read once. With `--folded-norms`, the first line of several rows is with products that norm their
+own inputs, and that with "norms apart" without.
 """
 
 import argparse
@@ -15,6 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ostro.kernels.gpu.tilings import ROWS, candidates
+from ostro.runner.gpu.choices import Choices
+from ostro.runner.gpu.fused import FusedDecoder
+from ostro.runner.gpu.measuring import this_gpu
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.gpu.step_plan import SamplerKind, StepKind
 from ostro.torch_models.build import build_model
@@ -61,6 +66,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 128, 256])
     parser.add_argument("--length", type=int, default=384)
+    parser.add_argument("--folded-norms", action="store_true")
     options = parser.parse_args()
     config = json.loads(options.config.read_text(encoding="utf-8"))
     model = build_model(config, dtype=torch.bfloat16, device=torch.device("cuda"), max_seq_len=4096)
@@ -75,6 +81,7 @@ def main() -> None:
         max_batch_tokens=1024,
         max_batch_seqs=most,
         graphs=False,
+        folded_norms=options.folded_norms,
     )
     runner.part.attention.pages.memory.normal_()
     keys = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * 2
@@ -89,20 +96,36 @@ def main() -> None:
                 print(f"{options.config.stem} rows={rows:3} {name:28} {took:8.1f} µs  {floor / took:.0%}", flush=True)
 
 
-def _with(overlaps: bool, few: int) -> Callable[[GpuRunner], None]:
+def own_products(decoder: FusedDecoder) -> Choices:
+    """Our own products for all rows, as the cost model tiles them."""
+    device = this_gpu(torch.device("cuda")).multiprocessors
+    table = {}
+    for product in decoder.products:
+        found = {rows: candidates(product, rows, device, most=1) for rows in ROWS}
+        table[product] = {rows: best[0] for rows, best in found.items() if best}
+    return Choices(table)
+
+
+def _with(
+    overlaps: bool, *, own: bool, folds: bool = True, rotates_in_attention: bool = False
+) -> Callable[[GpuRunner], None]:
     def set_up(runner: GpuRunner) -> None:
         decoder = runner.part.decoder
         assert decoder is not None
-        decoder.overlaps, decoder.few = overlaps, few
+        decoder.overlaps, decoder.folds = overlaps, folds
+        decoder.rotates_in_attention = rotates_in_attention
+        decoder.choices = own_products(decoder) if own else Choices()
 
     return set_up
 
 
 VARIANTS: dict[str, Callable[[GpuRunner], None]] = {
-    "own products": _with(True, 256),
-    "own products, no overlap": _with(False, 256),
-    "library's products": _with(True, 0),
-    "library's, no overlap": _with(False, 0),
+    "own products": _with(True, own=True),
+    "own, rotation in attention": _with(True, own=True, rotates_in_attention=True),
+    "own products, norms apart": _with(True, own=True, folds=False),
+    "own products, no overlap": _with(False, own=True),
+    "library's products": _with(True, own=False),
+    "library's, no overlap": _with(False, own=False),
 }
 
 

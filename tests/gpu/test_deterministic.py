@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from tiny_configs import HRM_TEXT
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE, slow_in_the_interpreter
@@ -35,6 +36,9 @@ MODELS: Mapping[str, Mapping[str, object]] = {
     "llama": {**LLAMA, "head_dim": 16, **SIZES},
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16, **SIZES},
     "mistral": {**MISTRAL, "head_dim": 16, **SIZES},
+    "gemma2": {**GEMMA2, "head_dim": 16, **SIZES},
+    "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"], "head_dim": 16, **SIZES},
+    "gpt_neox": {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "head_dim": 16, **SIZES},
 }
 DTYPES = [torch.float32, *(pytest.param(half, marks=pytest.mark.gpu) for half in (torch.float16, torch.bfloat16))]
 PAGE = 16
@@ -88,7 +92,13 @@ class Stream:
 
 @slow_in_the_interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["qwen3", "mistral", pytest.param("llama", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3", "mistral"),
+        *(pytest.param(name, marks=pytest.mark.gpu) for name in ("llama", "gemma2", "olmo2", "gpt_neox")),
+    ],
+)
 def test_logits_have_the_same_bits_however_a_prompt_is_cut(name: str, device: torch.device, dtype: torch.dtype) -> None:
     model = a_model(name, device, dtype)
     torch.manual_seed(1)
@@ -221,9 +231,9 @@ def test_prefix_hits_and_preemption_leave_the_numbers_alone(device: torch.device
     assert core.scheduler.counters.cache_hits > 0
 
 
-def test_families_that_depend_on_the_batch_are_refused(device: torch.device) -> None:
-    with pytest.raises(BadRequest, match="needs the fused kernels, and its norms stand elsewhere") as refusal:
-        engine(random_model({**GEMMA2, "head_dim": 16}).to(device))
+def test_models_that_fused_kernels_do_not_run_are_refused(device: torch.device) -> None:
+    with pytest.raises(BadRequest, match="needs the fused kernels, and its layers run several times") as refusal:
+        engine(random_model(HRM_TEXT).to(device))
     assert refusal.value.param == "deterministic"
 
 

@@ -14,6 +14,7 @@ from ostro.engine.request import Request, Task
 from ostro.engine.runner import TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.runner.gpu.runner import GpuRunner
+from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -57,8 +58,25 @@ def on_gpu(
     return run(core, asked), core
 
 
-def gpu_engine(model: Model, device: torch.device, *, pages: int = 256, budget: int = 64, rows: int = 8) -> EngineCore:
-    runner = GpuRunner(model.to(device), page_size=16, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows)
+def gpu_engine(
+    model: Model,
+    device: torch.device,
+    *,
+    pages: int = 256,
+    budget: int = 64,
+    rows: int = 8,
+    limits: PrefixLimits | None = None,
+    rotates_in_attention: bool = False,
+) -> EngineCore:
+    runner = GpuRunner(
+        model.to(device),
+        page_size=16,
+        num_pages=pages,
+        max_batch_tokens=budget,
+        max_batch_seqs=rows,
+        prefix_limits=limits,
+        rotates_in_attention=rotates_in_attention,
+    )
     return EngineCore(runner)
 
 
@@ -95,6 +113,22 @@ def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
     expected = on_cpu(random_model(CONFIGS[name]), asked)
     given, _ = on_gpu(random_model(CONFIGS[name]), device, asked, budget=12)
     assert tokens(given) == tokens(expected)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param(None, id="apart"),
+        pytest.param(PrefixLimits(rows=2, tokens=64, saved=1), id="shared prefixes", marks=slow_in_the_interpreter),
+    ],
+)
+def test_rotation_in_attention_gives_the_cpus_tokens(limits: PrefixLimits | None, device: torch.device) -> None:
+    """Five rows, so that graphs have padding; those that share a prefix take two kernels again."""
+    asked = requests([GREEDY] * 5, shared=0 if limits is None else 70)
+    config = {**SHALLOW, "max_position_embeddings": 256}
+    expected = on_cpu(random_model(config), asked)
+    core = gpu_engine(random_model(config), device, limits=limits, rotates_in_attention=True)
+    assert tokens(run(core, asked)) == tokens(expected)
 
 
 LENGTH = 6 if ON_GPU else 2
@@ -197,6 +231,29 @@ def test_preempted_and_shared_sequences_give_the_same_tokens(device: torch.devic
     assert tokens(given) == tokens(expected)
     assert core.scheduler.counters.preemptions > 0
     assert core.scheduler.counters.cache_hits > 0
+
+
+def num_prefix_items(runner: GpuRunner) -> int:
+    """Of the latest step that shared prefixes."""
+    prefix = runner.part.attention.scratch.prefix
+    return 0 if prefix is None else int(prefix.count)
+
+
+ANY_PREFIX = PrefixLimits(rows=2, tokens=64, saved=1)
+SHARING = [*[SamplingParams(max_tokens=LENGTH + 1, temperature=1.0)] * 2, SamplingParams(max_tokens=LENGTH, n=2)]
+
+
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("gemma2", marks=slow_in_the_interpreter)])
+def test_rows_that_read_a_prefix_together_give_the_same_tokens(name: str, device: torch.device) -> None:
+    """With other rows beside them, in steps with prompts and in steps without, and among choices of one request."""
+    # Every other layer of Gemma-2 has a window.
+    config = {**CONFIGS[name], "num_hidden_layers": 2 if name == "gemma2" else 1}
+    asked = requests(SHARING, shared=80) + [replace(each, id=each.id + 10) for each in requests(SHARING[:1])]
+    expected = on_cpu(random_model(config), asked)
+    core = gpu_engine(random_model(config), device, budget=100, limits=ANY_PREFIX)
+    assert tokens(run(core, asked)) == tokens(expected)
+    assert isinstance(core.runner, GpuRunner)
+    assert num_prefix_items(core.runner) > 0
 
 
 def test_prompts_are_scored_as_on_the_cpu(device: torch.device) -> None:

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tiny_configs import HRM_TEXT
 from tiny_models import GEMMA2, LLAMA, VOCAB, random_model
-from triton_device import DEVICE
+from triton_device import DEVICE, slow_in_the_interpreter
 from triton_fp8 import round_as_gpus_do
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import Unsupported
-from ostro.kernels.gpu.fp8 import FP8, MOST_FEW, widened
+from ostro.kernels.gpu.fp8 import FP8, MOST_UNROUNDED, widened
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.quantize import quantize_fp8
 from ostro.runner.gpu.runner import GpuRunner
@@ -23,6 +24,9 @@ from ostro.torch_models.layers import Linear
 
 QWEN2: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "head_dim": 16}
 QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+GEMMA: Mapping[str, object] = {**GEMMA2, "head_dim": 16}
+NEOX: Mapping[str, object] = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "head_dim": 16}
+OLMO2: Mapping[str, object] = {**LLAMA, "architectures": ["Olmo2ForCausalLM"], "head_dim": 16}
 ON_GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 
@@ -58,7 +62,7 @@ def test_projections_of_the_layers_are_replaced_and_nothing_else(device: torch.d
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({**GEMMA2, "head_dim": 16}, "norms stand elsewhere"),
+        (HRM_TEXT, "layers run several times"),
         ({**LLAMA, "head_dim": 16, "intermediate_size": 40}, "multiple of 16"),
     ],
 )
@@ -78,8 +82,12 @@ def test_float32_is_refused_on_a_gpu(device: torch.device) -> None:
         quantize_fp8(random_model(QWEN3).to(device))
 
 
-@pytest.mark.parametrize("length", [1, 7, MOST_FEW + 4], ids=["one row", "few rows", "many rows"])
-@pytest.mark.parametrize("config", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
+@pytest.mark.parametrize("length", [1, 7, MOST_UNROUNDED + 4], ids=["one row", "few rows", "many rows"])
+@pytest.mark.parametrize(
+    "config",
+    [QWEN2, QWEN3, *(pytest.param(config, marks=slow_in_the_interpreter) for config in (GEMMA, NEOX, OLMO2))],
+    ids=["qwen2", "qwen3", "gemma2", "gpt_neox", "olmo2"],
+)
 def test_scores_equal_those_of_the_plain_twin(config: Mapping[str, object], length: int, device: torch.device) -> None:
     torch.manual_seed(2)
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=0, prompt_logprobs=0)
@@ -89,9 +97,9 @@ def test_scores_equal_those_of_the_plain_twin(config: Mapping[str, object], leng
     expected = run(TorchRunner(plain, page_size=16, num_pages=64), request)
     given = run(GpuRunner(ours, page_size=16, num_pages=64, max_batch_tokens=64, max_batch_seqs=4), request)
     # Of many rows an input that lies between two 8-bit numbers may be rounded either way, as the sum before it was
-    # added up: in bfloat16 that alone moves these scores by up to 0.8.
-    many = length > MOST_FEW
-    close = (1.5 if many else 0.3) if ON_GPU else 0.02
+    # added up: in bfloat16 that alone moves these scores by up to 0.8. Of few, bfloat16 moves them by up to 0.35.
+    many = length > MOST_UNROUNDED
+    close = (1.5 if many else 0.5) if ON_GPU else 0.02
     assert [each.logprob for each in given] == pytest.approx([each.logprob for each in expected], abs=close)
 
 

@@ -153,6 +153,13 @@ def test_each_precision_stays_near_the_twin(dtype: torch.dtype, device: torch.de
     assert_near(attend(case, a_scratch(case), spec), case.expected(spec))
 
 
+def test_eight_bit_keys_and_values_stay_near_the_twin(device: torch.device) -> None:
+    wide = a_case([333, 80, 5, 0], device, head_dim=128, dtype=torch.bfloat16)
+    case = replace(wide, keys=wide.keys.to(torch.float8_e4m3fn), values=wide.values.to(torch.float8_e4m3fn))
+    spec = spec_for(case)
+    assert_near(attend(case, a_scratch(case), spec), case.expected(spec))
+
+
 def test_a_second_kernel_joins_to_the_same_result(device: torch.device) -> None:
     case = a_case([600, 90, 0], device)
     spec = spec_for(case)

@@ -7,10 +7,8 @@ from triton_device import DEVICE
 from triton_fp8 import round_as_gpus_do
 
 from ostro.kernels.gpu import fp8
-from ostro.kernels.gpu.dot_linear import DotTiling
 from ostro.kernels.gpu.mlp import PLAIN
-from ostro.kernels.gpu.small_batch import Tiling
-from ostro.kernels.gpu.vector_linear import VectorTiling
+from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
 
 ON_GPU = DEVICE.type == "cuda"
 ONE = VectorTiling(outs=4, ins=64, warps=4)
@@ -18,8 +16,11 @@ MANY_OUTS = VectorTiling(outs=64, ins=64, warps=4)
 DOT = DotTiling(outs=16, ins=32, warps=4, stages=2)
 SPLIT = DotTiling(outs=16, ins=32, warps=4, stages=2, splits=3)
 FEW = pytest.mark.parametrize(
-    ("rows", "tiling"), [(1, ONE), (1, DOT), (3, DOT), (16, DOT)], ids=["vector", "dot of one", "dot", "dot of all"]
+    ("rows", "tiling"),
+    [(1, ONE), (1, DOT), (3, DOT), (16, DOT), (17, DOT)],
+    ids=["vector", "dot of one", "dot", "most unrounded", "rounded"],
 )
+MOST_FUSED = 256
 CLOSE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -119,7 +120,9 @@ def test_norm_of_one_row_comes_before_the_product(device: torch.device, ins: int
     check(fp8.fp8_small_linear(x, weight, scale, norm=norm, residual=stream, tiling=ONE), plain)
 
 
-@pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, DOT), (2, SPLIT)], ids=["vector", "dot", "split"])
+@pytest.mark.parametrize(
+    ("rows", "tiling"), [(1, ONE), (2, DOT), (2, SPLIT), (20, SPLIT)], ids=["vector", "dot", "split", "rounded"]
+)
 @pytest.mark.parametrize("ins", [192, 208])
 def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: Tiling, ins: int) -> None:
     torch.manual_seed(0)
@@ -136,18 +139,31 @@ def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: in
 def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:
     torch.manual_seed(0)
     x, (weight, scale), bias = drawn(device, rows, 96), weights(device, 72, 96), drawn(device, 72)
-    ours = fp8.fp8_small_linear(x, weight, scale, bias, activation=activation, tiling=tiling)
+    ours = fp8.fp8_small_linear(x, weight, scale, bias, activation=activation, gated=True, tiling=tiling)
     assert ours.shape == (rows, 36)
-    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, bias, activation=activation))
+    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, bias, activation=activation, gated=True))
+
+
+@FEW
+def test_plain_activations_and_multiplied_sums_come_after_the_scales(
+    device: torch.device, rows: int, tiling: Tiling
+) -> None:
+    torch.manual_seed(0)
+    x, (weight, scale), bias = drawn(device, rows, 96), weights(device, 48, 96), drawn(device, 48)
+    ours = fp8.fp8_small_linear(x, weight, scale, bias, activation="gelu", tiling=tiling)
+    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, bias, activation="gelu"))
+    stream = drawn(device, rows, 48)
+    plain = fp8.fp8_small_linear_plain(x, weight, scale, bias, residual=stream.clone(), multiplier=0.22)
+    check(fp8.fp8_small_linear(x, weight, scale, bias, residual=stream, multiplier=0.22, tiling=tiling), plain)
 
 
 def test_weights_beyond_the_registers_are_read_in_a_loop(device: torch.device) -> None:
     torch.manual_seed(0)
     x, norm, (weight, scale) = drawn(device, 1, 8192), (drawn(device, 8192), 1e-6), weights(device, 16, 8192)
     ours = fp8.fp8_small_linear(
-        x, weight, scale, norm=norm, activation="silu", tiling=VectorTiling(outs=4, ins=512, warps=1)
+        x, weight, scale, norm=norm, activation="silu", gated=True, tiling=VectorTiling(outs=4, ins=512, warps=1)
     )
-    plain = fp8.fp8_small_linear_plain(x, weight, scale, norm=norm, activation="silu")
+    plain = fp8.fp8_small_linear_plain(x, weight, scale, norm=norm, activation="silu", gated=True)
     torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
 
 
@@ -173,19 +189,19 @@ def test_product_of_many_equals_the_plain_twin(device: torch.device, rows: int, 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize(("outs", "ins"), [(6144, 4096), (4096, 14336), (28672, 4096), (1024, 3072), (6144, 1024)])
-@pytest.mark.parametrize("rows", [1, 2, 16, 100])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 100, 256, 300])
 @pytest.mark.parametrize("pdl", [False, True])
 def test_real_shapes_in_bfloat16_and_in_a_graph(
     device: torch.device, outs: int, ins: int, rows: int, pdl: bool
 ) -> None:
     torch.manual_seed(0)
     x, (weight, scale) = drawn(device, rows, ins, dtype=torch.bfloat16), weights(device, outs, ins)
-    gate = "silu" if outs in (28672, 6144) and rows <= fp8.MOST_FEW else None
+    gate = "silu" if outs in (28672, 6144) and rows <= MOST_FUSED else None
 
     def product() -> Tensor:
-        if rows > fp8.MOST_FEW:
+        if rows > MOST_FUSED:
             return fp8.fp8_linear(x, weight, scale, pdl=pdl)
-        return fp8.fp8_small_linear(x, weight, scale, activation=gate, pdl=pdl)
+        return fp8.fp8_small_linear(x, weight, scale, activation=gate, gated=gate is not None, pdl=pdl)
 
     product()
     torch.cuda.synchronize()
@@ -195,8 +211,8 @@ def test_real_shapes_in_bfloat16_and_in_a_graph(
     x.copy_(drawn(device, rows, ins, dtype=torch.bfloat16))
     out.fill_(float("nan"))
     graph.replay()
-    if rows > fp8.MOST_FEW:
+    if rows > MOST_FUSED:
         plain = fp8.fp8_linear_plain(x.float(), weight, scale)
     else:
-        plain = fp8.fp8_small_linear_plain(x.float(), weight, scale, activation=gate)
+        plain = fp8.fp8_small_linear_plain(x.float(), weight, scale, activation=gate, gated=gate is not None)
     assert (out.float() - plain).norm() < 5e-3 * plain.norm()

@@ -1,7 +1,7 @@
 """Prefill attention against its plain twin, over caches whose unwritten slots hold NaNs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -104,6 +104,22 @@ def test_chunks_of_every_kind_match_the_twin(
     assert_near(attend(case, spec, tuning), case.expected(spec))
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_tiles_of_zeros_have_no_tokens(window: int | None, descriptors: bool, device: torch.device) -> None:
+    """A graph's grid has room for more tiles than there are: what they would write to stays as it is."""
+    case = a_case([(0, 70), (33, 5)], device)
+    spec, tuning = spec_for(case, window=window), replace(SMALL, descriptors=descriptors)
+    listed = prefill_tiles(case.chunks, tokens_in_tile(case.q.shape[1], case.keys.shape[1], tuning))
+    tiles = torch.tensor([*listed, *[(0, 0, 0, 0)] * 7], dtype=torch.int32, device=device)
+    out = torch.zeros_like(case.q, memory_format=torch.contiguous_format)
+    prefill_attention(case.q, case.keys, case.values, case.tables, tiles, out, spec, tuning)
+    assert_near(out, case.expected(spec))
+    nothing = torch.full_like(out, 7.0)
+    prefill_attention(case.q, case.keys, case.values, case.tables, tiles[len(listed) :], nothing, spec, tuning)
+    assert (nothing == 7.0).all()
+
+
 def test_the_default_tuning_matches_the_twin(device: torch.device) -> None:
     case = a_case([(0, 300), (100, 140)], device)
     spec = spec_for(case)
@@ -149,6 +165,15 @@ def test_each_precision_stays_near_the_twin(dtype: torch.dtype, device: torch.de
     case = a_case([(0, 200), (128, 100)], device, head_dim=128, dtype=dtype)
     spec = spec_for(case)
     assert_near(attend(case, spec, tuning_for(dtype)), case.expected(spec))
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_eight_bit_keys_and_values_stay_near_the_twin(descriptors: bool, device: torch.device) -> None:
+    wide = a_case([(0, 200), (128, 100)], device, head_dim=128, dtype=torch.bfloat16)
+    case = replace(wide, keys=wide.keys.to(torch.float8_e4m3fn), values=wide.values.to(torch.float8_e4m3fn))
+    spec = spec_for(case)
+    tuning = replace(tuning_for(torch.bfloat16), descriptors=descriptors)
+    assert_near(attend(case, spec, tuning), case.expected(spec))
 
 
 def test_tiles_cover_each_chunk_once_and_long_work_comes_first() -> None:

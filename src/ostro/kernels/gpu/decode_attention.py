@@ -8,11 +8,24 @@ sequence's last part merges them:
     list   A0 A1 A2 | B0 | C0       long parts first, so that none is left for the end; among equally long ones,
                                     first parts first, so that sequences read a shared prefix at the same time
 
-An empty row has one empty part, which writes zeros. Knows pages, rows and heads; knows no sequences and no models.
+An empty row has one empty part, which writes zeros.
+
+Rows that begin with the same pages may form a group. Their prefix is then attended to by `prefix_attention`, for all of
+them at once, and its parts are merged with the rows' own:
+
+    A and B share 512 keys          A0 and B0: the prefix, from `prefix_attention`       A1 | B1: the rest
+
+`raw_decode_attention` does the work of `rope_store` as well. Every part norms and rotates the queries for itself, and a
+row's last part the new key; it stores the key and the value, and attends to them before they are in the cache. That
+pays off for few rows, where a kernel's launch costs more than its work. A single row's parts it finds without the list,
+whose load the first page would have to wait for.
+
+Knows pages, rows and heads; knows no sequences and no models.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,11 +33,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.pages import page_of, scaled, within_page
+from ostro.kernels.gpu.pages import operand, page_of, scaled, within_page
+from ostro.kernels.gpu.prefix_attention import (
+    GROUP_ARRAYS,
+    GROUP_END,
+    GROUP_KEYS,
+    GROUP_OF,
+    ITEM_FIELDS,
+    PrefixScratch,
+    PrefixTuning,
+    prefix_attention,
+)
+from ostro.kernels.gpu.rope_store import QKNormWeights, turned
 from ostro.models.architecture import AttentionSpec
 
-# Fields of the work list: row, first key, end of keys, part, parts of the row, the row's first partial-result slot.
-_FIELDS = tl.constexpr(8)
+_GROUP_OF = tl.constexpr(GROUP_OF)
+_GROUP_KEYS = tl.constexpr(GROUP_KEYS)
+_GROUP_END = tl.constexpr(GROUP_END)
+# Fields of the work list: row, first key, end of keys, part, parts of the row, the row's first partial-result slot, and
+# the row's parts in this list: without those of a prefix.
+_FIELDS = tl.constexpr(ITEM_FIELDS)
 # A finite stand-in for minus infinity: the difference of two infinities would be NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
@@ -69,7 +97,9 @@ class DecodeScratch:
         *,
         windows: Sequence[int | None] = (None,),
         tuning: DecodeTuning | None = None,
+        prefix_tuning: PrefixTuning | None = None,
     ) -> None:
+        """Without a `prefix_tuning` there are no groups."""
         self.max_rows = max_rows
         self.heads = heads
         self.kv_heads = kv_heads
@@ -78,14 +108,22 @@ class DecodeScratch:
         self.tuning = tuning or DecodeTuning()
         self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
         self.processors = _processors(device)
+        # Programmatic dependent launch needs Hopper or newer.
+        self.overlaps = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
         self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
         # With parts of at least total / target, each row has at most one part more than its share.
         capacity = max_rows + self.target
         self.items = {w: torch.zeros(capacity, _FIELDS.value, dtype=torch.int32, device=device) for w in windows}
         self.counts = {w: torch.zeros(1, dtype=torch.int32, device=device) for w in windows}
         self.row_parts = {w: torch.zeros(max_rows, 2, dtype=torch.int32, device=device) for w in windows}
-        self.partial = torch.zeros(capacity, heads, head_dim, dtype=torch.float32, device=device)
-        self.partial_lse = torch.zeros(capacity, heads, dtype=torch.float32, device=device)
+        self.prefix = (
+            None
+            if prefix_tuning is None
+            else PrefixScratch(max_rows, heads // kv_heads, kv_heads, self.processors, device, prefix_tuning)
+        )
+        slots = capacity + (0 if self.prefix is None else self.prefix.slots)
+        self.partial = torch.zeros(slots, heads, head_dim, dtype=torch.float32, device=device)
+        self.partial_lse = torch.zeros(slots, heads, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max_rows, self.tiles, dtype=torch.int32, device=device)
 
     def programs(self, rows: int) -> int:
@@ -95,21 +133,38 @@ class DecodeScratch:
         return min(most, self.processors * _RESIDENT) if rows * self.tiles <= self.processors else most
 
 
-def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None) -> None:
-    """Writes the work list of this window for these lengths; valid until the lengths change."""
+def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None, groups: Tensor | None = None) -> None:
+    """Writes the work list of this window for these lengths; valid until the lengths change.
+
+    `groups` are rows with a common prefix (see `prefix_attention.group_arrays`); not with a window.
+    """
     rows = lens.shape[0]
+    prefix = None if groups is None else scratch.prefix
     assert rows <= scratch.max_rows
+    if groups is not None:
+        assert window is None
+        assert prefix is not None
+        assert groups.shape[0] == GROUP_ARRAYS
+        assert groups.shape[1] >= rows
     _plan_kernel[(rows,)](
         lens,
         scratch.items[window],
         scratch.counts[window],
         scratch.row_parts[window],
+        groups,
+        None if prefix is None else prefix.items,
+        None if prefix is None else prefix.count,
         rows,
         scratch.target,
         window or 0,
+        0 if groups is None else groups.stride(0),
+        0 if prefix is None else prefix.target,
         rows_padded=triton.next_power_of_2(rows),
         block=scratch.tuning.block,
         windowed=window is not None,
+        grouped=groups is not None,
+        group=scratch.heads // scratch.kv_heads,
+        tile=0 if prefix is None else prefix.tuning.queries,
         chunk=8,
         num_warps=4,
     )
@@ -124,13 +179,106 @@ def decode_attention(
     out: Tensor,
     spec: AttentionSpec,
     *,
+    groups: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Attends each row's single query to its sequence, as planned for `spec.window`; fills and returns `out`.
+    """Attends each row's single query to its sequence, as planned for `spec.window` with the same `groups`; fills and
+    returns `out`.
 
     q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. For `pdl` see
     `small_batch`.
     """
+    # Rows' own keys are read while prefixes are still being attended to.
+    follows = groups is not None and scratch.overlaps
+    if groups is not None:
+        assert scratch.prefix is not None
+        prefix_attention(
+            q,
+            keys,
+            values,
+            tables,
+            groups,
+            scratch.row_parts[spec.window],
+            scratch.prefix,
+            scratch.partial,
+            scratch.partial_lse,
+            spec,
+            block=scratch.tuning.block,
+            pdl=pdl,
+            leads=follows,
+        )
+    return _decode(
+        q,
+        keys,
+        values,
+        tables,
+        scratch,
+        out,
+        spec,
+        raw=None,
+        grouped=groups is not None,
+        follows=follows,
+        pdl=pdl,
+        leads=pdl,
+    )
+
+
+def raw_decode_attention(
+    qkv: Tensor,
+    table: Tensor | None,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    scratch: DecodeScratch,
+    out: Tensor,
+    spec: AttentionSpec,
+    *,
+    norm: QKNormWeights | None = None,
+    lens: Tensor | None = None,
+    pdl: bool = False,
+    leads: bool = False,
+) -> Tensor:
+    """`rope_store` and `decode_attention` in one kernel; leaves `qkv` as it is. The twin is the two of them.
+
+    The last position of each row is its token in `qkv`, which is not in the cache yet. A norm must be over each head.
+    `lens` are the lengths that were planned: given them, a single row follows the same plan without reading it, which
+    takes a load less. With `leads`, the next kernel may start ahead of its inputs, as this one may with `pdl`.
+    """
+    assert norm is None or norm.over == "head"
+    q = qkv[:, : scratch.heads * scratch.head_dim].unflatten(1, (scratch.heads, scratch.head_dim))
+    raw = _Raw(table, slots, norm, lens if len(qkv) == 1 else None)
+    return _decode(
+        q, keys, values, tables, scratch, out, spec, raw=raw, grouped=False, follows=False, pdl=pdl, leads=leads
+    )
+
+
+class _Raw(NamedTuple):
+    """What it takes to norm, rotate and store tokens."""
+
+    table: Tensor | None
+    slots: Tensor
+    norm: QKNormWeights | None
+    lens: Tensor | None
+    """Of a single row."""
+
+
+def _decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    scratch: DecodeScratch,
+    out: Tensor,
+    spec: AttentionSpec,
+    *,
+    raw: _Raw | None,
+    grouped: bool,
+    follows: bool,
+    pdl: bool,
+    leads: bool,
+) -> Tensor:
+    table, slots, norm, lens = raw or (None, None, None, None)
     rows, heads, head_dim = q.shape
     group = heads // keys.shape[1]
     padded_dim = triton.next_power_of_2(head_dim)
@@ -168,18 +316,32 @@ def decode_attention(
         keys.stride(0),
         values.stride(0),
         tables.stride(0),
+        table,
+        slots,
+        None if norm is None else norm.weight,
+        None if norm is None else norm.eps,
+        lens,
+        None if lens is None else scratch.target,
+        None if lens is None else spec.window,
         **shape,
+        half=0 if table is None else table.shape[2],
+        # As a tile like the queries', the key need not be passed between threads; but that takes registers.
+        key_lines=_TILE if padded_dim <= 128 and keys.element_size() > 1 else 1,
         tile=_TILE,
         page_size=scratch.page_size,
         block=tuning.block,
         windowed=spec.window is not None,
         capped=spec.softcap is not None,
         joins=tuning.joins_in_place,
+        raw=raw is not None,
+        grouped=grouped,
+        follows=follows,
         # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * buffers + 1,
         pdl=pdl,
+        leads=leads,
         num_warps=tuning.warps,
-        launch_pdl=pdl,
+        launch_pdl=pdl or follows,
     )
     if not tuning.joins_in_place:
         _join_kernel[(rows, scratch.tiles)](
@@ -222,21 +384,31 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-@triton.jit(do_not_specialize=["lens", "rows", "target", "window"])
+@triton.jit(do_not_specialize=["lens", "rows", "target", "window", "groups_stride", "prefix_target"])
 def _plan_kernel(
     lens,
     items,
     count,
     row_parts,
+    groups,
+    prefix_items,
+    prefix_count,
     rows,
     target,
     window,
+    groups_stride,
+    prefix_target,
     rows_padded: tl.constexpr,
     block: tl.constexpr,
     windowed: tl.constexpr,
+    grouped: tl.constexpr,
+    group: tl.constexpr,
+    tile: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    """One program per row; each recounts all rows' parts, which is cheaper than a second kernel."""
+    """One program per row; each recounts all rows' parts, which is cheaper than a second kernel. The program of row i
+    also lists the work of group i.
+    """
     row = tl.program_id(0)
     every = tl.arange(0, rows_padded)
     lengths = tl.load(lens + every, mask=every < rows, other=0)
@@ -246,19 +418,37 @@ def _plan_kernel(
     if windowed:
         blocks -= tl.maximum(lengths - window, 0) // block
         low = tl.maximum(length - window, 0)
+    if grouped:
+        prefix_split = _plan_prefixes(
+            groups, groups_stride, prefix_items, prefix_count, row, rows, prefix_target, rows_padded, block, group,
+            tile, chunk,
+        )  # fmt: skip
+        member_of = tl.load(groups + _GROUP_OF * groups_stride + every, mask=every < rows, other=-1)
+        shared = tl.load(groups + _GROUP_KEYS * groups_stride + member_of, mask=member_of >= 0, other=0)
+        # Parts of each row that `prefix_attention` computes.
+        prefix_parts = tl.cdiv(shared // block, prefix_split)
+        blocks = tl.maximum(blocks - shared // block, 0)
+        low = tl.sum(tl.where(every == row, shared, 0))
+        # A graph is captured with idle rows, whatever their groups.
+        length = tl.maximum(length, low)
     first_block = low // block
     row_blocks = tl.cdiv(length, block) - first_block
     split = tl.maximum(tl.cdiv(tl.sum(blocks), target), 1)
     parts = tl.where(every < rows, tl.maximum(tl.cdiv(blocks, split), 1), 0)
     num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
     before = (every < row).to(tl.int32)
-    slot = tl.sum(parts * before)
+    held = parts
+    prefixed = 0
+    if grouped:
+        held = prefix_parts + parts
+        prefixed = tl.sum(tl.where(every == row, prefix_parts, 0))
+    slot = tl.sum(held * before)
     # Rows with longer parts and with equally long parts: long parts must not be left for the end.
     sizes = tl.cdiv(blocks, tl.maximum(parts, 1))
     size = tl.cdiv(row_blocks, num_parts)
     longer = tl.where(sizes > size, parts, 0)
     alike = tl.where(sizes == size, parts, 0)
-    tl.store(row_parts + row * 2, num_parts)
+    tl.store(row_parts + row * 2, prefixed + num_parts)
     tl.store(row_parts + row * 2 + 1, slot)
     if row == 0:
         tl.store(count, tl.sum(parts))
@@ -269,14 +459,76 @@ def _plan_kernel(
         # part of the preceding rows.
         place = tl.sum(longer) + tl.sum(tl.minimum(alike[None, :], part[:, None] + before[None, :]), axis=1)
         item = items + place * _FIELDS
-        first = (first_block + part * row_blocks // num_parts) * block
-        end = (first_block + (part + 1) * row_blocks // num_parts) * block
+        first, end = _keys_of(part, num_parts, low, length, block)
         tl.store(item, tl.zeros_like(part) + row, mask=mine)
-        tl.store(item + 1, tl.maximum(first, low), mask=mine)
-        tl.store(item + 2, tl.minimum(end, length), mask=mine)
-        tl.store(item + 3, part, mask=mine)
-        tl.store(item + 4, tl.zeros_like(part) + num_parts, mask=mine)
+        tl.store(item + 1, first, mask=mine)
+        tl.store(item + 2, end, mask=mine)
+        tl.store(item + 3, prefixed + part, mask=mine)
+        tl.store(item + 4, tl.zeros_like(part) + prefixed + num_parts, mask=mine)
         tl.store(item + 5, tl.zeros_like(part) + slot, mask=mine)
+        if grouped:
+            tl.store(item + 6, tl.zeros_like(part) + num_parts, mask=mine)
+
+
+@triton.jit
+def _keys_of(part, num_parts, low, length, block: tl.constexpr):
+    """The first key of a part of the keys from `low` to `length`, and their end."""
+    first_block = low // block
+    blocks = tl.cdiv(length, block) - first_block
+    first = (first_block + part * blocks // num_parts) * block
+    end = (first_block + (part + 1) * blocks // num_parts) * block
+    return tl.maximum(first, low), tl.minimum(end, length)
+
+
+@triton.jit
+def _plan_prefixes(
+    groups,
+    groups_stride,
+    items,
+    count,
+    number,
+    rows,
+    target,
+    rows_padded: tl.constexpr,
+    block: tl.constexpr,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """Lists one group's work for `prefix_attention`; none if there is no such group. Returns a part's most blocks."""
+    every = tl.arange(0, rows_padded)
+    shared = tl.load(groups + _GROUP_KEYS * groups_stride + every, mask=every < rows, other=0)
+    ends = tl.load(groups + _GROUP_END * groups_stride + every, mask=every < rows, other=0)
+    begins = tl.load(groups + _GROUP_END * groups_stride + every - 1, mask=(every > 0) & (every < rows), other=0)
+    blocks = shared // block
+    tiles = tl.where(blocks > 0, tl.cdiv((ends - begins) * group, tile), 0)
+    split = tl.maximum(tl.cdiv(tl.sum(tiles * blocks), target), 1)
+    # Parts are rounded up. Slightly more of them than fit at once would take twice the time: rather make them longer.
+    for _ in range(8):
+        split += tl.where(tl.sum(tiles * tl.cdiv(blocks, split)) > target, tl.cdiv(split, 8), 0)
+    work = tiles * tl.cdiv(blocks, split)
+    if number == 0:
+        tl.store(count, tl.sum(work))
+    mine = every == number
+    at = tl.sum(tl.where(every < number, work, 0))
+    num_items = tl.sum(tl.where(mine, work, 0))
+    num_tiles = tl.maximum(tl.sum(tl.where(mine, tiles, 0)), 1)
+    num_blocks = tl.sum(tl.where(mine, blocks, 0))
+    begin = tl.sum(tl.where(mine, begins, 0))
+    num_rows = tl.sum(tl.where(mine, ends - begins, 0))
+    num_parts = tl.maximum(tl.cdiv(num_blocks, split), 1)
+    for base in range(0, num_items, chunk):
+        index = base + tl.arange(0, chunk)
+        listed = index < num_items
+        part = index // num_tiles
+        item = items + (at + index) * _FIELDS
+        tl.store(item, tl.zeros_like(index) + begin, mask=listed)
+        tl.store(item + 1, tl.zeros_like(index) + num_rows, mask=listed)
+        tl.store(item + 2, index % num_tiles, mask=listed)
+        tl.store(item + 3, part * num_blocks // num_parts * block, mask=listed)
+        tl.store(item + 4, (part + 1) * num_blocks // num_parts * block, mask=listed)
+        tl.store(item + 5, part, mask=listed)
+    return split
 
 
 @triton.jit
@@ -300,49 +552,117 @@ def _decode_kernel(
     key_page_stride,
     value_page_stride,
     table_stride,
+    angles,
+    new_slots,
+    norm_weight,
+    eps,
+    lens,
+    target,
+    window,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     tile_rows: tl.constexpr,
     join_chunk: tl.constexpr,
+    half: tl.constexpr,
+    key_lines: tl.constexpr,
     tile: tl.constexpr,
     page_size: tl.constexpr,
     block: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
     joins: tl.constexpr,
+    raw: tl.constexpr,
+    grouped: tl.constexpr,
+    follows: tl.constexpr,
     stages: tl.constexpr,
     pdl: tl.constexpr,
+    leads: tl.constexpr,
 ):
-    if pdl:
+    """`follows`: this kernel starts once everything before `prefix_attention` has ended, and must wait for it alone.
+
+    If q is `raw`, it is followed by keys and values in the same row. The new key is computed as a tile of as many equal
+    lines as `key_lines`. With `lens` there is a single row, whose parts are not read from a list.
+    """
+    if leads:
         gdc_launch_dependents()
+    if pdl and not follows:
         gdc_wait()
     tiles_a_head: tl.constexpr = (group + tile - 1) // tile
     tiles: tl.constexpr = kv_heads * tiles_a_head
-    total = tl.load(count) * tiles
+    if lens is None:
+        total = tl.load(count) * tiles
+    else:
+        length = tl.load(lens)
+        low = tl.maximum(length - window, 0) if windowed else 0
+        blocks = tl.cdiv(length, block) - low // block
+        lone_parts = tl.maximum(tl.cdiv(blocks, tl.maximum(tl.cdiv(blocks, target), 1)), 1)
+        total = lone_parts * tiles
     for work in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=1):
         # Heads are innermost, so that a page's heads are read at about the same time.
         item = items + (work // tiles) * _FIELDS
         head_tile = work % tiles
         kv_head = head_tile // tiles_a_head
-        row = tl.load(item)
-        first = tl.load(item + 1)
-        end = tl.load(item + 2)
-        part = tl.load(item + 3)
-        num_parts = tl.load(item + 4)
-        slot = tl.load(item + 5)
+        if lens is None:
+            row = tl.load(item)
+            first = tl.load(item + 1)
+            end = tl.load(item + 2)
+            part = tl.load(item + 3)
+            num_parts = tl.load(item + 4)
+            slot = tl.load(item + 5)
+        else:
+            row = work * 0
+            slot = work * 0
+            part = work // tiles
+            num_parts = lone_parts
+            first, end = _keys_of(part, num_parts, low, length, block)
+        awaited = tl.load(item + 6) if grouped else num_parts
 
         member = (head_tile % tiles_a_head) * tile + tl.arange(0, tile)
         head = kv_head * group + member
         dim = tl.arange(0, padded_dim)
         held = (member < group)[:, None] & (dim < head_dim)[None, :]
-        at = q + row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + dim[None, :]
-        query = tl.load(at, mask=held, other=0.0)
+        q_row = q + row.to(tl.int64) * q_row_stride
+        if raw:
+            # The new token is the last that its row attends to. A row without keys has none.
+            has_token = (part == num_parts - 1) & (end > 0)
+            # All loads precede the stores, so that none waits for another.
+            row_angles = None if angles is None else angles + row.to(tl.int64) * (2 * half)
+            key_line = tl.arange(0, key_lines)
+            key_head = kv_heads * group + kv_head + tl.zeros_like(key_line)
+            new_key = turned(
+                q_row, key_head, has_token & (key_line >= 0), row_angles, norm_weight, eps, head_dim, padded_dim, half
+            )
+            new_query = turned(q_row, head, member < group, row_angles, norm_weight, eps, head_dim, padded_dim, half)
+            new_value_at = q_row + (kv_heads * group + kv_heads + kv_head) * head_dim + dim
+            new_value = tl.load(new_value_at, mask=has_token & (dim < head_dim), other=0.0)
+            new_slot = tl.load(new_slots + row)
+            query = operand(new_query, keys)
+        else:
+            at = q_row + head[:, None] * q_head_stride + dim[None, :]
+            query = operand(tl.load(at, mask=held, other=0.0), keys)
 
         peak = tl.full([tile], _LOWEST, tl.float32)
         weight = tl.zeros([tile], tl.float32)
         mean = tl.zeros([tile, padded_dim], tl.float32)
+        if raw:
+            # As later steps will read them.
+            new_key = new_key.to(keys.dtype.element_ty)
+            new_value = new_value.to(values.dtype.element_ty)
+            # All lines are the same, and several tiles of heads may share the key.
+            stores = has_token & (new_slot >= 0) & (dim < head_dim) & (head_tile % tiles_a_head == 0)
+            new_page = new_slot // page_size
+            new_within = (kv_head * page_size + new_slot % page_size) * head_dim + dim
+            key_to = tl.broadcast_to((keys + new_page * key_page_stride + new_within)[None, :], [key_lines, padded_dim])
+            tl.store(key_to, new_key, mask=stores[None, :] & (key_line == 0)[:, None])
+            tl.store(values + new_page * value_page_stride + new_within, new_value, mask=stores)
+            new_score = tl.sum(query.to(tl.float32) * new_key.to(query.dtype).to(tl.float32), axis=1)
+            peak = tl.where(has_token, scaled(new_score, scale, softcap, capped), peak)
+            weight = tl.where(has_token, 1.0, weight)
+            mean += new_value.to(tl.float32)[None, :]
+            end = tl.where(has_token, end - 1, end)
+
         table = tables + row.to(tl.int64) * table_stride
         for base in tl.range(first // block * block, end, block, num_stages=stages):
             key = base + tl.arange(0, block)
@@ -374,6 +694,9 @@ def _decode_kernel(
             to = out + row.to(tl.int64) * out_row_stride + head[:, None] * out_head_stride + dim[None, :]
             tl.store(to, mean.to(out.dtype.element_ty), mask=held)
         else:
+            if grouped:
+                # An idle row of a group has an empty part.
+                weight = tl.where(weight > 0, weight, 1.0)
             line = (slot + part).to(tl.int64) * (kv_heads * group) + head
             tl.store(partial + line[:, None] * head_dim + dim[None, :], mean, mask=held)
             tl.store(partial_lse + line, peak + tl.log2(weight), mask=member < group)
@@ -381,7 +704,9 @@ def _decode_kernel(
                 # All threads' stores must precede the one thread's release.
                 tl.debug_barrier()
                 counter = arrived + row * tiles + head_tile
-                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == awaited - 1:
+                    if follows:
+                        gdc_wait()
                     _join_parts(
                         partial,
                         partial_lse,
@@ -400,6 +725,9 @@ def _decode_kernel(
                     )
                     # Reset for the next layer, which starts after this one has ended.
                     tl.store(counter, 0)
+    if follows:
+        # What comes next waits for this kernel alone.
+        gdc_wait()
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Matmul epilogues: output scales, bias, gating, and adding to the residual, before the result is stored.
+"""Matmul epilogues: output scales, bias, activation, and adding to the residual, before the result is stored.
 
 Works on finished accumulators; knows nothing of how they were computed.
 """
@@ -32,19 +32,29 @@ def finish(
     has_bias: tl.constexpr,
     adds: tl.constexpr,
     activation: tl.constexpr,
-) -> None:
-    """Stores outputs n of one or more rows. With an activation, y is the gate and `y_up` the gated value."""
+    gated: tl.constexpr,
+    multiplier: tl.constexpr,
+) -> tl.tensor:
+    """Stores outputs n of one or more rows, and returns them as stored; they count only where the mask is true. If
+    gated, y is the gate and `y_up` the gated value.
+    """
     inside = n < outs
     if has_scale:
         y *= tl.load(scale + n, mask=inside, other=0.0)
     if has_bias:
         y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
     if activation != "":
+        y = activate(y, activation)
+    if gated:
         if has_scale:
             y_up *= tl.load(scale + outs + n, mask=inside, other=0.0)
         if has_bias:
             y_up += tl.load(bias + outs + n, mask=inside, other=0.0).to(tl.float32)
-        y = activate(y, activation) * y_up
+        y *= y_up
+    if multiplier != 1.0:
+        y *= multiplier
     if adds:
         y += before
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=mask)
+    stored = y.to(out.dtype.element_ty)
+    tl.store(out + n, stored, mask=mask)
+    return stored

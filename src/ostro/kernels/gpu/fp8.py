@@ -2,15 +2,16 @@
 
     weight [out, in]  ≈  small [out, in] · scale [out]          scale = largest of its row / 448
 
-For many rows, each input row is rounded to 8 bits too, with its own scale, and cuBLAS does the matmul. For few rows,
-reading the weights is all that costs time, so inputs stay as they are and weights are widened after they are read: for
-one row in the vector kernel below, for more in `dot_linear`. What `small_batch` says about programmatic dependent
-launch applies here too.
+For many rows, each input row is rounded to 8 bits too, with its own scale, and cuBLAS does the matmul, or up to 256
+rows `dot_linear`. For few rows, reading the weights is all that costs time, so inputs stay as they are and weights are
+widened after they are read: for one row in the vector kernel below, for more in `dot_linear`. What `small_batch` says
+about programmatic dependent launch applies here too.
 
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import triton
@@ -18,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu import dot_linear as dot
 from ostro.kernels.gpu.dot_linear import dot_linear
 from ostro.kernels.gpu.epilogue import finish, previous
-from ostro.kernels.gpu.small_batch import Tiling, small_linear_plain
-from ostro.kernels.gpu.vector_linear import VectorTiling
+from ostro.kernels.gpu.small_batch import small_linear_plain
+from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling, default_dot_tiling
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -31,8 +31,10 @@ SMALLEST_ROW = 1e-12
 """Lower bound for a row's largest magnitude, to avoid dividing by zero."""
 MULTIPLE = 16
 """Inputs and outputs must be multiples of this, for cuBLAS."""
-MOST_FEW = 16
-"""The maximum number of rows for `fp8_small_linear`."""
+MOST_UNROUNDED = 16
+"""The maximum number of rows whose inputs stay as they are."""
+MOST_FEW = MOST_UNROUNDED
+"""The maximum number of rows for which `fp8_small_linear` is known to be the faster one. It takes up to 256."""
 # The tensor cores' own accumulators keep about 14 bits, so long sums would lose more than rounding the inputs does.
 # Moving them to float32 every 128 inputs costs a little time and matches the plain twin.
 FAST_ACCUMULATION = False
@@ -181,8 +183,13 @@ def default_tiling(rows: int, out_features: int, in_features: int, *, gated: boo
             return VectorTiling(outs=1, ins=2048, warps=4)
         # Each warp has its own rows of weights, two of them if they are short.
         return VectorTiling(outs=8 if in_features <= 1024 and not gated else 4, ins=min(width, 512), warps=4)
-    # The inputs and the converted weights take at most 2 bytes per element.
-    return dot.default_tiling(rows, out_features // (2 if gated else 1), in_features, gated=gated)
+    outs = out_features // (2 if gated else 1)
+    if rows <= MOST_UNROUNDED:
+        # The inputs and the converted weights take at most 2 bytes per element.
+        return default_dot_tiling(rows, outs, in_features, gated=gated)
+    tiling = default_dot_tiling(rows, outs, in_features, gated=gated, bits=8)
+    # The sums of 256 rows fill the registers of two groups of warps.
+    return replace(tiling, warps=8 if rows > 128 else 4)
 
 
 def fp8_small_linear(
@@ -194,23 +201,27 @@ def fp8_small_linear(
     norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
     tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """x [rows, in], weight in 8 bits [out, in] with its scales [out] -> [rows, out], for 1 to 16 rows.
+    """x [rows, in], weight in 8 bits [out, in] with its scales [out] -> [rows, out], for 1 to 256 rows.
 
-    `norm` (weight, eps) applies an RMSNorm to x first, for one row only. With `residual` [rows, out], the result is
-    added to it in place, and it is returned. With `activation`, a name in mlp.PLAIN, the weight is gate above up and
-    the result is act(gate) * up, [rows, out / 2].
+    More than MOST_UNROUNDED rows are rounded to 8 bits first. `norm` (weight, eps) applies an RMSNorm to x first, for
+    one row only. With `residual` [rows, out], the result is added to it in place, times the `multiplier`, and it is
+    returned. With `activation`, a name in mlp.PLAIN, the result is act(y), or if `gated`, where the weight is gate
+    above up, act(gate) * up, [rows, out / 2].
 
     The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
     rows, in_features = x.shape
-    gated = activation is not None
     outs = weight.shape[0] // (2 if gated else 1)
-    assert 1 <= rows <= MOST_FEW
+    assert 1 <= rows <= MOST_ROWS
     assert norm is None or rows == 1
-    assert not (gated and residual is not None)
+    assert activation is not None or not gated
+    assert activation is None or residual is None
+    assert residual is not None or multiplier == 1.0
     assert weight.is_contiguous()
     assert in_features % MULTIPLE == 0
     tiling = tiling or default_tiling(rows, weight.shape[0], in_features, gated=gated)
@@ -220,10 +231,26 @@ def fp8_small_linear(
     adds = residual is not None
     if isinstance(tiling, VectorTiling):
         assert rows == 1
-        _run_vector(x, weight, scale, bias, norm, out, outs, adds, activation, tiling, pdl)
+        _run_vector(x, weight, scale, bias, norm, out, outs, adds, activation, gated, multiplier, tiling, pdl)
     else:
         assert norm is None
-        dot_linear(x, weight, bias, out, tiling, scale=scale, adds=adds, activation=activation, pdl=pdl)
+        by = None
+        if rows > MOST_UNROUNDED:
+            x, by = quantize_rows(x, pdl=pdl)
+        dot_linear(
+            x,
+            weight,
+            bias,
+            out,
+            tiling,
+            scale=scale,
+            x_scale=by,
+            adds=adds,
+            activation=activation,
+            gated=gated,
+            multiplier=multiplier,
+            pdl=pdl,
+        )
     return out
 
 
@@ -236,8 +263,23 @@ def fp8_small_linear_plain(
     norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
 ) -> Tensor:
-    return small_linear_plain(x, widened(weight, scale), bias, norm=norm, residual=residual, activation=activation)
+    dtype = x.dtype
+    if len(x) > MOST_UNROUNDED:
+        x = widened(*quantize_rows_plain(x))
+    return small_linear_plain(
+        x,
+        widened(weight, scale),
+        bias,
+        norm=norm,
+        residual=residual,
+        activation=activation,
+        gated=gated,
+        multiplier=multiplier,
+        out_dtype=dtype,
+    )
 
 
 def _run_vector(
@@ -250,6 +292,8 @@ def _run_vector(
     outs: int,
     adds: bool,
     activation: str | None,
+    gated: bool,
+    multiplier: float,
     tiling: VectorTiling,
     pdl: bool,
 ) -> None:
@@ -258,7 +302,7 @@ def _run_vector(
     block_words = max(1, tiling.ins // 4)
     chunks = triton.cdiv(in_words, block_words)
     # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
-    bytes_a_chunk = tiling.outs * block_words * 4 * (2 if activation else 1)
+    bytes_a_chunk = tiling.outs * block_words * 4 * (2 if gated else 1)
     held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
         _quads(x),
@@ -269,15 +313,19 @@ def _run_vector(
         out,
         eps,
         outs,
-        in_words=in_words,
+        in_words,
         block_out=tiling.outs,
         block_words=block_words,
         held=held,
+        loops=held < chunks,
         even_out=outs % tiling.outs == 0,
+        even_in=in_words % block_words == 0,
         has_norm=norm is not None,
         has_bias=bias is not None,
         adds=adds,
         activation=activation or "",
+        gated=gated,
+        multiplier=multiplier,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,
@@ -300,20 +348,23 @@ def _vector_kernel(
     out: tl.tensor,
     eps: tl.tensor,
     outs: tl.tensor,
-    in_words: tl.constexpr,
+    in_words: tl.tensor,
     block_out: tl.constexpr,
     block_words: tl.constexpr,
     held: tl.constexpr,
+    loops: tl.constexpr,
     even_out: tl.constexpr,
+    even_in: tl.constexpr,
     has_norm: tl.constexpr,
     has_bias: tl.constexpr,
     adds: tl.constexpr,
     activation: tl.constexpr,
+    gated: tl.constexpr,
+    multiplier: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
     if pdl:
         gdc_launch_dependents()
-    even_in: tl.constexpr = in_words % block_words == 0
     n = tl.program_id(0) * block_out + tl.arange(0, block_out)
     # Each thread loads its own weights' inputs, even if others load the same: no exchange between threads.
     k = tl.broadcast_to(tl.arange(0, block_words)[None, :], [block_out, block_words])
@@ -327,7 +378,7 @@ def _vector_kernel(
     up_held = ()  # type: tuple[tl.tensor, ...]
     for chunk in tl.static_range(held):
         main_held += (_weights(main_at, inside, chunk * block_words, in_words, even_out, even_in),)
-        if activation != "":
+        if gated:
             up_held += (_weights(up_at, inside, chunk * block_words, in_words, even_out, even_in),)
     if pdl:
         gdc_wait()
@@ -339,13 +390,14 @@ def _vector_kernel(
     for chunk in tl.static_range(held):
         inputs, squares = _inputs(x, norm_weight, k, chunk * block_words, in_words, squares, has_norm, even_in)
         main = _add_products(main, main_held[chunk], inputs)
-        if activation != "":
+        if gated:
             up = _add_products(up, up_held[chunk], inputs)
-    for start in range(held * block_words, in_words, block_words):
-        inputs, squares = _inputs(x, norm_weight, k, start, in_words, squares, has_norm, even_in)
-        main = _add_products(main, _weights(main_at, inside, start, in_words, even_out, even_in), inputs)
-        if activation != "":
-            up = _add_products(up, _weights(up_at, inside, start, in_words, even_out, even_in), inputs)
+    if loops:
+        for start in range(held * block_words, in_words, block_words):
+            inputs, squares = _inputs(x, norm_weight, k, start, in_words, squares, has_norm, even_in)
+            main = _add_products(main, _weights(main_at, inside, start, in_words, even_out, even_in), inputs)
+            if gated:
+                up = _add_products(up, _weights(up_at, inside, start, in_words, even_out, even_in), inputs)
     # _halves returns weights divided by 256.
     y = tl.sum(main, 1) * 256.0
     y_up = tl.sum(up, 1) * 256.0
@@ -354,7 +406,7 @@ def _vector_kernel(
         factor = tl.rsqrt(tl.sum(squares, 1) / (4 * in_words) + eps)
         y *= factor
         y_up *= factor
-    finish(y, y_up, before, scale, bias, out, n, inside, outs, True, has_bias, adds, activation)
+    finish(y, y_up, before, scale, bias, out, n, inside, outs, True, has_bias, adds, activation, gated, multiplier)
 
 
 @triton.jit
@@ -363,7 +415,7 @@ def _inputs(
     norm_weight: tl.tensor,
     k: tl.tensor,
     start: tl.tensor,
-    in_words: tl.constexpr,
+    in_words: tl.tensor,
     squares: tl.tensor,
     has_norm: tl.constexpr,
     even_in: tl.constexpr,
@@ -382,7 +434,7 @@ def _inputs(
 
 @triton.jit
 def _four(
-    at: tl.tensor, k: tl.tensor, in_words: tl.constexpr, even_in: tl.constexpr
+    at: tl.tensor, k: tl.tensor, in_words: tl.tensor, even_in: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Elements 4 k to 4 k + 3, in float32. bfloat16 values, four per word, are the upper halves of float32."""
     if at.dtype.element_ty == tl.int64:

@@ -1,6 +1,6 @@
-"""The activation of a gated MLP: act(gate) * up, in one pass over both.
+"""The activation of an MLP: act(y), or if it is gated act(gate) * up, in one pass over both.
 
-Gate and up are adjacent in a row, as the fused projection writes them. The plain twin is `gated_plain`.
+Gate and up are adjacent in a row, as the fused projection writes them. The plain twin is `activated_plain`.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,17 +22,20 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 """The activations implemented in kernels, by name."""
 
 
-def gated(gate_up: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
-    """gate_up [tokens, 2 * inner] -> act(gate) * up, [tokens, inner]. `activation` is a name in PLAIN."""
+def activated(y: Tensor, activation: str, *, gated: bool, pdl: bool = False) -> Tensor:
+    """y [tokens, inner] -> act(y); if gated, [tokens, 2 * inner] -> act(gate) * up, [tokens, inner]. `activation` is a
+    name in PLAIN.
+    """
     assert activation in PLAIN, activation
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(tokens, inner)
-    _gated_kernel[(tokens, triton.cdiv(inner, BLOCK))](
-        gate_up,
+    tokens, inner = y.shape[0], y.shape[1] // (2 if gated else 1)
+    out = y.new_empty(tokens, inner)
+    _activated_kernel[(tokens, triton.cdiv(inner, BLOCK))](
+        y,
         out,
         inner,
-        gate_up.stride(0),
+        y.stride(0),
         activation=activation,
+        gated=gated,
         block=BLOCK,
         pdl=pdl,
         num_warps=4,
@@ -41,18 +44,21 @@ def gated(gate_up: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
     return out
 
 
-def gated_plain(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = gate_up.float().chunk(2, -1)
-    return (PLAIN[activation](gate) * up).to(gate_up.dtype)
+def activated_plain(y: Tensor, activation: str, *, gated: bool) -> Tensor:
+    if not gated:
+        return PLAIN[activation](y.float()).to(y.dtype)
+    gate, up = y.float().chunk(2, -1)
+    return (PLAIN[activation](gate) * up).to(y.dtype)
 
 
 @triton.jit
-def _gated_kernel(
-    gate_up: tl.tensor,
+def _activated_kernel(
+    source: tl.tensor,
     out: tl.tensor,
     inner: tl.tensor,
     stride: tl.tensor,
     activation: tl.constexpr,
+    gated: tl.constexpr,
     block: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
@@ -62,10 +68,13 @@ def _gated_kernel(
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    gate = tl.load(gate_up + token * stride + column, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + token * stride + inner + column, mask=mask, other=0.0).to(tl.float32)
-    product = activate(gate, activation) * up
-    tl.store(out + token * inner + column, product.to(out.dtype.element_ty), mask=mask)
+    value = tl.load(source + token * stride + column, mask=mask, other=0.0).to(tl.float32)
+    if gated:
+        up = tl.load(source + token * stride + inner + column, mask=mask, other=0.0).to(tl.float32)
+        value = activate(value, activation) * up
+    else:
+        value = activate(value, activation)
+    tl.store(out + token * inner + column, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

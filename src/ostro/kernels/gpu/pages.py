@@ -1,4 +1,6 @@
-"""What attention kernels share: where keys lie in pages, and how scores become exponents. Imports no torch."""
+"""What attention kernels share: where keys lie in pages, in what format they are multiplied, and how scores become
+exponents. Imports no torch.
+"""
 
 import triton
 import triton.language as tl
@@ -23,6 +25,19 @@ def within_page(base, kv_head, head_dim: tl.constexpr, page_size: tl.constexpr, 
     inner = tl.arange(0, block)
     slot = base % page_size + inner if page_size % block == 0 else (base + inner) % page_size
     return (kv_head * page_size + slot) * head_dim
+
+
+@triton.jit
+def operand(query, keys):
+    """The query in the format in which it is multiplied with keys from the cache, and weights with values.
+
+    8-bit floats widen to float16 in one instruction for two of them, and to bfloat16 in three.
+    """
+    if keys.dtype.element_ty.is_fp8() and query.dtype == tl.bfloat16:
+        # Beyond this, float16 is infinite. No model comes near it.
+        wide = tl.clamp(query.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+        query = wide.to(tl.float16)
+    return query
 
 
 @triton.jit

@@ -8,7 +8,8 @@ that share the KV head, so keys are read once for all of them:
 
     keys   |- masked: the window begins -|- seen by all queries of the tile -|- masked: the diagonal -|
 
-Runs eagerly, so its grid may depend on the batch. Knows tiles, pages and heads; knows no sequences and no models.
+Reads its tiles from device memory, and a tile may have no tokens: in a graph, the grid covers as many as there may be.
+Knows tiles, pages and heads; knows no sequences and no models.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ostro.kernels.gpu.pages import page_of, scaled, within_page
+from ostro.kernels.gpu.pages import operand, page_of, scaled, within_page
 from ostro.models.architecture import AttentionSpec
 
 _LOWEST = tl.constexpr(-1.0e30)
@@ -94,7 +95,7 @@ def prefill_attention(
 
     q and out are [tokens, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim], tiles int32
     [tiles, 4] from `prefill_tiles` with at most `tokens_in_tile` tokens each, for the same tuning:
-    `tuning_for` the dtype by default.
+    `tuning_for` the dtype by default. Tiles of zeros have no tokens.
     """
     tuning = tuning or tuning_for(q.dtype)
     _, kv_heads, page_size, head_dim = keys.shape
@@ -197,7 +198,7 @@ def _prefill_kernel(
     held = (position < end)[:, None] & (dim < head_dim)[None, :]
     at = (token + index // group).to(tl.int64)
     query_at = q + at[:, None] * q_token_stride + head[:, None] * q_head_stride + dim[None, :]
-    query = tl.load(query_at, mask=held, other=0.0)
+    query = operand(tl.load(query_at, mask=held, other=0.0), keys)
 
     peak = tl.full([rows], _LOWEST, tl.float32)
     weight = tl.zeros([rows], tl.float32)
@@ -235,11 +236,11 @@ def _prefill_kernel(
         mean = mean * fade[:, None]
         chance = tl.exp2(score * factor - new_peak[:, None])
         weight = weight * fade + tl.sum(chance, axis=1)
-        mean = tl.dot(chance.to(v.dtype), v, mean, input_precision="ieee")
+        mean = tl.dot(chance.to(query.dtype), v.to(query.dtype), mean, input_precision="ieee")
         if blocks_a_step == 2:
             chance2 = tl.exp2(score2 * factor - new_peak[:, None])
             weight += tl.sum(chance2, axis=1)
-            mean = tl.dot(chance2.to(v2.dtype), v2, mean, input_precision="ieee")
+            mean = tl.dot(chance2.to(query.dtype), v2.to(query.dtype), mean, input_precision="ieee")
         peak = new_peak
     mean, weight, peak = _attend_masked(
         query, mean, weight, peak, whole_end, end, end, position, table, keys, values, scale, softcap, window,

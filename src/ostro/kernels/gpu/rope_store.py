@@ -1,15 +1,20 @@
-"""Everything between the QKV projection and attention, in one pass: head norms, rotary embedding, and the KV cache
-write.
+"""Everything between the QKV projection and attention, in one pass: norms of queries and keys, rotary embedding, and
+the KV cache write.
 
     qkv row   | q heads ........ | k heads .. | v heads .. |
                 norm, rotate       norm, rotate     |
                      |                  |           |
                 written back       keys[page, head, offset]  values[page, head, offset]
 
+A norm is over each head, or over the width: over all query heads of a token, and over all its key heads. In the latter
+case every program reads all heads, so queries are not written back but to memory of their own.
+
 Knows the layout of the cache and where each token's slot is; knows no sequences. The cosines and sines of a step are
 computed once, by `rotation_table`, and read by all layers. The plain twins are `rope_store_plain` and
 `rotation_table_plain`.
 """
+
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -19,6 +24,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # The number of tokens assumed for tiling if it must not depend on the actual number.
 _INVARIANT_TOKENS = 256
+# For norms over the width: numbers that a program reads at a time, and its warps at least.
+_WIDTH_BLOCK, _WIDTH_WARPS = 1024, 4
+
+
+class QKNormWeights(NamedTuple):
+    weight: Tensor
+    """[heads + kv_heads, head_dim]: of each number in a token's queries and keys."""
+    eps: float
+    over: Literal["head", "width"] = "head"
 
 
 def rotation_table(
@@ -61,42 +75,49 @@ def rotation_table_plain(positions: Tensor, frequencies: Tensor, attention_facto
 
 def rope_store(
     qkv: Tensor,
-    table: Tensor,
+    table: Tensor | None,
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
     *,
-    norm: tuple[Tensor, float] | None = None,
+    norm: QKNormWeights | None = None,
     rotate_keys_in_place: bool = False,
     invariant: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Rotates q in the qkv buffer, writes k and v to the cache, and returns q as a view [tokens, heads, head_dim].
+    """Norms and rotates queries and keys, writes k and v to the cache, and returns q [tokens, heads, head_dim]: a view
+    of the qkv buffer, unless the norm is over the width.
 
-    qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; table: from `rotation_table`; slots: int64 [tokens], page *
-    page_size + offset, or -1 for padding, which is not stored; keys, values: [pages, kv_heads, page_size, head_dim].
-    `norm` is HeadNorm's weight [heads + kv_heads, head_dim] and its eps. With `rotate_keys_in_place`, keys are also
-    written back to the qkv buffer, for attention that reads them there. With `invariant`, the order of a norm's sum
-    does not depend on the number of tokens.
+    qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; table: from `rotation_table`, None if nothing is rotated; slots:
+    int64 [tokens], page * page_size + offset, or -1 for padding, which is not stored; keys, values: [pages, kv_heads,
+    page_size, head_dim]. With `rotate_keys_in_place`, keys are also written back to the qkv buffer, for attention that
+    reads them there. With `invariant`, the order of a norm's sum does not depend on the number of tokens.
     """
     tokens, (_, kv_heads, page_size, head_dim) = qkv.shape[0], keys.shape
     all_heads = qkv.shape[1] // head_dim
-    half = table.shape[2]
-    weight, eps = (table, 0.0) if norm is None else norm
+    heads = all_heads - 2 * kv_heads
+    half = head_dim // 2 if table is None else table.shape[2]
+    over = "" if norm is None else norm.over
+    q = qkv[:, : heads * head_dim]
     heads_per_program, warps = _tile(_INVARIANT_TOKENS if invariant else tokens, all_heads, head_dim)
+    if over == "width":
+        assert not rotate_keys_in_place
+        q, warps = torch.empty(q.shape, dtype=q.dtype, device=q.device), max(warps, _WIDTH_WARPS)
     assert keys.stride() == values.stride()
     _rope_store_kernel[(tokens, triton.cdiv(all_heads, heads_per_program))](
         qkv,
-        table,
+        q,
+        qkv if table is None else table,
         slots,
         keys,
         values,
-        weight,
-        eps,
+        qkv if norm is None else norm.weight,
+        0.0 if norm is None else norm.eps,
         qkv.stride(0),
+        q.stride(0),
         keys.stride(0),
         keys.stride(1),
-        heads=all_heads - 2 * kv_heads,
+        heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         page_size=page_size,
@@ -104,13 +125,15 @@ def rope_store(
         half_block=triton.next_power_of_2(half),
         rest_block=triton.next_power_of_2(head_dim - 2 * half) if head_dim > 2 * half else 0,
         block=heads_per_program,
-        has_norm=norm is not None,
+        width_block=_WIDTH_BLOCK,
+        norm=over,
+        rotates=table is not None,
         keep_keys=rotate_keys_in_place,
         pdl=pdl,
         num_warps=warps,
         launch_pdl=pdl,
     )
-    return qkv[:, : (all_heads - 2 * kv_heads) * head_dim].unflatten(1, (-1, head_dim))
+    return q.unflatten(1, (-1, head_dim))
 
 
 def _tile(tokens: int, all_heads: int, head_dim: int) -> tuple[int, int]:
@@ -123,25 +146,32 @@ def _tile(tokens: int, all_heads: int, head_dim: int) -> tuple[int, int]:
 
 def rope_store_plain(
     qkv: Tensor,
-    table: Tensor,
+    table: Tensor | None,
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
     *,
-    norm: tuple[Tensor, float] | None = None,
+    norm: QKNormWeights | None = None,
     rotate_keys_in_place: bool = False,
 ) -> Tensor:
+    """The same, but q is a view of the qkv buffer in any case."""
     _, kv_heads, page_size, head_dim = keys.shape
     all_heads = qkv.view(len(qkv), -1, head_dim)
     heads = all_heads.shape[1] - 2 * kv_heads
     qk = all_heads[:, : heads + kv_heads].float()
     if norm is not None:
-        weight, eps = norm
-        qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * weight.float()
-    half = table.shape[2]
-    cos, sin = table[:, None, 0], table[:, None, 1]
-    left, right, rest = qk.split((half, half, head_dim - 2 * half), -1)
-    qk = torch.cat((left * cos - right * sin, right * cos + left * sin, rest), -1).to(qkv.dtype)
+        squares = qk.square().mean(-1, keepdim=True)
+        if norm.over == "width":
+            squares = torch.cat(
+                [part.mean(1, keepdim=True).expand_as(part) for part in squares.tensor_split([heads], 1)], 1
+            )
+        qk = qk * torch.rsqrt(squares + norm.eps) * norm.weight.float()
+    if table is not None:
+        half = table.shape[2]
+        cos, sin = table[:, None, 0], table[:, None, 1]
+        left, right, rest = qk.split((half, half, head_dim - 2 * half), -1)
+        qk = torch.cat((left * cos - right * sin, right * cos + left * sin, rest), -1)
+    qk = qk.to(qkv.dtype)
     all_heads[:, :heads] = qk[:, :heads]
     if rotate_keys_in_place:
         all_heads[:, heads : heads + kv_heads] = qk[:, heads:]
@@ -181,6 +211,7 @@ def _rotation_table_kernel(
 @triton.jit
 def _rope_store_kernel(
     qkv: tl.tensor,
+    q: tl.tensor,
     table: tl.tensor,
     slots: tl.tensor,
     keys: tl.tensor,
@@ -188,6 +219,7 @@ def _rope_store_kernel(
     weight: tl.tensor,
     eps: tl.tensor,
     token_stride: tl.tensor,
+    q_stride: tl.tensor,
     page_stride: tl.tensor,
     kv_head_stride: tl.tensor,
     heads: tl.constexpr,
@@ -198,7 +230,9 @@ def _rope_store_kernel(
     half_block: tl.constexpr,
     rest_block: tl.constexpr,
     block: tl.constexpr,
-    has_norm: tl.constexpr,
+    width_block: tl.constexpr,
+    norm: tl.constexpr,
+    rotates: tl.constexpr,
     keep_keys: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
@@ -208,7 +242,7 @@ def _rope_store_kernel(
     column = tl.arange(0, half_block)[None, :]
     in_half = column < half
     inside = (head < heads + 2 * kv_heads) & in_half
-    if has_norm:
+    if norm != "":
         # Ones for heads that are not normed, so that their values pass through.
         scale = weight + head * head_dim + column
         left_scale = tl.load(scale, mask=turns & in_half, other=1.0).to(tl.float32)
@@ -220,17 +254,18 @@ def _rope_store_kernel(
     source = qkv + token * token_stride + head * head_dim + column
     left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
-    # A pointer per head: every thread loads the angles it needs, in its own layout.
-    angles = tl.broadcast_to(table + token * (2 * half) + column, [block, half_block])
-    cos = tl.where(turns, tl.load(angles, mask=in_half, other=0.0), 1.0)
-    sin = tl.where(turns, tl.load(angles + half, mask=in_half, other=0.0), 0.0)
+    if rotates:
+        # A pointer per head: every thread loads the angles it needs, in its own layout.
+        angles = tl.broadcast_to(table + token * (2 * half) + column, [block, half_block])
+        cos = tl.where(turns, tl.load(angles, mask=in_half, other=0.0), 1.0)
+        sin = tl.where(turns, tl.load(angles + half, mask=in_half, other=0.0), 0.0)
     slot = tl.load(slots + token)
     # KV heads of one page; those of queries and padding are out of range and masked.
     page = slot // page_size
     cache_row = page * page_stride + (slot % page_size) * head_dim
     key_offset = cache_row + (head - heads) * kv_head_stride
     value_offset = cache_row + (head - heads - kv_heads) * kv_head_stride
-    to_qkv = head < (heads + kv_heads if keep_keys else heads)
+    to_q = head < (heads + kv_heads if keep_keys else heads)
     to_keys = (slot >= 0) & (head >= heads) & turns
     to_values = (slot >= 0) & (head >= heads + kv_heads) & (head < heads + 2 * kv_heads)
 
@@ -240,27 +275,106 @@ def _rope_store_kernel(
         rest_at = 2 * half + rest_column
         rest_source = qkv + token * token_stride + head * head_dim + rest_at
         rest = tl.load(rest_source, mask=(head < heads + 2 * kv_heads) & in_rest, other=0.0).to(tl.float32)
-    if has_norm:
-        squares = tl.sum(left * left + right * right, 1)
-        if rest_block > 0:
-            squares += tl.sum(rest * rest, 1)
-        factor = tl.where(turns, tl.rsqrt(squares / head_dim + eps)[:, None], 1.0)
+    if norm != "":
+        if norm == "width":
+            row = qkv + token * token_stride
+            of_q, of_k = _mean_squares(row, heads * head_dim, kv_heads * head_dim, width_block)
+            mean = tl.where(head < heads, of_q, of_k)
+        else:
+            squares = tl.sum(left * left + right * right, 1)
+            if rest_block > 0:
+                squares += tl.sum(rest * rest, 1)
+            mean = (squares / head_dim)[:, None]
+        factor = tl.where(turns, tl.rsqrt(mean + eps), 1.0)
         left = left * factor * left_scale
         right = right * factor * right_scale
         if rest_block > 0:
             rest_scale = tl.load(weight + head * head_dim + rest_at, mask=turns & in_rest, other=1.0)
             rest = rest * factor * rest_scale.to(tl.float32)
-    turned_left = (left * cos - right * sin).to(qkv.dtype.element_ty)
-    turned_right = (right * cos + left * sin).to(qkv.dtype.element_ty)
+    turned_left, turned_right = left, right
+    if rotates:
+        turned_left = left * cos - right * sin
+        turned_right = right * cos + left * sin
+    turned_left = turned_left.to(qkv.dtype.element_ty)
+    turned_right = turned_right.to(qkv.dtype.element_ty)
 
-    _store(qkv + token * token_stride + head * head_dim + column, turned_left, turned_right, to_qkv & in_half, half)
+    target = qkv + token * token_stride + head * head_dim
+    if norm == "width":
+        target = q + token * q_stride + head * head_dim
+    if rotates or norm != "":
+        _store(target + column, turned_left, turned_right, to_q & in_half, half)
     _store(keys + key_offset + column, turned_left, turned_right, to_keys & in_half, half)
     _store(values + value_offset + column, turned_left, turned_right, to_values & in_half, half)
     if rest_block > 0:
         rest = rest.to(qkv.dtype.element_ty)
-        tl.store(rest_source, rest, mask=to_qkv & in_rest)
+        if rotates or norm != "":
+            tl.store(target + rest_at, rest, mask=to_q & in_rest)
         tl.store(keys + key_offset + rest_at, rest.to(keys.dtype.element_ty), mask=to_keys & in_rest)
         tl.store(values + value_offset + rest_at, rest.to(values.dtype.element_ty), mask=to_values & in_rest)
+
+
+@triton.jit
+def turned(
+    qkv_row: tl.tensor,
+    head: tl.tensor,
+    there: tl.tensor,
+    angles: tl.tensor,
+    weight: tl.tensor,
+    eps: tl.tensor,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    half: tl.constexpr,
+) -> tl.tensor:
+    """Some heads of a token, normed and rotated, for a kernel that needs each as one vector: [heads, padded_dim], zeros
+    unless a head is `there`.
+
+    `angles` are those of the token, None if nothing is rotated; `weight` is None if nothing is normed.
+    """
+    dim = tl.arange(0, padded_dim)[None, :]
+    there = there[:, None]
+    inside = there & (dim < head_dim)
+    at = head[:, None] * head_dim + dim
+    x = tl.load(qkv_row + at, mask=inside, other=0.0).to(tl.float32)
+    if angles is not None:
+        # What each number is rotated with lies in the other half.
+        in_left = dim < half
+        in_right = (dim >= half) & (dim < 2 * half)
+        other = _across(qkv_row + at, there & in_left, there & in_right, half)
+        # A pointer per head: every thread loads the angles it needs, in its own layout.
+        angle = tl.broadcast_to(angles + dim, at.shape)
+        cos = tl.load(angle, mask=in_left, other=0.0) + tl.load(angle - half, mask=in_right, other=0.0)
+        cos = tl.where(dim < 2 * half, cos, 1.0)
+        sin = tl.load(angle, mask=in_right, other=0.0) - tl.load(angle + half, mask=in_left, other=0.0)
+    if weight is not None:
+        factor = tl.rsqrt(tl.sum(x * x, 1) / head_dim + eps)[:, None]
+        if angles is not None:
+            other = other * factor * _across(weight + at, there & in_left, there & in_right, half)
+        x = x * factor * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if angles is not None:
+        x = x * cos + other * sin
+    return x.to(qkv_row.dtype.element_ty)
+
+
+@triton.jit
+def _across(at: tl.tensor, in_left: tl.tensor, in_right: tl.tensor, half: tl.constexpr) -> tl.tensor:
+    """What lies in the other half. Two masked loads, as the pointers of one would not be known to be contiguous."""
+    right = tl.load(at + half, mask=in_left, other=0.0).to(tl.float32)
+    return right + tl.load(at - half, mask=in_right, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _mean_squares(
+    row: tl.tensor, q_width: tl.constexpr, k_width: tl.constexpr, block: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Of all queries and of all keys in a qkv row."""
+    of_q = tl.zeros([block], tl.float32)
+    of_k = tl.zeros([block], tl.float32)
+    for start in range(0, q_width + k_width, block):
+        at = start + tl.arange(0, block)
+        value = tl.load(row + at, mask=at < q_width + k_width, other=0.0).to(tl.float32)
+        of_q += tl.where(at < q_width, value * value, 0.0)
+        of_k += tl.where(at >= q_width, value * value, 0.0)
+    return tl.sum(of_q) / q_width, tl.sum(of_k) / k_width
 
 
 @triton.jit

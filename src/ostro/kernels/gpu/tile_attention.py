@@ -6,7 +6,7 @@ The kernel of `invariant_attention`, and of the JAX runner on GPUs. Imports no t
 import triton
 import triton.language as tl
 
-from ostro.kernels.gpu.pages import page_of, scaled, within_page
+from ostro.kernels.gpu.pages import operand, page_of, scaled, within_page
 
 _LOWEST = tl.constexpr(-1.0e30)
 
@@ -53,7 +53,7 @@ def attend_tile(
     held = (position < end)[:, None] & (dim < head_dim)[None, :]
     at = (token + index // group).to(tl.int64)
     query_at = q + at[:, None] * q_token_stride + head[:, None] * q_head_stride + dim[None, :]
-    query = tl.load(query_at, mask=held, other=0.0)
+    query = operand(tl.load(query_at, mask=held, other=0.0), keys)
 
     peak = tl.full([rows], _LOWEST, tl.float32)
     weight = tl.zeros([rows], tl.float32)

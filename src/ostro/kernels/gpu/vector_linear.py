@@ -1,16 +1,20 @@
 """GEMV at memory speed, for one row or very few, with fused prologue and epilogue.
 
-    x ──(norm)──> · weightᵀ ──(+ bias)──┬──────────────────> out
-                                        ├─(+ residual)─────> residual, in place
-                                        └─ act(gate) * up ─> out, where the weight holds gate above up
+    x ──(norm)──> · weightᵀ ──(+ bias)──┬───────────────────────────> out
+                                        ├─(· multiplier + residual)─> residual, in place
+                                        ├─ act ─────────────────────> out
+                                        └─ act(gate) * up ──────────> out, where the weight holds gate above up
 
 Multiplies and adds in float32, and keeps a program's weights in registers. The norm's factor is the same for the whole
 row, so the result is scaled by it at the end instead of waiting for it at the start.
 
+What is added to x before its norm (`Joined`) is normed and added by every program for itself; the first one writes the
+sum.
+
 For programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,29 +23,18 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.tilings import VectorTiling
 
 
-@dataclass(frozen=True, slots=True)
-class VectorTiling:
-    """How a matmul is split into programs. Powers of two."""
+class Joined(NamedTuple):
+    """A row that is added to x, the residual stream, before the norm: itself normed by an RMS norm, and multiplied."""
 
-    outs: int
-    """Outputs per program; with gate and up, of each."""
-    ins: int
-    """Inputs read at a time."""
-    warps: int
-
-
-def default_tiling(out_features: int, in_features: int, *, gated: bool) -> VectorTiling:
-    """For one row, for shapes without a measured tiling. `out_features` counts the weight's rows, both gate and up."""
-    width = triton.next_power_of_2(in_features)
-    if in_features <= 3072:  # A row of weights fits into a warp's registers.
-        warps = 4 if out_features >= 4096 else 2
-        return VectorTiling(outs=warps, ins=min(width, 256), warps=warps)
-    # About 16 KB of weights per program: a few programs per multiprocessor keep enough loads in flight.
-    outs = max(1, 8192 // width) // (2 if gated and width < 8192 else 1)
-    warps = 8 if in_features > 8192 else 4
-    return VectorTiling(outs=outs, ins=min(width, 256 * warps), warps=warps)
+    delta: Tensor
+    weight: Tensor
+    eps: float
+    multiplier: float
+    out: Tensor
+    """The sum; not x itself, which other programs still read."""
 
 
 def vector_linear(
@@ -52,51 +45,73 @@ def vector_linear(
     tiling: VectorTiling,
     *,
     norm: tuple[Tensor, float] | None = None,
+    joined: Joined | None = None,
     adds: bool = False,
     activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
     pdl: bool = False,
 ) -> None:
-    """Writes out [rows, outs], or adds to it."""
+    """Writes out [rows, outs], or adds to it. Only a single row can be `joined`."""
     rows, in_features = x.shape
-    outs = weight.shape[0] // (2 if activation else 1)
+    assert joined is None or rows == 1
+    outs = weight.shape[0] // (2 if gated else 1)
     norm_weight, eps = (x, 0.0) if norm is None else norm
-    if x.dtype == weight.dtype == norm_weight.dtype == torch.bfloat16 and in_features % 2 == x.stride(0) % 2 == 0:
+    delta, delta_weight, delta_eps, delta_multiplier, stream = joined or Joined(x, x, 0.0, 1.0, x)
+    if x.dtype == weight.dtype == torch.bfloat16 and in_features % 2 == x.stride(0) % 2 == 0:
         # Pairs stay packed in registers until they are multiplied: unpacking would have to wait for the loads, and
         # would come before the wait for the previous kernel.
-        x, weight, norm_weight = x.view(torch.int32), weight.view(torch.int32), norm_weight.view(torch.int32)
+        x, weight, norm_weight = _pairs(x), _pairs(weight), _pairs(norm_weight)
+        delta, delta_weight, stream = _pairs(delta), _pairs(delta_weight), _pairs(stream)
     in_words = x.shape[1]
     block_words = max(1, tiling.ins * in_words // in_features)
     chunks = triton.cdiv(in_words, block_words)
     # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
-    bytes_a_chunk = tiling.outs * block_words * weight.element_size() * (2 if activation else 1)
+    bytes_a_chunk = tiling.outs * block_words * weight.element_size() * (2 if gated else 1)
     held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
         x,
         weight,
         weight if bias is None else bias,
         norm_weight,
+        delta,
+        delta_weight,
+        stream,
         out,
         eps,
+        delta_eps,
         outs,
         x.stride(0),
         out.stride(0),
-        in_words=in_words,
-        in_features=in_features,
+        in_words,
+        in_features,
+        paired=in_words != in_features,
         rows=rows,
         block_out=tiling.outs,
         block_words=block_words,
         held=held,
+        loops=held < chunks,
         warp_a_row=tiling.outs >= tiling.warps and block_words * weight.element_size() <= 512,
         even_out=outs % tiling.outs == 0,
+        even_in=in_words % block_words == 0,
         has_norm=norm is not None,
+        has_delta=joined is not None,
+        delta_multiplier=delta_multiplier,
         has_bias=bias is not None,
         adds=adds,
         activation=activation or "",
+        gated=gated,
+        multiplier=multiplier,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,
         launch_pdl=pdl,
     )
+
+
+def _pairs(row: Tensor) -> Tensor:
+    """Two values per word."""
+    return row.view(torch.int32 if row.dtype == torch.bfloat16 else torch.int64)
 
 
 @triton.jit
@@ -105,29 +120,38 @@ def _vector_kernel(
     weight: tl.tensor,
     bias: tl.tensor,
     norm_weight: tl.tensor,
+    delta: tl.tensor,
+    delta_weight: tl.tensor,
+    stream: tl.tensor,
     out: tl.tensor,
     eps: tl.tensor,
+    delta_eps: tl.tensor,
     outs: tl.tensor,
     x_stride: tl.tensor,
     out_stride: tl.tensor,
-    in_words: tl.constexpr,
-    in_features: tl.constexpr,
+    in_words: tl.tensor,
+    in_features: tl.tensor,
+    paired: tl.constexpr,
     rows: tl.constexpr,
     block_out: tl.constexpr,
     block_words: tl.constexpr,
     held: tl.constexpr,
+    loops: tl.constexpr,
     warp_a_row: tl.constexpr,
     even_out: tl.constexpr,
+    even_in: tl.constexpr,
     has_norm: tl.constexpr,
+    has_delta: tl.constexpr,
+    delta_multiplier: tl.constexpr,
     has_bias: tl.constexpr,
     adds: tl.constexpr,
     activation: tl.constexpr,
+    gated: tl.constexpr,
+    multiplier: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
     if pdl:
         gdc_launch_dependents()
-    paired: tl.constexpr = in_words != in_features
-    even_in: tl.constexpr = in_words % block_words == 0
     n = tl.program_id(0) * block_out + tl.arange(0, block_out)
     k = tl.arange(0, block_words)
     inside = n < outs
@@ -141,12 +165,29 @@ def _vector_kernel(
     scale_held = ()  # type: tuple[tl.tensor, ...]
     for chunk in tl.static_range(held):
         main_held += (_weights(main_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
-        if activation != "":
+        if gated:
             up_held += (_weights(up_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
         if has_norm:
             scale_held += (_inputs(norm_weight, k, chunk * block_words, in_words, copies, even_in),)
     if pdl:
         gdc_wait()
+
+    if has_delta:
+        # All inputs are on their way before the sum of squares needs the first.
+        delta_held = ()  # type: tuple[tl.tensor, ...]
+        source_held = ()  # type: tuple[tl.tensor, ...]
+        for chunk in tl.static_range(held):
+            delta_held += (_inputs(delta, k, chunk * block_words, in_words, copies, even_in),)
+            source_held += (_inputs(x, k, chunk * block_words, in_words, copies, even_in),)
+        delta_squares = tl.zeros([copies, block_words], tl.float32)
+        for chunk in tl.static_range(held):
+            even, odd = _numbers(delta_held[chunk], paired)
+            delta_squares = _add_products(delta_squares, even, odd, even, odd, paired)
+        if loops:
+            for start in range(held * block_words, in_words, block_words):
+                even, odd = _numbers(_inputs(delta, k, start, in_words, copies, even_in), paired)
+                delta_squares = _add_products(delta_squares, even, odd, even, odd, paired)
+        delta_factor = tl.rsqrt(tl.sum(delta_squares, 1) / in_features + delta_eps)[:, None] * delta_multiplier
 
     # Nothing is stored before the last load, so that no row's loads wait for the previous row's store.
     befores = ()  # type: tuple[tl.tensor, ...]
@@ -160,7 +201,13 @@ def _vector_kernel(
         up = tl.zeros([block_out, block_words], tl.float32)
         squares = tl.zeros([copies, block_words], tl.float32)
         for chunk in tl.static_range(held):
-            even, odd = _numbers(_inputs(source, k, chunk * block_words, in_words, copies, even_in), paired)
+            if has_delta:
+                scales = _inputs(delta_weight, k, chunk * block_words, in_words, copies, even_in)
+                words = _joined(source_held[chunk], delta_held[chunk], scales, delta_factor, paired)
+                _write(stream, words, k, chunk * block_words, in_words, copies)
+            else:
+                words = _inputs(source, k, chunk * block_words, in_words, copies, even_in)
+            even, odd = _numbers(words, paired)
             if has_norm:
                 squares = _add_products(squares, even, odd, even, odd, paired)
                 even_scale, odd_scale = _numbers(scale_held[chunk], paired)
@@ -168,27 +215,34 @@ def _vector_kernel(
                 odd *= odd_scale
             even_weight, odd_weight = _numbers(main_held[chunk], paired)
             main = _add_products(main, even_weight, odd_weight, even, odd, paired)
-            if activation != "":
+            if gated:
                 even_weight, odd_weight = _numbers(up_held[chunk], paired)
                 up = _add_products(up, even_weight, odd_weight, even, odd, paired)
-        for start in range(held * block_words, in_words, block_words):
-            even, odd = _numbers(_inputs(source, k, start, in_words, copies, even_in), paired)
-            if has_norm:
-                squares = _add_products(squares, even, odd, even, odd, paired)
-                scales = _inputs(norm_weight, k, start, in_words, copies, even_in)
-                even_scale, odd_scale = _numbers(scales, paired)
-                even *= even_scale
-                odd *= odd_scale
-            weights = _weights(main_at, inside, k, start, in_words, even_out, even_in)
-            even_weight, odd_weight = _numbers(weights, paired)
-            main = _add_products(main, even_weight, odd_weight, even, odd, paired)
-            if activation != "":
-                weights = _weights(up_at, inside, k, start, in_words, even_out, even_in)
+        if loops:
+            for start in range(held * block_words, in_words, block_words):
+                words = _inputs(source, k, start, in_words, copies, even_in)
+                if has_delta:
+                    scales = _inputs(delta_weight, k, start, in_words, copies, even_in)
+                    added = _inputs(delta, k, start, in_words, copies, even_in)
+                    words = _joined(words, added, scales, delta_factor, paired)
+                    _write(stream, words, k, start, in_words, copies)
+                even, odd = _numbers(words, paired)
+                if has_norm:
+                    squares = _add_products(squares, even, odd, even, odd, paired)
+                    scales = _inputs(norm_weight, k, start, in_words, copies, even_in)
+                    even_scale, odd_scale = _numbers(scales, paired)
+                    even *= even_scale
+                    odd *= odd_scale
+                weights = _weights(main_at, inside, k, start, in_words, even_out, even_in)
                 even_weight, odd_weight = _numbers(weights, paired)
-                up = _add_products(up, even_weight, odd_weight, even, odd, paired)
+                main = _add_products(main, even_weight, odd_weight, even, odd, paired)
+                if gated:
+                    weights = _weights(up_at, inside, k, start, in_words, even_out, even_in)
+                    even_weight, odd_weight = _numbers(weights, paired)
+                    up = _add_products(up, even_weight, odd_weight, even, odd, paired)
         y = tl.sum(main, 1)
         y_up = y
-        if activation != "":
+        if gated:
             y_up = tl.sum(up, 1)
         if has_norm:
             factor = tl.rsqrt(tl.sum(squares, 1) / in_features + eps)
@@ -199,16 +253,52 @@ def _vector_kernel(
     for row in tl.static_range(rows):
         target = out + row * out_stride
         y, y_up, before = sums[row], up_sums[row], befores[row]
-        finish(y, y_up, before, bias, bias, target, n, inside, outs, False, has_bias, adds, activation)
+        finish(
+            y, y_up, before, bias, bias, target, n, inside, outs, False, has_bias, adds, activation, gated, multiplier
+        )
+
+
+@triton.jit
+def _joined(
+    words: tl.tensor, delta: tl.tensor, scales: tl.tensor, factor: tl.tensor, paired: tl.constexpr
+) -> tl.tensor:
+    """The sum, as it is stored."""
+    even, odd = _numbers(words, paired)
+    even_delta, odd_delta = _numbers(delta, paired)
+    even_scale, odd_scale = _numbers(scales, paired)
+    even += even_delta * factor * even_scale
+    odd += odd_delta * factor * odd_scale
+    if paired:
+        low = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        total = low | (odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    else:
+        total = even.to(words.dtype)
+    return total
+
+
+@triton.jit
+def _write(
+    at: tl.tensor, words: tl.tensor, k: tl.tensor, start: tl.tensor, in_features: tl.tensor, copies: tl.constexpr
+) -> None:
+    """The first program writes its first copy."""
+    at = tl.broadcast_to((at + start + k)[None, :], [copies, k.shape[0]])
+    first = (tl.arange(0, copies) == 0) & (tl.program_id(0) == 0)
+    tl.store(at, words, mask=first[:, None] & (start + k < in_features)[None, :])
 
 
 @triton.jit
 def _numbers(words: tl.tensor, paired: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Each word as float32; for a pair of bfloat16 values, which are upper halves of float32, both."""
-    if paired:
-        return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
-    wide = words.to(tl.float32)
-    return wide, wide
+    """Each word as float32; of a pair both. bfloat16 values are upper halves of float32."""
+    if not paired:
+        even = words.to(tl.float32)
+        odd = even
+    elif words.dtype == tl.int64:
+        even = words.to(tl.int32).to(tl.float32, bitcast=True)
+        odd = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        even = (words << 16).to(tl.float32, bitcast=True)
+        odd = (words & -65536).to(tl.float32, bitcast=True)
+    return even, odd
 
 
 @triton.jit
@@ -227,7 +317,7 @@ def _weights(
     inside: tl.tensor,
     k: tl.tensor,
     start: tl.tensor,
-    in_features: tl.constexpr,
+    in_features: tl.tensor,
     even_out: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tl.tensor:
@@ -243,7 +333,7 @@ def _inputs(
     at: tl.tensor,
     k: tl.tensor,
     start: tl.tensor,
-    in_features: tl.constexpr,
+    in_features: tl.tensor,
     copies: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tl.tensor:

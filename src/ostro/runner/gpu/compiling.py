@@ -5,69 +5,100 @@ Each is launched once on scratch tensors of its later shapes; Triton caches the 
 here are compiled on first use.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode
-from ostro.kernels.gpu.dot_linear import arrival_counters
-from ostro.kernels.gpu.mlp import gated
-from ostro.kernels.gpu.norm import add_rms_norm
+from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode, raw_decode_attention
+from ostro.kernels.gpu.dot_linear import RowNorm, arrival_counters, empty_squares, holds_squares
+from ostro.kernels.gpu.logits import finished_logits
+from ostro.kernels.gpu.mlp import activated
+from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.prefill_attention import prefill_attention
-from ostro.kernels.gpu.rope_store import rope_store, rotation_table
+from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS
+from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
-from ostro.runner.gpu.layers import FusedLayer
-from ostro.runner.gpu.projections import small_product
+from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Tiling, VectorTiling, binary_of
+from ostro.kernels.gpu.vector_linear import Joined
+from ostro.runner.gpu.choices import Choices
+from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, norm_weights
+from ostro.runner.gpu.projections import own_tiling, product_of, small_product
+from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.layers import HeadNorm, Linear
+from ostro.torch_models.layers import Linear, Matrix
+from ostro.torch_models.rope import Rotary
 
 _THREADS = 16
 # Kernels are tiled differently for a single token, a batch of them, and prompts.
 _TOKENS = (1, 256, 2048, 4096)
 # Each of these numbers of rows has its own small-batch matmul kernel.
-_ROWS = (1, 2, 4, 16, 32, 64, 128)
+_ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
 # The sampler likewise has one kernel for few rows and one for many.
 _SAMPLED = (1, 32)
 
-Jobs = Iterator[Callable[[], object]]
+Job: TypeAlias = Callable[[], object]
+Jobs: TypeAlias = Iterator[Job]
 
 
-def compile_kernels(
-    model: Decoder,
-    layer: FusedLayer,
-    scratch: DecodeScratch,
-    *,
-    overlaps: bool,
-    attends_ahead: bool,
-    few: int,
-) -> None:
-    """For a model whose layers are like `layer`, using our own matmuls for up to `few` rows."""
-    like = layer.attention_norm.weight
-    # The slowest to compile first.
-    jobs = [
-        *_attention(model, layer, scratch, like, attends_ahead),
-        *_sampler(model, like),
-        *_products(model, layer, like, overlaps, few),
-        *_between(model, layer, scratch, like, overlaps),
-    ]
-    # The scratch is written on this stream and read on others.
-    torch.cuda.synchronize()
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for done in [threads.submit(_on_a_stream, job) for job in jobs]:
-            done.result()
-    torch.cuda.synchronize()
-    # Running concurrently, as they never do later, kernels may have left arrival counters in a wrong state.
-    with torch.inference_mode():
-        arrival_counters(like.device).zero_()
-        scratch.arrived.zero_()
+class Compiler:
+    """For layers whose matrices have the same shapes."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        layers: Sequence[LayerPlan],
+        scratch: DecodeScratch,
+        *,
+        overlaps: bool,
+        attends_ahead: bool,
+        rotates_in_attention: bool = False,
+    ) -> None:
+        self._model, self._layers, self._scratch = model, layers, scratch
+        self._overlaps, self._attends_ahead = overlaps, attends_ahead
+        self._rotates_in_attention = rotates_in_attention
+        # A row of the stream.
+        self._like = model.backbone.embed_tokens.weight[0]
+
+    def compile(self, choices: Choices, trials: Iterable[Job] = ()) -> None:
+        """All kernels that steps need with these choices, and what `trials` run."""
+        model, layers, scratch, like = self._model, self._layers, self._scratch, self._like
+        raw = [layer.attention for layer in layers if self._rotates_in_attention and layer.attention.is_by_head]
+        # The slowest to compile first.
+        self._run(
+            [
+                *_attention(model, layers, scratch, like, self._attends_ahead),
+                *_raw_attention(model, raw, scratch, like, pdl=self._overlaps, leads=self._attends_ahead),
+                *_sampler(model, like),
+                *_products(model, layers[0], like, self._overlaps, choices),
+                *trials,
+                *_between(model, layers, scratch, like, self._overlaps),
+            ]
+        )
+
+    def compile_products(self, choices: Choices) -> None:
+        """What other choices need in addition."""
+        self._run([*_products(self._model, self._layers[0], self._like, self._overlaps, choices)])
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        # The scratch is written on this stream and read on others.
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for done in [threads.submit(_on_a_stream, job) for job in jobs]:
+                done.result()
+        torch.cuda.synchronize()
+        # Running concurrently, as they never do later, kernels may have left arrival counters in a wrong state.
+        with torch.inference_mode():
+            arrival_counters(self._like.device).zero_()
+            self._scratch.arrived.zero_()
 
 
-def _on_a_stream(job: Callable[[], object]) -> None:
+def _on_a_stream(job: Job) -> None:
     stream = torch.cuda.Stream()
     # Any CUDA call initialises the device context in a new thread. A kernel launch would too, but tensor descriptors
     # are created before it.
@@ -76,67 +107,208 @@ def _on_a_stream(job: Callable[[], object]) -> None:
         job()
 
 
-def _attention(model: Decoder, layer: FusedLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
-    shape, spec = model.shape, layer.attention.spec
+def _attention(model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
+    shape = model.shape
     # The maximum number of rows for any of the concurrent plans below.
     rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
     keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, dim)
+    groups, least = _integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
     tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec)
-    yield partial(decode_attention, q, keys, values, tables, scratch, out, spec, pdl=pdl)
-    rows = 1
-    while rows <= scratch.max_rows:
-        yield partial(plan_decode, _integers(like, rows), scratch, spec.window)
-        rows *= 2
+    specs = [layer.attention.spec for layer in layers]
+    for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
+        yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec)
+        decode = partial(decode_attention, q, keys, values, tables, scratch, out, spec, pdl=pdl)
+        yield decode
+        if spec.window is None and scratch.prefix is not None:
+            yield partial(decode, groups=groups)
+    for window in {spec.window is None: spec.window for spec in specs}.values():
+        rows = 1
+        while rows <= scratch.max_rows:
+            yield partial(plan_decode, _integers(like, rows), scratch, window)
+            if window is None and scratch.prefix is not None and rows >= least:
+                yield partial(plan_decode, _integers(like, rows), scratch, groups=groups)
+            rows *= 2
     yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
+
+
+def _raw_attention(
+    model: Decoder,
+    layers: Sequence[AttentionPlan],
+    scratch: DecodeScratch,
+    like: Tensor,
+    *,
+    pdl: bool,
+    leads: bool,
+) -> Jobs:
+    # As many rows as any of the concurrent plans has.
+    shape, rows = model.shape, scratch.max_rows
+    keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, shape.head_dim)
+    tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
+    qkv = like.new_zeros(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+    slots = torch.full((rows,), -1, dtype=torch.int64, device=like.device)
+    done = set()
+    for attention in layers:
+        spec, norm, half = attention.spec, attention.norm, _half(model, attention)
+        kind = (spec.window is None, spec.softcap is None, half, norm is None)
+        if kind in done:
+            continue
+        done.add(kind)
+        table = None if half is None else like.new_zeros(rows, 2, half, dtype=torch.float32)
+        out = like.new_zeros(rows, shape.num_heads, shape.head_dim)
+        attend = partial(raw_decode_attention, norm=norm, pdl=pdl, leads=leads)
+        yield partial(attend, qkv, table, slots, keys, values, tables, scratch, out, spec)
+        # A single row has a kernel of its own.
+        alone = partial(attend, qkv[:1], table, slots, keys, values, tables, scratch, out[:1], spec)
+        yield partial(alone, lens=_integers(like, 1))
+
+
+def _half(model: Decoder, attention: AttentionPlan) -> int | None:
+    """How many numbers of a head are rotated with as many others."""
+    if attention.rope is None:
+        return None
+    rope = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)][attention.rope]
+    return len(rope.frequencies) // 2
 
 
 def _sampler(model: Decoder, like: Tensor) -> Jobs:
     tables = SamplerTables(1, model.shape.vocab_size, like.device)
+    # As `finished_logits` returns them.
+    dtype = like.dtype if model.logit_softcap is None else torch.float32
     for rows in _SAMPLED:
-        logits, nobody = like.new_zeros(rows, model.shape.vocab_size), _integers(like, rows) - 1
+        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), _integers(like, rows) - 1
         errors = torch.zeros(rows, dtype=torch.int8, device=like.device)
         for truncated in (True, False):
             sample = partial(sample_tokens, logits, nobody, tables, _integers(like, rows), errors)
             yield partial(sample, truncated=truncated, penalties=False)
 
 
-def _products(model: Decoder, layer: FusedLayer, like: Tensor, pdl: bool, few: int) -> Jobs:
-    attention, mlp, norm = layer.attention, layer.mlp, layer.attention_norm
-    for rows in (most for most in _ROWS if most <= few):
-        folded = (norm.weight, norm.eps) if rows == 1 else None
-        x = like.new_zeros(rows, len(like))
-        attended, inner = (like.new_zeros(rows, each.weight.shape[1]) for each in (attention.o_proj, mlp.down_proj))
-        yield partial(small_product, attention.qkv_proj, x, norm=folded, pdl=pdl)
-        yield partial(small_product, attention.o_proj, attended, residual=_residual(attention.o_proj, x), pdl=pdl)
-        yield partial(small_product, mlp.gate_up_proj, x, norm=folded, activation=layer.activation, pdl=pdl)
-        yield partial(small_product, mlp.down_proj, inner, residual=_residual(mlp.down_proj, x), pdl=pdl)
-        if model.lm_head is not None:
-            yield partial(small_linear, x, model.lm_head.weight, pdl=pdl)
+def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices) -> Jobs:
+    """Each kernel of our own products once."""
+    done: set[tuple[object, ...]] = set()
+
+    def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False, parts: int = 0) -> Tiling | None:
+        """None as well if another product, or a smaller number of rows, has compiled it. `folds` if a norm is part of
+        it, perhaps from the squares of so many `parts`.
+        """
+        tiling = own_tiling(matrix, rows, epilogue, choices)
+        if tiling is None:
+            return None
+        bias = isinstance(matrix, Linear) and matrix.bias is not None
+        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), bias, folds, parts)
+        if key in done:
+            return None
+        done.add(key)
+        return tiling
+
+    def left(x: Tensor, matrix: Matrix, epilogue: Epilogue) -> Tensor | None:
+        """The squares that a product leaves when it is added to x."""
+        tiling = own_tiling(matrix, len(x), epilogue, choices) if layer.folded_norms else None
+        return empty_squares(x, tiling) if isinstance(tiling, DotTiling) else None
+
+    def normed(x: Tensor, matrix: Linear, epilogue: Epilogue, norm: NormWeights | None, squares: Tensor | None) -> Jobs:
+        """With folded norms, for several rows."""
+        assert norm is not None
+        parts = 0 if squares is None else len(squares)
+        tiling = chosen(matrix, epilogue, len(x), folds=True, parts=parts)
+        activation, gated = (None, False) if epilogue == "plain" else (layer.mlp.activation, layer.mlp.gated)
+        job = partial(small_product, matrix, x, activation=activation, gated=gated, tiling=tiling, pdl=pdl)
+        if isinstance(tiling, VectorTiling):
+            yield partial(job, norm=(norm.weight, norm.eps))
+        elif isinstance(tiling, DotTiling) and squares is not None and holds_squares(squares, tiling):
+            yield partial(job, row_norm=RowNorm(squares, norm.eps))
+
+    (qkv, plain), (output, added), (up, inner), (down, added_down) = layer.products
+    for rows in _ROWS:
+        x, folds = like.new_zeros(rows, len(like)), rows == 1 and layer.folds
+        if (tiling := chosen(qkv, plain, rows, folds=folds)) is not None:
+            first = partial(small_product, qkv, x, norm=_folded(layer.attention_norm, folds), tiling=tiling, pdl=pdl)
+            yield first
+            if folds and layer.mlp_post_norm is not None:
+                # All layers but the first.
+                yield partial(first, joined=_join(x, layer.mlp_post_norm, layer))
+        if (tiling := chosen(up, inner, rows, folds=folds)) is not None:
+            yield partial(
+                small_product,
+                up,
+                x,
+                norm=_folded(layer.mlp_norm, folds),
+                joined=_join(x, layer.attention_post_norm, layer) if folds else None,
+                activation=layer.mlp.activation,
+                gated=layer.mlp.gated,
+                tiling=tiling,
+                pdl=pdl,
+            )
+        if layer.folded_norms and rows > 1:
+            yield from normed(x, qkv, plain, layer.attention_norm, left(x, down, added_down))
+            yield from normed(x, up, inner, layer.mlp_norm, left(x, output, added))
+        for each, epilogue in ((output, added), (down, added_down)):
+            if (tiling := chosen(each, epilogue, rows)) is not None:
+                read = like.new_zeros(rows, each.weight.shape[1])
+                adds = epilogue == "added"
+                multiplier = layer.multiplier if adds and not layer.parallel else 1.0
+                yield partial(
+                    small_product,
+                    each,
+                    read,
+                    residual=x if adds else None,
+                    squares=left(x, each, epilogue),
+                    multiplier=multiplier,
+                    tiling=tiling,
+                    pdl=pdl,
+                )
+        head = model.lm_head
+        if head is not None and (tiling := chosen(head, "plain", rows)) is not None:
+            yield partial(small_linear, x, head.weight, tiling=tiling, pdl=pdl)
 
 
-def _residual(layer: Linear, x: Tensor) -> Tensor | None:
-    """What the kernel adds to: nothing if the ranks' results are summed up first."""
-    return x if layer.reduce is None else None
+def _folded(norm: NormWeights | None, folds: bool) -> tuple[Tensor, float] | None:
+    return (norm.weight, norm.eps) if folds and norm is not None else None
 
 
-def _between(model: Decoder, layer: FusedLayer, scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
-    shape, norm, head_norm = model.shape, layer.attention_norm, layer.attention.qk_norm
-    half = shape.head_dim // 2
+def _join(x: Tensor, norm: NormWeights | None, layer: LayerPlan) -> Joined | None:
+    return None if norm is None else Joined(x.clone(), norm.weight, norm.eps, layer.multiplier, x.clone())
+
+
+def _between(model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
+    shape = model.shape
     keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, shape.head_dim)
-    scale = (head_norm.weight, head_norm.eps) if isinstance(head_norm, HeadNorm) else None
-    yield partial(gated, like.new_zeros(1, 2 * layer.mlp.down_proj.weight.shape[1]), layer.activation, pdl=pdl)
+    mlp = layers[0].mlp
+    yield partial(activated, like.new_zeros(1, mlp.up.weight.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+    # By the numbers of a head that are rotated together, half of them on either side.
+    norms: dict[int | None, QKNormWeights | None] = {}
+    for attention in (layer.attention for layer in layers):
+        norms[_half(model, attention)] = attention.norm
     for tokens in _TOKENS:
         x = like.new_zeros(tokens, len(like))
-        qkv = like.new_zeros(tokens, layer.attention.qkv_proj.weight.shape[0])
+        qkv = like.new_zeros(tokens, layers[0].attention.qkv.weight.shape[0])
         positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
-        frequencies, table = x.new_zeros(half, dtype=torch.float32), x.new_zeros(tokens, 2, half, dtype=torch.float32)
-        yield partial(rope_store, qkv, table, positions - 1, keys, values, norm=scale, pdl=pdl)
-        yield partial(add_rms_norm, x, None, norm.weight, norm.eps, pdl=pdl)
-        yield partial(add_rms_norm, x, x.clone(), norm.weight, norm.eps, pdl=pdl)
-        yield partial(rotation_table, positions, frequencies)
+        for half, norm in norms.items():
+            table = None if half is None else x.new_zeros(tokens, 2, half, dtype=torch.float32)
+            yield partial(rope_store, qkv, table, positions - 1, keys, values, norm=norm, pdl=pdl)
+            if half is not None:
+                yield partial(rotation_table, positions, x.new_zeros(half, dtype=torch.float32))
+        yield from _norms(layers[0], norm_weights(model.backbone.norm), x, pdl)
+    if model.logit_scale != 1.0 or model.logit_softcap is not None:
+        logits = like.new_zeros(1, shape.vocab_size)
+        yield partial(finished_logits, logits, multiplier=model.logit_scale, softcap=model.logit_softcap)
+
+
+def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
+    """Each variant of what happens between two products: nothing to add, or something, which may be normed first."""
+    added = [
+        (first.attention_post_norm, first.mlp_norm),
+        (first.mlp_post_norm, first.attention_norm),
+        (first.mlp_post_norm, last),
+    ]
+    if first.parallel:
+        # Attention's result and the MLP's, which are added up before.
+        yield partial(add_norm, x, x.clone(), None, pdl=pdl)
+    for norm in {norm and norm.kind: norm for _, norm in added}.values():
+        yield partial(add_norm, x, None, norm, pdl=pdl)
+    for after, norm in {(after and after.kind, norm and norm.kind): (after, norm) for after, norm in added}.values():
+        yield partial(add_norm, x, x.clone(), norm, delta_norm=after, multiplier=first.multiplier, pdl=pdl)
 
 
 def _integers(like: Tensor, *shape: int) -> Tensor:

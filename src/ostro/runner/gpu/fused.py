@@ -1,71 +1,170 @@
-"""A pre-norm decoder's layers with fused kernels: the same mathematics as the model's own `forward`, its plain twin.
+"""Carries out a decoder's layer plan with fused kernels: the same mathematics as the model's own `forward`, its plain
+twin.
 
-    x ─┬─ norm ─ qkv ─ [head norms, rotation, store] ─ attention ─ o ─┐
-       └──────────────────────── + ───────────────────────────────────┘ …then the gated MLP, likewise
+    x ─┬─(norm)─ qkv ─ [norms, rotation, store] ─ attention ─ o ─(norm)─(· multiplier)─┐
+       └─────────────────────────────── + ─────────────────────────────────────────────┘ …then the MLP, likewise
 
-For many rows, the matmuls are the library's, and the next norm's kernel adds their result to the residual stream. For
-few rows, we use our own matmuls with the norm fused before and the residual sum after them: there, a kernel's launch
-costs more than its work.
+What a product adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the products
+are the library's. For few, those that `choices` names are our own, with the activation fused after them, and, where
+nothing stands between, the sum; for one row, all are, with the norms before them as well: there, a kernel's launch
+costs more than its work. With folded norms (`folded_norms`), our own products norm their inputs for several rows, too,
+where the product before has added to the stream.
 
 If results must not depend on the batch, all rows take the many-rows path, with matmuls and tilings that do not depend
 on the number of rows.
 """
 
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from ostro.kernels.gpu.decode_attention import DecodeScratch
-from ostro.kernels.gpu.fp8 import MOST_FEW
+from ostro.kernels.gpu.dot_linear import RowNorm, empty_squares, holds_squares
 from ostro.kernels.gpu.invariant_linear import invariant_linear
-from ostro.kernels.gpu.mlp import gated
-from ostro.kernels.gpu.norm import add_rms_norm
+from ostro.kernels.gpu.logits import finished_logits
+from ostro.kernels.gpu.mlp import activated
+from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
-from ostro.kernels.gpu.small_batch import ROWS, measured, small_linear
+from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
+from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Product, VectorTiling
+from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.attention import StepAttention
-from ostro.runner.gpu.compiling import compile_kernels
-from ostro.runner.gpu.layers import FusedLayer, fused_layers
-from ostro.runner.gpu.projections import Fp8Linear, product, small_product
+from ostro.runner.gpu.choices import Choices, adding, choose, keep, known
+from ostro.runner.gpu.compiling import Compiler
+from ostro.runner.gpu.folded_norms import fold_norms
+from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, MlpPlan, layer_plans, norm_weights
+from ostro.runner.gpu.measuring import DeviceClock, Operand, l2_cache_bytes, this_gpu
+from ostro.runner.gpu.projections import Fp8Linear, own_tiling, product, product_of, small_product
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.layers import Attention, HeadNorm, Linear, Matrix, RMSNorm
+from ostro.torch_models.layers import Linear
 from ostro.torch_models.rope import Rotary
 
 _NARROW = 2048
 
+_log = logging.getLogger(__name__)
+
+
+class Delta(NamedTuple):
+    """What is still to be added to the residual stream: normed and multiplied first."""
+
+    value: Tensor
+    norm: NormWeights | None
+    multiplier: float
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The residual stream of a step."""
+
+    x: Tensor
+    delta: Delta | None = None
+    squares: Tensor | None = None
+    """Of x's rows, by parts, if what was added last has left them."""
+
+
+class _Read(NamedTuple):
+    """What a product reads, and what it does to it first: add, then norm."""
+
+    x: Tensor
+    norm: tuple[Tensor, float] | None = None
+    joined: Joined | None = None
+    row_norm: RowNorm | None = None
+
+
+class _Step(NamedTuple):
+    """What all layers of a step share."""
+
+    rotations: list[Tensor]
+    """By rope."""
+    slots: Tensor
+    attention: StepAttention
+    own: bool
+    """Whether products may be our own."""
+
 
 class FusedDecoder:
-    def __init__(self, model: Decoder, *, overlaps: bool, invariant: bool = False) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        overlaps: bool,
+        invariant: bool = False,
+        rotates_in_attention: bool = False,
+        folded_norms: bool = False,
+    ) -> None:
         """`overlaps` lets a kernel prefetch its weights before the previous one has finished; `invariant` gives each
-        row the same bits for any number of rows.
+        row the same bits for any number of rows. For `rotates_in_attention` see `GpuRunner`. `folded_norms` changes the
+        model's weights: see there. They are not for models with adapters, whose terms need the norm's result.
         """
-        backbone = model.backbone
-        assert isinstance(backbone.norm, RMSNorm)
         self._model = model
-        self._embedding, self._norm = backbone.embed_tokens, backbone.norm
-        self._layers = fused_layers(model)
-        self._ropes = [rope for rope in backbone.ropes if isinstance(rope, Rotary)]
+        layers = layer_plans(model)
+        self._layers = fold_norms(layers) if folded_norms and not invariant else layers
+        self._norm = norm_weights(model.backbone.norm)
+        self._ropes = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)]
         self.overlaps = overlaps
-        # On an H200 this gains 2 % at hidden size 1024 and loses 10 % at 4096, where the next kernel's weight reads
-        # compete with attention's reads of keys.
-        self._attends_ahead = overlaps and model.shape.hidden_size <= _NARROW
         self.invariant = invariant
-        self.few = 0 if invariant else self._most_rows_that_pay()
-        """Up to this many rows, our own matmuls are used."""
+        self.rotates_in_attention = rotates_in_attention
+        self.choices = Choices()
+        """Which matmuls are our own, unless the results are invariant."""
+        self.folds = True
+        """Whether, for one row or with folded norms, they do what stands before them."""
 
-    def compile(self, scratch: DecodeScratch) -> None:
-        compile_kernels(
+    def compile(self, scratch: DecodeScratch, kernel_choices: str = "off") -> None:
+        """Compiles what steps will need. Which matmuls are our own is as `kernel_choices` says: see
+        `EngineConfig.kernel_choices`.
+        """
+        compiler = Compiler(
             self._model,
-            self._layers[0],
+            self._layers,
             scratch,
             overlaps=self.overlaps,
             attends_ahead=self._attends_ahead,
-            few=self.few,
+            rotates_in_attention=self.rotates_in_attention,
         )
+        gpu, uses = this_gpu(scratch.arrived.device), self.products
+        self.choices = known(kernel_choices, gpu).of(uses)
+        unknown = [each for each in uses if each not in self.choices] if kernel_choices == "auto" else []
+        if not unknown:
+            compiler.compile(self.choices)
+            return
+        device = scratch.arrived.device
+        activation = self._layers[0].mlp.activation
+        clock = DeviceClock(uses, activation, overlaps=self.overlaps, cache_bytes=l2_cache_bytes(device))
+        compiler.compile(self.choices, clock.trials(unknown, gpu))
+        started = time.monotonic()
+        measured = choose(unknown, gpu, clock)
+        _log.info("measured kernels for %d matmuls in %.1f s", len(unknown), time.monotonic() - started)
+        for each in unknown:
+            _log.info("our own kernel computes %s for %s rows", each, measured.own_rows(each))
+        keep(measured, gpu)
+        self.choices |= measured
+        compiler.compile_products(self.choices)
+
+    @property
+    def products(self) -> Mapping[Product, Sequence[Operand]]:
+        """Those whose kernel can be chosen, with the weights of each."""
+        found: defaultdict[Product, list[Operand]] = defaultdict(list)
+        for layer in self._layers:
+            for linear, epilogue in layer.products:
+                if not isinstance(linear, Fp8Linear):
+                    found[product_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
+        if (head := self._model.lm_head) is not None:
+            found[product_of(head)].append(Operand(head.weight, None))
+        return found
 
     def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
         """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: the
         fused matmuls leave no place for the adapters' terms.
         """
-        x = self._embedding(inputs.tokens)
+        x = self._model.backbone.embed(inputs.tokens, inputs.positions)
         rotations = [
             rotation_table(
                 inputs.positions,
@@ -75,74 +174,156 @@ class FusedDecoder:
             )
             for rope in self._ropes
         ]
-        delta: Tensor | None = None
+        step = _Step(rotations, inputs.slots, ctx, own=not adapted and not self.invariant)
+        stream = _Stream(x)
         for layer in self._layers:
-            if len(x) <= self.few and not adapted:
-                self._few_rows(layer, x, rotations[layer.rope], inputs.slots, ctx)
-            else:
-                delta = self._many_rows(layer, x, delta, rotations[layer.rope], inputs.slots, ctx)
-        return self._normed(x, delta, self._norm)
-
-    def _most_rows_that_pay(self) -> int:
-        first = self._layers[0]
-        if isinstance(first.mlp.down_proj, Fp8Linear):
-            return MOST_FEW
-        parts = (first.attention, first.mlp)
-        matrices = [each.weight for part in parts for each in part.modules() if isinstance(each, Matrix)]
-        paying = [most for most in ROWS if all(measured(most, *weight.shape) for weight in matrices)]
-        # For a single row, our matmul is always faster than the library's.
-        return max(paying, default=1)
+            run = self._parallel if layer.parallel else self._in_turn
+            run(layer, stream, step)
+        return self._joined(stream, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        head = self._model.lm_head
-        if self.invariant and head is not None:
-            assert self._model.logit_softcap is None, "no fusible family caps its logits"
-            return invariant_linear(hidden, head.weight, pdl=self.overlaps)
-        if head is None or self._model.logit_softcap is not None or len(hidden) > self.few:
-            return self._model.raw_logits(hidden)
-        return self._model.whole_logits(small_linear(hidden, head.weight, pdl=self.overlaps))
-
-    def _many_rows(
-        self, layer: FusedLayer, x: Tensor, delta: Tensor | None, rotation: Tensor, slots: Tensor, ctx: StepAttention
-    ) -> Tensor:
-        """Returns the MLP's contribution to the residual stream; everything before it has already been added to x."""
-        attention, mlp = layer.attention, layer.mlp
-        qkv = self._linear(attention.qkv_proj, self._normed(x, delta, layer.attention_norm))
-        attended = self._attend(attention, qkv, rotation, slots, ctx)
-        normed = self._normed(x, self._linear(attention.o_proj, attended), layer.mlp_norm)
-        gate_up = self._linear(mlp.gate_up_proj, normed)
-        return self._linear(mlp.down_proj, gated(gate_up, layer.activation, pdl=self.overlaps))
-
-    def _few_rows(self, layer: FusedLayer, x: Tensor, rotation: Tensor, slots: Tensor, ctx: StepAttention) -> None:
-        """Adds the layer's output to the residual stream."""
-        attention, mlp, pdl = layer.attention, layer.mlp, self.overlaps
-        read, norm = self._read(x, layer.attention_norm)
-        qkv = small_product(attention.qkv_proj, read, norm=norm, pdl=pdl)
-        attended = self._attend(attention, qkv, rotation, slots, ctx)
-        self._add_product(attention.o_proj, attended, x)
-        read, norm = self._read(x, layer.mlp_norm)
-        inner = small_product(mlp.gate_up_proj, read, norm=norm, activation=layer.activation, pdl=pdl)
-        self._add_product(mlp.down_proj, inner, x)
-
-    def _add_product(self, layer: Linear, read: Tensor, x: Tensor) -> None:
-        """Adds a small-batch product to x: in its kernel, unless the ranks' results must be summed up first."""
-        if layer.reduce is None:
-            small_product(layer, read, residual=x, pdl=self.overlaps)
+        model, head = self._model, self._model.lm_head
+        if head is None:
+            return model.raw_logits(hidden)
+        if self.invariant:
+            logits = invariant_linear(hidden, head.weight, pdl=self.overlaps)
+        elif (tiling := own_tiling(head, len(hidden), "plain", self.choices)) is not None:
+            logits = small_linear(hidden, head.weight, tiling=tiling, pdl=self.overlaps)
         else:
-            x += layer.reduce(small_product(layer, read, pdl=self.overlaps))
+            logits = head.product(hidden)
+        return finished_logits(model.whole_logits(logits), multiplier=model.logit_scale, softcap=model.logit_softcap)
 
-    def _read(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, tuple[Tensor, float] | None]:
-        """The input of a small-batch matmul, and the norm to fuse into it. Every program of the kernel recomputes a
-        fused norm, which pays off for one row only.
+    @property
+    def _attends_ahead(self) -> bool:
+        # On an H200 this gains 2 % at hidden size 1024 and loses 10 % at 4096, where the next kernel's weight reads
+        # compete with attention's reads of keys.
+        return self.overlaps and self._model.shape.hidden_size <= _NARROW
+
+    # ---- one layer
+
+    def _in_turn(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
+        own, attention, mlp = step.own, layer.attention, layer.mlp
+        add = partial(self._add, multiplier=layer.multiplier, own=own, leaves_squares=layer.folded_norms and self.folds)
+        read = self._read(stream, layer, layer.attention_norm, attention.qkv, "plain", own)
+        attended = self._attend(attention, self._product(attention.qkv, read, own), step)
+        add(attention.output, attended, stream, layer.attention_post_norm)
+        read = self._read(stream, layer, layer.mlp_norm, mlp.up, mlp.epilogue, own)
+        add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
+
+    def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
+        own = step.own
+        qkv = self._product(layer.attention.qkv, _Read(self._joined(stream, layer.attention_norm)), own)
+        beside = _Read(self._joined(stream, layer.mlp_norm))
+        attended = self._attend(layer.attention, qkv, step)
+        # The MLP adds to what attention adds, and the next norm's kernel adds both to the stream.
+        both = _Stream(self._product(layer.attention.output, _Read(attended), own))
+        self._add(layer.mlp.down, self._inner(layer.mlp, beside, own), both, None, multiplier=1.0, own=own)
+        stream.delta = Delta(self._joined(both, None), None, layer.multiplier)
+
+    # ---- its parts
+
+    def _read(
+        self,
+        stream: _Stream,
+        layer: LayerPlan,
+        norm: NormWeights | None,
+        matrix: Linear,
+        epilogue: Epilogue,
+        own: bool,
+    ) -> _Read:
+        """The input of a matmul, with what the matmul does before it. Every program of its kernel adds up squares for
+        itself, which pays off for one row or very few; for more, the matmul before must have left them.
         """
-        if len(x) == 1:
-            return x, (norm.weight, norm.eps)
-        return self._normed(x, None, norm), None
+        x, delta, joined = stream.x, stream.delta, None
+        if not own or not self.folds or not layer.folds:
+            return _Read(self._joined(stream, norm))
+        if len(x) > 1:
+            if layer.folded_norms and norm is not None and delta is None:
+                match own_tiling(matrix, len(x), epilogue, self.choices):
+                    case VectorTiling():
+                        return _Read(x, norm=(norm.weight, norm.eps))
+                    case DotTiling() as tiling if stream.squares is not None and holds_squares(stream.squares, tiling):
+                        return _Read(x, row_norm=RowNorm(stream.squares, norm.eps))
+            return _Read(self._joined(stream, norm))
+        if delta is not None:
+            assert delta.norm is not None
+            weight, eps, _ = delta.norm
+            joined = Joined(delta.value, weight, eps, delta.multiplier, torch.empty_like(x))
+            stream.x, stream.delta, stream.squares = joined.out, None, None
+        return _Read(x, None if norm is None else (norm.weight, norm.eps), joined)
 
-    def _normed(self, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> Tensor:
-        return add_rms_norm(x, delta, norm.weight, norm.eps, invariant=self.invariant, pdl=self.overlaps)
+    def _joined(self, stream: _Stream, norm: NormWeights | None) -> Tensor:
+        """The norm of the stream, after adding to it what is still to be added."""
+        value, delta_norm, multiplier = stream.delta or (None, None, 1.0)
+        if stream.delta is not None:
+            stream.delta = stream.squares = None
+        return add_norm(
+            stream.x,
+            value,
+            norm,
+            delta_norm=delta_norm,
+            multiplier=multiplier,
+            invariant=self.invariant,
+            pdl=self.overlaps,
+        )
 
-    def _linear(self, layer: Linear, x: Tensor) -> Tensor:
+    def _add(
+        self,
+        layer: Linear,
+        x: Tensor,
+        stream: _Stream,
+        norm: NormWeights | None,
+        *,
+        multiplier: float,
+        own: bool,
+        leaves_squares: bool = False,
+    ) -> None:
+        """Adds a product to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
+        must be summed up first, or if it is the library's.
+        """
+        if adding(normed=norm is not None, reduced=layer.reduce is not None) == "plain":
+            stream.delta = Delta(self._product(layer, _Read(x), own), norm, multiplier)
+        elif own and (tiling := own_tiling(layer, len(x), "added", self.choices)) is not None:
+            stream.squares = None
+            if leaves_squares and isinstance(tiling, DotTiling):
+                stream.squares = empty_squares(stream.x, tiling)
+            small_product(
+                layer,
+                x,
+                residual=stream.x,
+                squares=stream.squares,
+                multiplier=multiplier,
+                tiling=tiling,
+                pdl=self.overlaps,
+            )
+        else:
+            stream.delta = Delta(self._many(layer, x), norm, multiplier)
+
+    def _inner(self, mlp: MlpPlan, read: _Read, own: bool) -> Tensor:
+        x, norm, joined, row_norm = read
+        if own and (tiling := own_tiling(mlp.up, len(x), mlp.epilogue, self.choices)) is not None:
+            return small_product(
+                mlp.up,
+                x,
+                norm=norm,
+                row_norm=row_norm,
+                joined=joined,
+                activation=mlp.activation,
+                gated=mlp.gated,
+                tiling=tiling,
+                pdl=self.overlaps,
+            )
+        return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
+
+    def _product(self, layer: Linear, read: _Read, own: bool) -> Tensor:
+        x, norm, joined, row_norm = read
+        if own and (tiling := own_tiling(layer, len(x), "plain", self.choices)) is not None:
+            y = small_product(layer, x, norm=norm, row_norm=row_norm, joined=joined, tiling=tiling, pdl=self.overlaps)
+            return y if layer.reduce is None else layer.reduce(y)
+        return self._many(layer, x)
+
+    def _many(self, layer: Linear, x: Tensor) -> Tensor:
+        """The library's product, or the one that gives the same bits for any number of rows."""
         if self.invariant:
             return invariant_linear(x, layer.weight, layer.bias, pdl=self.overlaps)
         y = product(layer, x, pdl=self.overlaps)
@@ -150,17 +331,25 @@ class FusedDecoder:
             layer.adapt(x, y)
         return y if layer.reduce is None else layer.reduce(y)
 
-    def _attend(
-        self,
-        attention: Attention,
-        qkv: Tensor,
-        rotation: Tensor,
-        slots: Tensor,
-        ctx: StepAttention,
-    ) -> Tensor:
-        keys, values = ctx.pages.layers[attention.layer]
-        norm = attention.qk_norm
-        assert isinstance(norm, HeadNorm | None)
-        weight = None if norm is None else (norm.weight, norm.eps)
-        q = rope_store(qkv, rotation, slots, keys, values, norm=weight, invariant=self.invariant, pdl=self.overlaps)
-        return ctx.attend_stored(attention.layer, q, attention.spec, pdl=self._attends_ahead)
+    def _attend(self, attention: AttentionPlan, qkv: Tensor, step: _Step) -> Tensor:
+        keys, values = step.attention.pages.layers[attention.layer]
+        rotation = None if attention.rope is None else step.rotations[attention.rope]
+        if self.rotates_in_attention and attention.is_by_head:
+            attended = step.attention.attend_raw(
+                attention.layer,
+                qkv,
+                rotation,
+                attention.norm,
+                attention.spec,
+                pdl=self.overlaps,
+                leads=self._attends_ahead,
+            )
+            if attended is not None:
+                return attended
+        if attention.joint_norm is not None:
+            qk = qkv.unflatten(1, (-1, keys.shape[-1]))[:, : -keys.shape[1]]
+            qk.copy_(attention.joint_norm(qk))
+        q = rope_store(
+            qkv, rotation, step.slots, keys, values, norm=attention.norm, invariant=self.invariant, pdl=self.overlaps
+        )
+        return step.attention.attend_stored(attention.layer, q, attention.spec, pdl=self._attends_ahead)

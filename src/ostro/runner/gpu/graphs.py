@@ -2,7 +2,7 @@
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -32,14 +32,20 @@ class StepGraphs(Generic[_Kind]):
         idle: Callable[[], None],
         most: int,
         captured: int,
+        sizes: Sequence[int] | None = None,
     ) -> None:
-        """`idle` sets the step's inputs so that running it has no effect."""
-        self.sizes = ladder(most, captured)
+        """`idle` sets the step's inputs so that running it has no effect. `sizes` are those of a ladder by default."""
+        self.sizes = ladder(most, captured) if sizes is None else sizes
         self._step = step
         self._idle = idle
         self._captured = captured
         self._graphs: dict[tuple[int, _Kind], Callable[[], None]] = {}
         self._pool: Any = None
+
+    @property
+    def made(self) -> list[tuple[int, _Kind]]:
+        """Steps that were used so far."""
+        return list(self._graphs)
 
     def size_for(self, rows: int) -> int:
         return self.sizes[bisect_left(self.sizes, rows)]
@@ -52,6 +58,12 @@ class StepGraphs(Generic[_Kind]):
             self._graphs[size, kind] = run
         return run
 
+    def forget(self) -> None:
+        """Steps are captured again when they are next used."""
+        self._graphs.clear()
+        # The memory of graphs that are gone is given back.
+        self._pool = None
+
     def _capture(self, size: int, kind: _Kind) -> Callable[[], None]:
         self._idle()
         # Run once outside: kernel compilation and library setup must not happen during a capture.
@@ -61,8 +73,9 @@ class StepGraphs(Generic[_Kind]):
             self._step(size, kind)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Graphs run one at a time, so they can share memory.
-        with _garbage_left_alone(), torch.cuda.graph(graph, pool=self._pool):
+        # Graphs run one at a time, so they can share memory. Other threads may use the device meanwhile: NCCL's
+        # watchdog asks about earlier operations, and in a program that uses `LLM` anybody may.
+        with _garbage_left_alone(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step(size, kind)
         self._pool = graph.pool()
         return graph.replay

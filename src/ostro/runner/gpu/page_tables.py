@@ -16,6 +16,11 @@ class PageTables:
         self.on_device = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self._sent = PageRows(rows, width)
 
+    @property
+    def num_replaced(self) -> int:
+        """See `PageRows`."""
+        return self._sent.num_replaced
+
     def update(self, rows: Sequence[list[int]]) -> Tensor:
         """The table for these rows."""
         self.write(self.changes(rows))

@@ -7,14 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ostro.errors import BadRequest
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, TOKEN, StepInputs, unpack
 from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
-from ostro.runner.gpu.layers import fusible
+from ostro.runner.gpu.mixed_graphs import MixedGraphs
 from ostro.runner.gpu.step_plan import Decode, Head, Mixed, Prelude, StepKind, Tokens
 from ostro.runner.gpu.transfer import send
 from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 
@@ -30,20 +32,41 @@ class GpuPart:
         tokens: Tensor,
         captured: int,
         deterministic: bool = False,
+        cascades: bool = False,
         kv_dtype: torch.dtype | None = None,
         adapters: Adapters | None = None,
         finish: Callable[[Tensor, Tensor, StepKind], None] | None = None,
         group: Collective | None = None,
+        kernel_choices: str = "off",
+        rotates_in_attention: bool = False,
+        folded_norms: bool = False,
     ) -> None:
         """`tokens` are those that the latest step drew. Decode steps of up to `captured` rows are graphs; `finish` is
         what they do with their logits, and gets these, the inputs and the kind: on the first rank, which samples. Its
-        tokens then go to the others of the `group`.
+        tokens then go to the others of the `group`. Unless `captured` is 0, padded steps with prompts are graphs too.
+        `kernel_choices` are as in `EngineConfig`, `rotates_in_attention` as in `GpuRunner`. `folded_norms` lets
+        `FusedDecoder` change the weights, unless there are adapters.
         """
         parameter = next(model.parameters())
         self.model, self.device, self._adapters = model, parameter.device, adapters
+        # None for HRM-Text, whose layers run several times a token: its own `forward` runs on the same attention.
         self.decoder = (
-            FusedDecoder(model, overlaps=_overlaps(self.device), invariant=deterministic) if fusible(model) else None
+            FusedDecoder(
+                model,
+                overlaps=_overlaps(self.device),
+                invariant=deterministic,
+                rotates_in_attention=rotates_in_attention,
+                folded_norms=folded_norms and adapters is None,
+            )
+            if isinstance(model, Decoder)
+            else None
         )
+        if self.decoder is None and kernel_choices != "off":
+            raise BadRequest(
+                "kernel_choices is for models on the fused kernels, and this one's layers run several times a token. "
+                "Leave it out.",
+                param="kernel_choices",
+            )
         self.attention = AttentionWorkspace(
             model,
             num_pages=num_pages,
@@ -51,14 +74,18 @@ class GpuPart:
             max_batch_seqs=max_batch_seqs,
             kv_dtype=kv_dtype or parameter.dtype,
             deterministic=deterministic,
+            cascades=cascades,
         )
         # A graph's inputs and outputs.
         self.inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
         self._tokens, self._finish, self._group = tokens, finish, group
         self._hidden = torch.empty(0)
         if self.decoder is not None and self.device.type == "cuda" and not deterministic:
-            self.decoder.compile(self.attention.scratch)
+            self.decoder.compile(self.attention.scratch, kernel_choices)
         self.graphs = StepGraphs(self.decode_step, idle=self.idle, most=max_batch_seqs, captured=captured)
+        self.mixed = MixedGraphs(
+            model, self._forward, self.attention, tokens=tokens, max_batch_seqs=max_batch_seqs, captures=captured > 0
+        )
 
     def carry_out(self, message: object) -> None:
         """What the first rank has sent."""
@@ -80,6 +107,8 @@ class GpuPart:
         if self._adapters is not None:
             self._adapters.begin(prelude.adapters)
         self.attention.tables.write(prelude.cells)
+        if prelude.groups is not None:
+            self.attention.groups.copy_(send(prelude.groups, self.device))
 
     def decode(self, step: Decode) -> None:
         """Runs a graph that `graphs.get` has made: to capture one overwrites the inputs."""
@@ -89,10 +118,14 @@ class GpuPart:
         run()
 
     def forward(self, step: Mixed) -> Tensor:
-        """The hidden states of all tokens."""
+        """The hidden states of all tokens; those of a graph are valid until the next such step."""
+        if step.padding is not None:
+            return self.mixed.run(step, step.padding)
         sent = send(step.inputs, self.device)
         inputs = unpack(sent, self._tokens)
-        ctx = self.attention.of_tiles(step.rows, step.num_single, step.tiles, sent, inputs.slots)
+        ctx = self.attention.of_tiles(
+            step.rows, step.num_single, step.tiles, sent, inputs.slots, shares_prefixes=step.shares_prefixes
+        )
         return self._forward(inputs, ctx, adapted=step.adapted)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -108,7 +141,8 @@ class GpuPart:
         """The step captured in a graph: reads `inputs` and the page tables."""
         sent = self.inputs[:, :size]
         inputs = unpack(sent, self._tokens)
-        logits = self.head(self._forward(inputs, self.attention.of_single_tokens(sent, inputs.slots)))
+        ctx = self.attention.of_single_tokens(sent, inputs.slots, shares_prefixes=kind.shares_prefixes)
+        logits = self.head(self._forward(inputs, ctx))
         if self._finish is not None:
             self._finish(logits, sent, kind)
         if kind.sampler is not None:

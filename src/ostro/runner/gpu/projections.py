@@ -4,8 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ostro.kernels.gpu.dot_linear import RowNorm
 from ostro.kernels.gpu.fp8 import (
     MOST_FEW,
+    default_tiling,
     fp8_linear,
     fp8_linear_plain,
     fp8_small_linear,
@@ -13,7 +15,10 @@ from ostro.kernels.gpu.fp8 import (
     quantize_weight,
 )
 from ostro.kernels.gpu.small_batch import small_linear
-from ostro.torch_models.layers import Linear
+from ostro.kernels.gpu.tilings import Epilogue, Product, Tiling
+from ostro.kernels.gpu.vector_linear import Joined
+from ostro.runner.gpu.choices import Choices
+from ostro.torch_models.layers import Linear, Matrix
 from ostro.torch_models.shard import Collective
 
 
@@ -36,6 +41,19 @@ class Fp8Linear(Linear):
         return plain(x, self.weight, self.scale, bias)
 
 
+def product_of(layer: Matrix, epilogue: Epilogue = "plain") -> Product:
+    """What a layer's matmul is to the choice of its kernel."""
+    out_features, in_features = layer.weight.shape
+    return Product(out_features, in_features, 8 * layer.weight.element_size(), epilogue)
+
+
+def own_tiling(layer: Matrix, rows: int, epilogue: Epilogue, choices: Choices) -> Tiling | None:
+    """How our own kernel is to compute a layer's matmul; None if the library is to."""
+    if isinstance(layer, Fp8Linear):
+        return default_tiling(rows, *layer.weight.shape, gated=epilogue == "gated") if rows <= MOST_FEW else None
+    return choices.tiling(product_of(layer, epilogue), rows)
+
+
 def product(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
     """Matmul for many rows."""
     if isinstance(layer, Fp8Linear):
@@ -48,12 +66,21 @@ def small_product(
     x: Tensor,
     *,
     norm: tuple[Tensor, float] | None = None,
+    row_norm: RowNorm | None = None,
+    joined: Joined | None = None,
     residual: Tensor | None = None,
+    squares: Tensor | None = None,
     activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
+    tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Small-batch matmul with fused prologue and epilogue: see `small_linear`."""
     if isinstance(layer, Fp8Linear):
+        assert joined is None
+        assert row_norm is None
+        assert squares is None
         return fp8_small_linear(
             x,
             layer.weight,
@@ -62,6 +89,23 @@ def small_product(
             norm=norm,
             residual=residual,
             activation=activation,
+            gated=gated,
+            multiplier=multiplier,
+            tiling=tiling,
             pdl=pdl,
         )
-    return small_linear(x, layer.weight, layer.bias, norm=norm, residual=residual, activation=activation, pdl=pdl)
+    return small_linear(
+        x,
+        layer.weight,
+        layer.bias,
+        norm=norm,
+        row_norm=row_norm,
+        joined=joined,
+        residual=residual,
+        squares=squares,
+        activation=activation,
+        gated=gated,
+        multiplier=multiplier,
+        tiling=tiling,
+        pdl=pdl,
+    )

@@ -7,10 +7,9 @@ import torch
 
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import MULTIPLE
-from ostro.runner.gpu.layers import why_not_fused
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.torch_models.base import Model
-from ostro.torch_models.decoder import DecoderLayer
+from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.layers import Linear
 from ostro.torch_models.shard import Collective
 
@@ -37,8 +36,11 @@ def quantize_fp8(model: Model, group: Collective | None = None) -> None:
 
 def _check(model: Model, layers: list[DecoderLayer]) -> None:
     refusal = "quantize fp8 cannot be done: "
-    if (reason := why_not_fused(model)) is not None:
-        raise Unsupported(f"{refusal}it needs the fused kernels, and {reason}. Leave it out.", param="quantize")
+    if not isinstance(model, Decoder):
+        raise Unsupported(
+            f"{refusal}it needs the fused kernels, and the model's layers run several times a token. Leave it out.",
+            param="quantize",
+        )
     weights = [module.weight for layer in layers for module in layer.modules() if isinstance(module, Linear)]
     device, dtype = weights[0].device, weights[0].dtype
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NEEDS:

@@ -1,8 +1,9 @@
 """Runs batches on a GPU: `launch` queues a step and returns, so that the next can be prepared while it runs.
 
 A step with one token per sequence is replayed as a CUDA graph, sampling included; its inputs are first copied to fixed
-device buffers. Any other step launches its kernels individually: with prompts, launch overhead is negligible, and with
-adapters, its matmuls depend on which rows it has.
+device buffers. A step with prompts of few tokens may be one too, up to its sampling (`runner.gpu.mixed_graphs`). Any
+other step launches its kernels individually: with many tokens, launch overhead is negligible, and with adapters, its
+matmuls depend on which rows it has.
 
 Either is planned here, on the host, and carried out by a `GpuPart`: on several ranks by one each, at the same time. The
 first rank, this one, samples alone; its tokens go to the others on the device.
@@ -11,7 +12,8 @@ If a token that is not known yet decides what a constrained sequence may sample,
 which follows as a graph of its own once the masks are known: while the device still computes the step, as a rule.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate
@@ -23,19 +25,21 @@ from torch import Tensor
 
 from ostro.config import ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
-from ostro.engine.runner import RunnerSpec, Step, StepOutput
+from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN
 from ostro.runner.devices import format_name, weight_formats
+from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
 from ostro.runner.gpu.graphs import StepGraphs
-from ostro.runner.gpu.layers import why_not_fused
 from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
-from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, edits, outcome
+from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, failure
+from ostro.runner.gpu.shared_prefixes import PrefixLimits, SharedPrefixes
 from ostro.runner.gpu.step_plan import (
     Array,
     Decode,
@@ -56,6 +60,7 @@ from ostro.runner.torch_profiler import TorchProfiler
 from ostro.runner.tp.messages import Begin, Peers
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 from ostro.weights import Pooling
@@ -65,6 +70,8 @@ from ostro.weights import Pooling
 _LOGITS_BLOCK_BYTES = 512 << 20
 
 Wait = Callable[[], StepOutput]
+Drawn = Callable[[], list[SampledToken]]
+"""Waits for what was drawn, row by row."""
 
 
 class DrawKind(NamedTuple):
@@ -87,20 +94,32 @@ class GpuRunner:
         max_batch_seqs: int,
         graphs: bool = True,
         graph_max_rows: int | None = None,
+        graph_max_tokens: int = 0,
         deterministic: bool = False,
         kv_dtype: torch.dtype | None = None,
         pooling: Pooling | None = None,
         adapters: Adapters | None = None,
         ranks: Peers | None = None,
         group: Collective | None = None,
+        kernel_choices: str = "off",
+        prefix_limits: PrefixLimits | None = None,
+        rotates_in_attention: bool = False,
+        folded_norms: bool = False,
     ) -> None:
-        """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs."""
+        """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs. Steps
+        with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are. Without
+        `prefix_limits` every row reads the prefix that it shares for itself. With `rotates_in_attention`, the attention
+        kernel of decode steps also norms and rotates queries and keys and writes the KV cache, where it can: a kernel
+        less per layer. `folded_norms` multiplies norms' weights into the model's matrices, where it can, so that
+        matmuls norm their own inputs: see `runner.gpu.folded_norms`.
+        """
         if deterministic:
             _check_deterministic(model, adapters)
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.pooling, self._adapters = model, pooling, adapters
         self.device, self.dtype, self._ranks = parameter.device, parameter.dtype, ranks
         number = 1 if ranks is None else ranks.ranks
+        max_sampled = max(max_batch_seqs, MOST_DRAFTS + 1)
         self._spec = RunnerSpec(
             page_size=page_size,
             num_pages=num_pages,
@@ -112,17 +131,19 @@ class GpuRunner:
             generates=model.has_head,
             constrains=True,
             masks_late=True,
+            max_sampled=max_sampled,
             device=self.device.type,
             devices=number,
             backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
             precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
         )
-        self._sampler = Sampler(max_batch_seqs + MAX_CHOICES, shape.vocab_size, self.device)
-        self._masks = TokenMasks(max_batch_seqs, shape.vocab_size, self.device)
-        self._drawn = DrawnTokens(max_batch_seqs * (MAX_CHOICES + 1), self.device)
+        self._sampler = Sampler(max_sampled + MAX_CHOICES, shape.vocab_size, self.device)
+        self._masks = TokenMasks(max_sampled, shape.vocab_size, self.device)
+        self._drawn = DrawnTokens(max_batch_seqs, self.device)
+        self._rows = DecodeRows([])
         self._logits: Tensor | None = None
-        graphs = graphs and self.device.type == "cuda" and (ranks is None or ranks.can_capture)
-        captured = (graph_max_rows or max_batch_seqs) if graphs else 0
+        captures = self.device.type == "cuda" and (ranks is None or ranks.can_capture)
+        captured = _captured_rows(graph_max_rows or max_batch_seqs, graphs=graphs, captures=captures)
         if ranks is not None:
             # The others make their parts at the same time.
             ranks.send(Begin(num_pages))
@@ -134,10 +155,21 @@ class GpuRunner:
             tokens=self._drawn.tokens,
             captured=captured,
             deterministic=deterministic,
+            cascades=prefix_limits is not None,
             kv_dtype=kv_dtype,
             adapters=adapters,
             finish=self._finish_decode,
             group=group,
+            kernel_choices=kernel_choices,
+            rotates_in_attention=rotates_in_attention,
+            folded_norms=folded_norms,
+        )
+        self.part.mixed.most = graph_max_tokens
+        scratch = self.part.attention.scratch
+        self._prefixes = (
+            None
+            if prefix_limits is None or scratch.prefix is None
+            else SharedPrefixes(prefix_limits, max_rows=max_batch_seqs, page_size=page_size, block=scratch.tuning.block)
         )
         self._draws = StepGraphs(self._draw_step, idle=self.part.idle, most=max_batch_seqs, captured=captured)
         if self.device.type == "cuda":
@@ -170,6 +202,8 @@ class GpuRunner:
             adapters=adapters,
             ranks=ranks,
             group=group,
+            kernel_choices=config.kernel_choices,
+            prefix_limits=PrefixLimits() if config.cascade_attention else None,
         )
 
     @property
@@ -191,39 +225,52 @@ class GpuRunner:
             return self._watched(self._launch(batch), self._ranks)
 
     def _launch(self, batch: Batch) -> Step:
-        # Single tokens first: attention handles them separately.
-        chunks = sorted(batch.chunks, key=lambda chunk: (chunk.length > 1, self._slot(chunk)))
-        slots = [(self._slot(chunk), chunk.length) for chunk in chunks] if self._adapters is not None else ()
-        cells = self.part.attention.tables.changes([chunk.seq.pages for chunk in chunks])
-        prelude = Prelude(batch.page_copies, cells, slots)
+        decodes = all(map(_is_decode, batch.chunks))
+        chunks = list(batch.chunks)
+        if not decodes or self._adapters is not None:
+            # Single tokens first: attention handles them separately.
+            chunks.sort(key=lambda chunk: (not _is_single(chunk), self._slot(chunk)))
+        slots = [(self._slot(chunk), chunk.num_rows) for chunk in chunks] if self._adapters is not None else ()
+        tables, rows = self.part.attention.tables, [chunk.seq.pages for chunk in chunks]
+        cells = tables.changes(rows)
+        groups = None
+        if self._prefixes is not None:
+            num_single = bisect_left(chunks, True, key=lambda chunk: not _is_single(chunk))
+            groups = self._prefixes.update(rows[:num_single], tables.num_replaced)
+        prelude = Prelude(batch.page_copies, cells, slots, groups)
         self._tell(prelude)
         self.part.prepare(prelude)
         adapted = self._adapters is not None and self._adapters.adapted
-        if not adapted and all(
-            chunk.length == 1 and chunk.samples == (chunk.seq,) and not chunk.scored for chunk in chunks
-        ):
-            return self._launch_decode([chunk.seq for chunk in chunks])
+        if decodes and not adapted:
+            seqs = [chunk.seq for chunk in chunks]
+            if seqs != self._rows.seqs:
+                self._rows = DecodeRows(seqs)
+            return self._launch_decode(self._rows)
         return self._launch_mixed(chunks, adapted=adapted)
 
     def _slot(self, chunk: Chunk) -> int:
         return 0 if self._adapters is None else self._adapters.slot(chunk.seq.request.adapter)
 
+    @property
+    def _shares_prefixes(self) -> bool:
+        return self._prefixes is not None and self._prefixes.pays
+
     # ---- steps with one token per sequence
 
-    def _launch_decode(self, seqs: list[Sequence]) -> Step:
+    def _launch_decode(self, rows: DecodeRows) -> Step:
+        seqs = rows.seqs
         size = self.part.graphs.size_for(len(seqs))
         slots, kind = self._sampler.slots_for(seqs)
-        is_edited, is_late = edits(seqs), _masks_unknown(seqs)
-        reads_logits = any(seq.request.params.logprobs is not None for seq in seqs)
-        samples_apart, masks = is_edited or is_late, is_late or masked(seqs)
+        is_edited, is_late, reads_logits = rows.edited, rows.masks_unknown, bool(rows.asked)
+        samples_apart, masks = is_edited or is_late, is_late or rows.masked
         if masks:
             self._masks.allocate()
         step_kind = (
-            StepKind(None, keeps_logits=True)
+            StepKind(None, keeps_logits=True, shares_prefixes=self._shares_prefixes)
             if samples_apart
-            else StepKind(kind, keeps_logits=reads_logits, masks=masks)
+            else StepKind(kind, keeps_logits=reads_logits, masks=masks, shares_prefixes=self._shares_prefixes)
         )
-        step = Decode(size, step_kind, self._decode_inputs(seqs, slots))
+        step = Decode(size, step_kind, self._decode_inputs(rows, slots))
         self._tell(step)
         # Before the inputs are set: what is captured for the first time overwrites them.
         self.part.graphs.get(size, step_kind)
@@ -231,7 +278,7 @@ class GpuRunner:
         if masks and not samples_apart:
             self._masks.send(seqs)
         self.part.decode(step)
-        self._drawn.rows = {seq.id: row for row, seq in enumerate(seqs)}
+        self._drawn.rows = rows.by_id
         logits = self._kept_logits(len(seqs)) if samples_apart or reads_logits else None
         scores = edited(logits, seqs) if is_edited and logits is not None else None
 
@@ -247,23 +294,27 @@ class GpuRunner:
                 self._sampler.draw(scores, slots, self._drawn.tokens, self._drawn.errors, kind)
             if samples_apart:
                 self._share_tokens(0, len(seqs))
-            return self._collect(seqs, logits)
+            fetched = self._fetched(len(seqs), rows.asked, logits)
+            return lambda: StepOutput(dict(zip(rows.by_id, fetched(), strict=True)))
 
         return _step(sample, is_late=is_late)
 
-    def _decode_inputs(self, seqs: list[Sequence], slots: list[int]) -> Array:
-        page_size, rows = self._spec.page_size, self._drawn.rows
+    def _decode_inputs(self, rows: DecodeRows, slots: list[int]) -> Array:
+        page_size, seqs, drawn = self._spec.page_size, rows.seqs, self._drawn.rows
         inputs = np.full((FIELDS, self._spec.max_batch_seqs), -1, dtype=np.int32)
         inputs[[TOKEN, POSITION, LENGTH]] = 0
-        table = []
-        for seq, slot in zip(seqs, slots, strict=True):
-            position = seq.num_computed
-            token = seq.token_ids[position]
-            if token == PENDING:
-                token = -1 - rows[seq.id]
-            place = seq.pages[position // page_size] * page_size + position % page_size
-            table.append((token, position, position + 1, place, slot))
-        inputs[:, : len(seqs)] = np.array(table, dtype=np.int32).T
+        own = inputs[:, : len(seqs)]
+        tokens, positions = own[TOKEN], own[POSITION]
+        tokens[:] = [seq.token_ids[seq.num_computed] for seq in seqs]
+        positions[:] = [seq.num_computed for seq in seqs]
+        own[LENGTH] = positions + 1
+        own[SLOT] = [seq.pages[seq.num_computed // page_size] for seq in seqs]
+        own[SLOT] = own[SLOT] * page_size + positions % page_size
+        own[SAMPLER] = slots
+        pending = np.flatnonzero(tokens == PENDING)
+        # In the step before, rows were the same, as a rule.
+        before = pending if drawn is rows.by_id else [drawn[seqs[row].id] for row in pending]
+        tokens[pending] = -1 - np.array(before, dtype=np.int32)
         return inputs
 
     def _finish_decode(self, logits: Tensor, sent: Tensor, kind: StepKind) -> None:
@@ -294,14 +345,16 @@ class GpuRunner:
         assert self._logits is not None
         return self._logits[:rows]
 
-    # ---- steps with prompts or adapters
+    # ---- steps with prompts, drafts or adapters
 
     def _launch_mixed(self, chunks: list[Chunk], *, adapted: bool) -> Step:
         num_single, tiles = self.part.attention.tile(chunks)
-        step = Mixed(self._mixed_inputs(chunks), len(chunks), num_single, tiles, adapted)
+        inputs, num_tiles = self._mixed_inputs(chunks), 0 if tiles is None else len(tiles)
+        padding = None if adapted else self.part.mixed.padding_for(inputs.shape[1], num_single, num_tiles)
+        step = Mixed(inputs, len(chunks), num_single, tiles, adapted, padding, shares_prefixes=self._shares_prefixes)
         self._tell(step)
         hidden = self.part.forward(step)
-        ends = list(accumulate(chunk.length for chunk in chunks))
+        ends = list(accumulate(chunk.num_rows for chunk in chunks))
         waits = [step(chunks, hidden, ends) for step in (self._score, self._pool)]
         draw = self._prepare_draws(chunks, hidden, ends)
 
@@ -316,23 +369,23 @@ class GpuRunner:
 
             return wait
 
-        return _step(sample, is_late=_masks_unknown([seq for chunk in chunks for seq in chunk.samples]))
+        return _step(sample, is_late=masks_unknown([seq for chunk in chunks for seq in chunk.samples]))
 
     def _mixed_inputs(self, chunks: list[Chunk]) -> Array:
         page_size = self._spec.page_size
-        inputs = np.full((FIELDS, sum(chunk.length for chunk in chunks)), -1, dtype=np.int32)
+        inputs = np.full((FIELDS, sum(chunk.num_rows for chunk in chunks)), -1, dtype=np.int32)
         offset = 0
         for chunk in chunks:
-            seq, own = chunk.seq, slice(offset, offset + chunk.length)
-            tokens = seq.token_ids[chunk.start : chunk.end]
+            seq, own = chunk.seq, slice(offset, offset + chunk.num_rows)
+            tokens = chunk.token_ids
             if tokens[-1] == PENDING:
                 tokens[-1] = -1 - self._drawn.rows[seq.id]
-            positions = np.arange(chunk.start, chunk.end)
+            positions = np.arange(chunk.start, chunk.start + chunk.num_rows)
             inputs[TOKEN, own] = tokens
             inputs[POSITION, own] = positions
-            inputs[LENGTH, own] = chunk.end
+            inputs[LENGTH, own] = chunk.end if _is_single(chunk) else 0
             inputs[SLOT, own] = np.array(seq.pages)[positions // page_size] * page_size + positions % page_size
-            offset += chunk.length
+            offset += chunk.num_rows
         return inputs
 
     def _prepare_draws(
@@ -341,17 +394,15 @@ class GpuRunner:
         """Draws for choices that are about to fork, and prepares to draw for the others, which may wait for masks.
 
         There may be far more of the former than there are slots: they are drawn for in blocks, and lose their slots.
+        Sequences with drafts come last, once for each row that they sample from.
         """
-        placed = [
-            (seq, end - 1, len(chunk.samples) > 1)
-            for chunk, end in zip(chunks, ends, strict=True)
-            for seq in chunk.samples
-        ]
-        forking = [(seq, row) for seq, row, forks in placed if forks]
-        single = [(seq, row) for seq, row, forks in placed if not forks]
+        last = [(chunk, end - chunk.num_rows + chunk.length - 1) for chunk, end in zip(chunks, ends, strict=True)]
+        forking = [(seq, row) for chunk, row in last if len(chunk.samples) > 1 for seq in chunk.samples]
+        single = [(chunk.seq, row) for chunk, row in last if len(chunk.samples) == 1 and not chunk.drafts]
+        drafted = [(seq, row + at) for chunk, row in last if chunk.drafts for at, (seq,) in enumerate(chunk.samplers)]
         block = max(1, min(self._spec.max_batch_seqs, self._block))
-        waits = [self._prepare_draw(forking[at : at + block], hidden, at)() for at in range(0, len(forking), block)]
-        draw = self._prepare_draw(single, hidden, len(forking)) if single else None
+        waits = [self._prepare_draw(forking[at : at + block], (), hidden, at)() for at in range(0, len(forking), block)]
+        draw = self._prepare_draw(single, drafted, hidden, len(forking)) if single or drafted else None
         self._drawn.rows = {seq.id: row for row, (seq, _) in enumerate(forking + single)}
 
         def draw_rest() -> Callable[[StepOutput], None]:
@@ -359,35 +410,42 @@ class GpuRunner:
                 waits.append(draw())
 
             def add(output: StepOutput) -> None:
-                for wait in waits:
-                    output.sampled.update(wait().sampled)
+                for seqs, wait in waits:
+                    for seq, sampled in zip(seqs, wait(), strict=True):
+                        # After the first row, those that follow a sequence's drafts.
+                        if output.sampled.setdefault(seq.id, sampled) is not sampled:
+                            output.followed.setdefault(seq.id, []).append(sampled)
 
             return add
 
         return draw_rest
 
-    def _prepare_draw(self, pairs: list[tuple[Sequence, int]], hidden: Tensor, at: int) -> Callable[[], Wait]:
-        """For sequences and the rows of `hidden` that they sample from; what is drawn is put in rows `at` onwards."""
-        seqs = [seq for seq, _ in pairs]
-        rows = np.array([row for _, row in pairs])
+    def _prepare_draw(
+        self, pairs: Seq[tuple[Sequence, int]], supposed: Seq[tuple[Sequence, int]], hidden: Tensor, at: int
+    ) -> Callable[[], tuple[list[Sequence], Drawn]]:
+        """For sequences and the rows of `hidden` that they sample from, then for sequences as they are supposed to be;
+        what is drawn is put in rows `at` onwards.
+        """
+        seqs = [seq for seq, _ in (*pairs, *supposed)]
+        rows = np.array([row for _, row in (*pairs, *supposed)])
         self._tell_head(rows)
         logits = self.part.head(hidden[send(rows, self.device)])
-        numbers, kind = self._sampler.slots_for(seqs)
+        numbers, kind = self._sampler.slots_for(seqs[: len(pairs)], seqs[len(pairs) :])
         slots = send(np.array(numbers, dtype=np.int32), self.device)
-        masks = _masks_unknown(seqs) or (masked(seqs) and not edits(seqs))
+        masks = masks_unknown(seqs) or (masked(seqs) and not edits(seqs))
         scores = logits
         if edits(seqs):
             scores = edited(logits, seqs)
         elif masks and any(seq.request.params.logprobs is not None for seq in seqs):
             scores = logits.clone()
 
-        def draw() -> Wait:
+        def draw() -> tuple[list[Sequence], Drawn]:
             if masks:
                 self._masks.send(seqs)
                 self._masks.ban(scores)
             self._sampler.draw(scores, slots, self._drawn.tokens[at:], self._drawn.errors[at:], kind)
             self._share_tokens(at, at + len(seqs))
-            return self._collect(seqs, logits, at)
+            return seqs, self._fetched(len(seqs), asked_logprobs(seqs), logits, at)
 
         return draw
 
@@ -395,7 +453,7 @@ class GpuRunner:
         """Log-probabilities of prompt tokens, in blocks: never a whole prompt times the vocabulary."""
         waits: list[tuple[Chunk, int, Callable[[], list[Tensor]]]] = []
         for chunk, end in zip(chunks, ends, strict=True):
-            first = end - chunk.length + chunk.scored.start - chunk.start
+            first = end - chunk.num_rows + chunk.scored.start - chunk.start
             targets = chunk.seq.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1] if chunk.scored else []
             top = chunk.num_top
             for at in range(0, len(targets), self._block):
@@ -468,13 +526,11 @@ class GpuRunner:
     def _block(self) -> int:
         return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
 
-    def _collect(self, seqs: list[Sequence], logits: Tensor | None, at: int = 0) -> Wait:
-        """The tokens drawn for the sequences, in rows `at` onwards, with log-probabilities where requested.
-
-        `logits` may be None if no sequence requests any.
+    def _fetched(self, count: int, asked: Mapping[int, int], logits: Tensor | None, at: int = 0) -> Drawn:
+        """The tokens drawn into `count` rows from `at` on, with the log-probabilities that are `asked` of some of them
+        (see `asked_logprobs`; `logits` may be None if of none).
         """
-        end = at + len(seqs)
-        asked = {row: top for row, seq in enumerate(seqs) if (top := seq.request.params.logprobs) is not None}
+        end = at + count
         tensors = [self._drawn.tokens[at:end], self._drawn.errors[at:end]]
         if asked:
             assert logits is not None
@@ -482,22 +538,27 @@ class GpuRunner:
             tensors.append(logprob_table(logits[rows].float(), tensors[0][rows].long(), max(asked.values())))
         arrived = fetch(*tensors)
 
-        def wait() -> StepOutput:
+        def wait() -> list[SampledToken]:
             tokens, errors, *tables = arrived()
-            logprobs = dict(zip(asked, read_logprobs(tables[0], list(asked.values())), strict=True)) if asked else {}
-            return StepOutput(
-                {
-                    seq.id: outcome(token, error, logprobs.get(row))
-                    for row, (seq, token, error) in enumerate(zip(seqs, tokens.tolist(), errors.tolist(), strict=True))
-                }
-            )
+            sampled = list(map(SampledToken, tokens.tolist()))
+            if asked:
+                for row, logprob in zip(asked, read_logprobs(tables[0], list(asked.values())), strict=True):
+                    sampled[row] = SampledToken(sampled[row].token_id, logprob)
+            for row in np.flatnonzero(errors.numpy()).tolist():
+                sampled[row] = failure(int(errors[row]))
+            return sampled
 
         return wait
 
 
-def _masks_unknown(seqs: Seq[Sequence]) -> bool:
-    """Whether the mask of some sequence depends on a token that is not known yet."""
-    return any(seq.matcher is not None and seq.num_pending for seq in seqs)
+def _is_single(chunk: Chunk) -> bool:
+    """Whether it is one token."""
+    return chunk.length == 1 and not chunk.drafts
+
+
+def _is_decode(chunk: Chunk) -> bool:
+    """Whether it is one token, and all that is wanted is the next one of its own sequence."""
+    return chunk.length == 1 and len(chunk.samples) == 1 and not chunk.drafts and not chunk.scored
 
 
 def _step(sample: Callable[[], Wait], *, is_late: bool) -> Step:
@@ -542,19 +603,26 @@ def rank_part(
     captures: bool,
 ) -> GpuPart:
     """What a rank other than the first has: its graphs are those of the first."""
-    captured = (config.cuda_graph_max_bs or config.max_batch_seqs) if config.cuda_graphs and captures else 0
     device = next(model.parameters()).device
+    most = config.cuda_graph_max_bs or config.max_batch_seqs
     return GpuPart(
         model,
         page_size=config.page_size,
         num_pages=num_pages,
         max_batch_seqs=config.max_batch_seqs,
-        tokens=DrawnTokens(config.max_batch_seqs * (MAX_CHOICES + 1), device).tokens,
-        captured=captured,
+        tokens=DrawnTokens(config.max_batch_seqs, device).tokens,
+        captured=_captured_rows(most, graphs=config.cuda_graphs, captures=captures),
+        cascades=config.cascade_attention,
         kv_dtype=kv_format(model, config),
         adapters=adapters,
         group=group,
+        kernel_choices=config.kernel_choices,
     )
+
+
+def _captured_rows(most: int, *, graphs: bool, captures: bool) -> int:
+    """The rows of the largest step that is a graph; 0 if none is. The same on all ranks, which replay them together."""
+    return most if graphs and captures else 0
 
 
 def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
@@ -563,10 +631,10 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             "On a GPU the products of adapters depend on the batch: leave out deterministic, or the adapters.",
             param="deterministic",
         )
-    if (reason := why_not_fused(model)) is not None:
+    if not isinstance(model, Decoder):
         raise BadRequest(
-            f"On a GPU this model's results depend on the batch: deterministic needs the fused kernels, and {reason}. "
-            "Leave it off, or serve the model on a CPU.",
+            "On a GPU this model's results depend on the batch: deterministic needs the fused kernels, and its layers "
+            "run several times a token. Leave it off, or serve the model on a CPU.",
             param="deterministic",
         )
     if any(isinstance(module, Fp8Linear) for module in model.modules()):

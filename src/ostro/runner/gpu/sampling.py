@@ -1,21 +1,23 @@
 """Which slot of the device's sampler each sequence has, and what must be done to logits that the sampler does not know.
 
 A sequence keeps its slot while it is in every step; one that was away, or that gained tokens without a draw, begins
-anew, when all its tokens are known.
+anew, when all its tokens are known. One with drafts has a slot for each of its rows, as it would be there, and loses
+them with the step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
+from ostro.engine.runner import NOT_FINITE, SampledToken
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.sampling import ALL_BANNED, SamplerTables, SlotSettings, sample_tokens
 from ostro.runner import outcome as row_outcome
 from ostro.runner.edits import cuts
 from ostro.runner.gpu.step_plan import SamplerKind
 from ostro.runner.score_edits import without_penalties
+from ostro.sampling_params import MAX_CHOICES
 
 _FAILURES = {ALL_BANNED: row_outcome.ALL_BANNED}
 
@@ -26,9 +28,17 @@ class Sampler:
         self._slots: dict[int, int] = {}
         self._settings: dict[int, SlotSettings] = {}
         self._free = list(range(num_slots))
+        # The latest sequences that kept their slots, and what `slots_for` said of them.
+        self._latest: tuple[Sequence[EngineSequence], tuple[list[int], SamplerKind]] | None = None
 
-    def slots_for(self, seqs: Sequence[EngineSequence]) -> tuple[list[int], SamplerKind]:
-        """The slots of the sequences that this step samples for; slots of all others are free again."""
+    def slots_for(
+        self, seqs: Sequence[EngineSequence], supposed: Sequence[EngineSequence] = ()
+    ) -> tuple[list[int], SamplerKind]:
+        """The slots of the sequences that this step samples for, then those of the `supposed`, which are theirs for
+        this step alone; slots of all others are free again.
+        """
+        if self._latest is not None and not supposed and self._latest[0] == seqs:
+            return self._latest[1]
         here = {seq.id for seq in seqs}
         for gone in [id for id in self._slots if id not in here]:
             self._free.append(self._slots.pop(gone))
@@ -37,10 +47,13 @@ class Sampler:
         for seq in new:
             self._slots[seq.id] = slot = self._slots[seq.id] if seq.id in self._slots else self._free.pop()
             self._settings[seq.id] = _settings(seq, slot)
-        self.tables.admit([self._settings[seq.id] for seq in new])
-        settings = [self._settings[seq.id] for seq in seqs]
+        once = [_settings(seq, slot) for seq, slot in zip(supposed, self._free[: len(supposed)], strict=True)]
+        self.tables.admit([*(self._settings[seq.id] for seq in new), *once])
+        settings = [*(self._settings[seq.id] for seq in seqs), *once]
         kind = SamplerKind(any(each.truncates for each in settings), any(each.penalises for each in settings))
-        return [each.slot for each in settings], kind
+        slots = [each.slot for each in settings]
+        self._latest = None if supposed or any(map(_jumps, seqs)) else (seqs, (slots, kind))
+        return slots, kind
 
     def draw(self, logits: Tensor, slots: Tensor, tokens: Tensor, errors: Tensor, kind: SamplerKind) -> None:
         sample_tokens(logits, slots, self.tables, tokens, errors, truncated=kind.truncated, penalties=kind.penalties)
@@ -49,18 +62,12 @@ class Sampler:
 class DrawnTokens:
     """What the latest step drew, on the device: the next one may read it before the host does."""
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, max_batch_seqs: int, device: torch.device) -> None:
+        capacity = max_batch_seqs * (MAX_CHOICES + 1)
         self.tokens = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.errors = torch.zeros(capacity, dtype=torch.int8, device=device)
         self.rows: dict[int, int] = {}
         """By sequence."""
-
-
-def edits(seqs: Iterable[EngineSequence]) -> bool:
-    """Whether some sequence wants its logits changed in a way that only the host knows."""
-    return any(
-        seq.request.params.logit_bias or seq.request.bad_word_ids or seq.stops_banned or cuts(seq) for seq in seqs
-    )
 
 
 def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
@@ -70,10 +77,8 @@ def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
     return without_penalties(logits.to(torch.float32, copy=True), seqs)
 
 
-def outcome(token_id: int, error: int, logprob: TokenLogprob | None = None) -> SampledToken:
-    if error:
-        return SampledToken(-1, error=_FAILURES.get(error, NOT_FINITE))
-    return SampledToken(token_id, logprob)
+def failure(error: int) -> SampledToken:
+    return SampledToken(-1, error=_FAILURES.get(error, NOT_FINITE))
 
 
 def _jumps(seq: EngineSequence) -> bool:

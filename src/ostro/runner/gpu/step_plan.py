@@ -30,6 +30,8 @@ class StepKind(NamedTuple):
     keeps_logits: bool
     masks: bool = False
     """Whether tokens are banned by masks first; not if the sampler is None."""
+    shares_prefixes: bool = False
+    """Whether attention reads the prefixes of groups once: see `Prelude.groups`."""
 
 
 class Prelude(msgspec.Struct, frozen=True, tag=True):
@@ -41,6 +43,9 @@ class Prelude(msgspec.Struct, frozen=True, tag=True):
     """[2, changes]: cells of the page tables, and the pages to write there; None if nothing has changed."""
     adapters: Sequence[tuple[int, int]]
     """Adapters' slots and their numbers of rows, in order; empty if the model has none."""
+    groups: Array | None = None
+    """int32 [GROUP_ARRAYS, most rows]: single-token rows with common prefixes, for the steps that share them (see
+    `kernels.gpu.prefix_attention`); None if those sent before still hold, or if there are none."""
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
@@ -53,11 +58,20 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
     """int32 [FIELDS, most rows]: see `kernels.gpu.step_inputs`."""
 
 
+class Padding(NamedTuple):
+    """The sizes that a step with prompts is padded to; each has its own graph."""
+
+    tokens: int
+    singles: int
+    """Tokens from the first on that may be alone in their sequences."""
+    tiles: int
+
+
 class Mixed(msgspec.Struct, frozen=True, tag=True):
     """A step with prompts or adapters."""
 
     inputs: Array
-    """int32 [FIELDS, tokens]."""
+    """int32 [FIELDS, tokens], with a LENGTH for single tokens only."""
     rows: int
     """Sequences, each with its row of the page tables."""
     num_single: int
@@ -65,6 +79,10 @@ class Mixed(msgspec.Struct, frozen=True, tag=True):
     tiles: Array | None
     """int32 [tiles, 4]: the other tokens, for `prefill_attention`."""
     adapted: bool
+    padding: Padding | None = None
+    """None if it is no graph."""
+    shares_prefixes: bool = False
+    """As in `StepKind`, for the rows with one token."""
 
 
 class Head(msgspec.Struct, frozen=True, tag=True):

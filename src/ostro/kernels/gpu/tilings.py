@@ -1,0 +1,314 @@
+"""How matmuls of few rows are split into programs, and which ways may be fastest for a shape.
+
+The cost model only ranks: among the few best, a measurement decides (`runner.gpu.choices`). Plain arithmetic that needs
+neither torch nor Triton.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product as product_of
+from typing import Literal, TypeAlias
+
+ROWS = (1, 4, 16, 32, 64, 128, 256)
+"""Numbers of rows that tilings are chosen for: each applies to fewer rows as well, down to the next smaller one."""
+MOST_ROWS = ROWS[-1]
+MOST_VECTOR_ROWS = 4
+Epilogue = Literal["plain", "added", "activated", "gated"]
+"""What a matmul's kernel can do with its result: store it, add it to the residual, or apply an activation, also with
+gate and up.
+"""
+
+_SHARED_MEMORY = 220 << 10
+_MOST_STAGES = 10
+_MOST_SPLITS = 8
+# What the copy engine needs of a row's bytes.
+_ALIGNMENT = 16
+# Per multiprocessor, as measured on an H200: bytes per µs from memory, and from the L2 cache, which all read the inputs
+# from; floating-point operations per µs; bytes in flight that saturate memory.
+_FROM_MEMORY, _FROM_CACHE, _OPERATIONS, _IN_FLIGHT = 32_600.0, 80_000.0, 5.9e6, 33_000.0
+# In µs: what it takes to add up splits.
+_JOINING = 1.5
+_REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
+# Programs per multiprocessor that saturate memory: one can read faster than its share.
+_ENOUGH = 0.7
+# Candidates whose predicted time is beyond this multiple of the best are not worth compiling.
+_WORTH_TRYING = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class VectorTiling:
+    """For the vector kernel. Powers of two."""
+
+    outs: int
+    """Outputs per program; with gate and up, of each."""
+    ins: int
+    """Inputs read at a time."""
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DotTiling:
+    """For the tensor cores' kernel. Powers of two, except for the stages."""
+
+    outs: int
+    """Outputs per program; with gate and up, of each."""
+    ins: int
+    """Inputs read at a time."""
+    warps: int
+    stages: int
+    """Blocks of inputs and weights in flight at a time."""
+    splits: int = 1
+    """Programs that share one output's inputs (not for gated matmuls). Their sums are added in a fixed order."""
+    held: int = 0
+    """Blocks of weights loaded to registers before waiting for the previous kernel."""
+
+
+Tiling: TypeAlias = VectorTiling | DotTiling
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matmul, by what its speed depends on besides the number of rows."""
+
+    out_features: int
+    """The weight's rows: with gate and up, both."""
+    in_features: int
+    bits: int
+    epilogue: Epilogue = "plain"
+
+    @property
+    def is_gated(self) -> bool:
+        return self.epilogue == "gated"
+
+    @property
+    def outs(self) -> int:
+        """Results per row."""
+        return self.out_features // self._copies
+
+    @property
+    def _copies(self) -> int:
+        return 2 if self.is_gated else 1
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.out_features * self.in_features * self.bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessors:
+    """A GPU, as far as tilings depend on it."""
+
+    number: int
+    shared_memory: int
+    """Bytes that one program can have."""
+
+
+def block_rows(rows: int) -> int:
+    """The tensor cores' kernel has one tile for all rows."""
+    return max(16, power_of_two(rows))
+
+
+def power_of_two(number: int) -> int:
+    """The smallest that is not less."""
+    return 1 << (number - 1).bit_length()
+
+
+def binary_of(product: Product, rows: int, tiling: Tiling) -> tuple[object, ...]:
+    """The same for products that one compiled kernel serves, apart from biases and norms."""
+    # Triton compiles numbers that are multiples of 16 apart.
+    aligned = product.outs % 16 == 0, product.in_features % 32 == 0
+    if isinstance(tiling, VectorTiling):
+        return (
+            product.epilogue,
+            tiling,
+            product.bits,
+            rows,
+            product.in_features,
+            product.outs % tiling.outs == 0,
+            aligned,
+        )
+    blocks = -(-product.in_features // (tiling.splits * tiling.ins))
+    held = min(tiling.held, blocks)
+    return product.epilogue, tiling, product.bits, block_rows(rows), held, held < blocks, aligned
+
+
+def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, bits: int = 16) -> Tiling:
+    """Where none was chosen. `out_features` counts the weight's rows, both gate and up."""
+    if rows == 1:
+        return default_vector_tiling(out_features, in_features, gated=gated)
+    return default_dot_tiling(rows, out_features // (2 if gated else 1), in_features, gated=gated, bits=bits)
+
+
+def default_vector_tiling(out_features: int, in_features: int, *, gated: bool) -> VectorTiling:
+    """For one row. `out_features` counts the weight's rows, both gate and up."""
+    width = power_of_two(in_features)
+    if in_features <= 3072:  # A row of weights fits into a warp's registers.
+        warps = 4 if out_features >= 4096 else 2
+        return VectorTiling(outs=warps, ins=min(width, 256), warps=warps)
+    # About 16 KB of weights per program: a few programs per multiprocessor keep enough loads in flight.
+    outs = max(1, 8192 // width) // (2 if gated and width < 8192 else 1)
+    warps = 8 if in_features > 8192 else 4
+    return VectorTiling(outs=outs, ins=min(width, 256 * warps), warps=warps)
+
+
+def default_dot_tiling(
+    rows: int, outs: int, in_features: int, *, gated: bool, bits: int = 16, multiprocessors: int = 132
+) -> DotTiling:
+    """Enough programs for every multiprocessor, and enough loads in flight to fill its shared memory. `outs` counts
+    results, half the weight's rows if gated.
+    """
+    ins = min(128 if rows <= 64 or bits == 8 else 64, power_of_two(max(in_features, 32)))
+    programs = -(-outs // 64)
+    splits = 1
+    while not gated and splits < 8 and programs * splits < 0.7 * multiprocessors and in_features >= 4 * ins * splits:
+        splits *= 2
+    block = bits // 8 * ins * (64 * (2 if gated else 1) + block_rows(rows))
+    memory = _SHARED_MEMORY if programs * splits <= multiprocessors else _SHARED_MEMORY // 2
+    return DotTiling(64, ins, 4, stages=max(2, min(_MOST_STAGES, memory // block)), splits=splits)
+
+
+def fits(product: Product, rows: int, tiling: Tiling, device: Multiprocessors) -> bool:
+    """Whether the kernel can run with this tiling for up to `rows` rows."""
+    numbers = [tiling.outs, tiling.ins, tiling.warps]
+    if isinstance(tiling, DotTiling):
+        numbers.append(tiling.splits)
+    if any(number < 1 or number & (number - 1) for number in numbers):
+        return False
+    if isinstance(tiling, VectorTiling):
+        return rows <= MOST_VECTOR_ROWS
+    return (
+        rows > 1
+        and tiling.stages >= 1
+        and tiling.held >= 0
+        and min(tiling.outs, tiling.ins) >= 16
+        and (tiling.splits == 1 or not product.is_gated)
+        and product.in_features * product.bits // 8 % _ALIGNMENT == 0
+        and shared_memory(product, rows, tiling) <= device.shared_memory
+    )
+
+
+def shared_memory(product: Product, rows: int, tiling: DotTiling) -> int:
+    """Bytes per program: blocks in flight, and held weights, which the tensor cores read from there as well."""
+    weights = product.bits // 8 * tiling.ins * tiling.outs * (2 if product.is_gated else 1)
+    inputs = product.bits // 8 * tiling.ins * block_rows(rows)
+    blocks = -(-product.in_features // (tiling.splits * tiling.ins))
+    # Without a loop, nothing but held blocks is in flight.
+    in_flight = tiling.stages if blocks > tiling.held else 0
+    return (in_flight + min(tiling.held, blocks)) * (weights + inputs)
+
+
+def candidates(product: Product, rows: int, device: Multiprocessors, most: int = 2) -> tuple[Tiling, ...]:
+    """The tilings to try for up to `rows` rows, no two alike: first the default for one row, then the likeliest. None
+    if only the library can do it.
+    """
+    times = {
+        each: predicted_time(product, rows, each, device)
+        for each in _possible(product, rows, device)
+        if fits(product, rows, each, device)
+    }
+    bound = _WORTH_TRYING * min(times.values(), default=0.0)
+    worth = sorted((each for each in times if times[each] <= bound), key=times.__getitem__)
+    if rows == 1:
+        worth.insert(0, default_vector_tiling(product.out_features, product.in_features, gated=product.is_gated))
+    unlike: dict[object, Tiling] = {}
+    for each in worth:
+        unlike.setdefault(_likeness(each), each)
+    return tuple(unlike.values())[:most]
+
+
+def _likeness(tiling: Tiling) -> object:
+    """The same for tilings whose speed is about the same, or whose difference the cost model knows."""
+    if isinstance(tiling, VectorTiling):
+        return tiling.outs / tiling.warps, tiling.ins
+    return tiling.outs, tiling.splits
+
+
+def predicted_time(product: Product, rows: int, tiling: Tiling, device: Multiprocessors) -> float:
+    """In µs. Good for comparing tilings of one product, no more."""
+    copies, number, size = 2 if product.is_gated else 1, device.number, product.bits / 8
+    tiles = -(-product.outs // tiling.outs)
+    if isinstance(tiling, VectorTiling):
+        programs, joining, operations = tiles, 0.0, 0.0
+        held = min(256 * 32 * tiling.warps, int(tiling.outs * copies * product.in_features * size))
+        # Registers limit how many programs a multiprocessor runs at a time.
+        places, in_flight = number * max(1, 16 // tiling.warps), float(held)
+        cached = rows * product.in_features * size * tiles
+    else:
+        programs = tiles * tiling.splits
+        in_flight = (tiling.stages + tiling.held) * size * tiling.ins * tiling.outs * copies
+        places = number * max(1, device.shared_memory // max(1, shared_memory(product, rows, tiling)))
+        sums = 4 * tiling.splits * block_rows(rows) * tiling.outs
+        joining = _JOINING + sums / _FROM_CACHE if tiling.splits > 1 else 0.0
+        cached = block_rows(rows) * product.in_features * size * tiles
+        operations = 2.0 * block_rows(rows) * product.out_features * product.in_features
+    fill = min(1.0, in_flight * min(programs, places) / (_IN_FLIGHT * number), programs / (_ENOUGH * number))
+    read = product.weight_bytes / (_FROM_MEMORY * number * fill) * _last_wave(programs, places)
+    computed = operations / (_OPERATIONS * number) * _last_wave(programs, number)
+    return max(read, computed, cached / (_FROM_CACHE * number)) + joining
+
+
+def _last_wave(programs: int, places: int) -> float:
+    """How much longer it takes because the last programs leave places empty. Fewer programs than places are no
+    problem of this kind.
+    """
+    return max(1.0, -(-programs // places) * places / programs) if programs > places else 1.0
+
+
+def _possible(product: Product, rows: int, device: Multiprocessors) -> Iterator[Tiling]:
+    if rows == 1:
+        yield from _vector_tilings(product)
+    elif product.bits <= 16:
+        # Wider numbers are not for the tensor cores.
+        yield from _dot_tilings(product, rows, device)
+
+
+def _vector_tilings(product: Product) -> Iterator[VectorTiling]:
+    own_row = ((4, 256, 4), (8, 256, 8), (8, 256, 4), (4, 256, 2), (2, 512, 2))
+    along_a_row = ((2, 1024, 4), (1, 1024, 4), (2, 2048, 8), (1, 2048, 8))
+    copies = 2 if product.is_gated else 1
+    for outs, ins, warps in own_row + along_a_row:
+        weights_a_thread = copies * outs * product.in_features * product.bits / 32 / (32 * warps)
+        if ins <= power_of_two(product.in_features) and weights_a_thread <= _REGISTERS_A_THREAD:
+            yield VectorTiling(outs, ins, warps)
+
+
+def _dot_tilings(product: Product, rows: int, device: Multiprocessors) -> Iterator[DotTiling]:
+    copies, sums = 2 if product.is_gated else 1, block_rows(rows)
+    # Of those that are equally good, the first is preferred.
+    wide, narrow = (128, 64) if rows <= 64 else (64, 128)
+    for outs, ins, warps in product_of((64, 128), (wide, narrow), (4, 8)):
+        tiles = -(-product.outs // outs)
+        for splits in _splits(product, tiles, ins, device):
+            # Beside the sums, what they are added to is in registers: the stream, or other splits' sums.
+            beside = 2 if splits > 1 or product.epilogue == "added" else 1
+            sums_a_thread = beside * copies * outs * sums / (32 * warps)
+            # No more threads than it takes.
+            if sums_a_thread > _SUMS_A_THREAD or (warps == 8 and sums_a_thread <= _SUMS_A_THREAD / 2):
+                continue
+            # For few rows, the next kernel's programs must find room beside these, to load their weights ahead.
+            room = device.shared_memory // (2 if rows <= 16 or tiles * splits > device.number else 1)
+            # Loaded ahead by the first programs only.
+            held = 1 if rows <= 16 and tiles * splits <= 2 * device.number else 0
+            block = product.bits // 8 * ins * (outs * copies + sums)
+            stages = min(_MOST_STAGES, room // block - held)
+            if stages >= 2:
+                yield DotTiling(outs, ins, warps, stages=stages, splits=splits, held=held)
+
+
+def _splits(product: Product, tiles: int, ins: int, device: Multiprocessors) -> Iterator[int]:
+    """As long as they are not enough programs, and each has work."""
+    splits = 1
+    while splits == 1 or (
+        splits <= _MOST_SPLITS
+        and not product.is_gated
+        and tiles * splits // 2 < device.number
+        and _all_have_work(product.in_features, ins, splits)
+    ):
+        yield splits
+        splits *= 2
+
+
+def _all_have_work(in_features: int, ins: int, splits: int) -> bool:
+    """Whether every split has at least two blocks of inputs."""
+    blocks = -(-in_features // (splits * ins))
+    return blocks >= 2 and (splits - 1) * blocks * ins < in_features

@@ -1,0 +1,350 @@
+"""Which matmuls of few rows our own kernels compute, with which tiling, and which are left to the library: chosen for
+each matrix and number of rows, by measurement.
+
+Choices come from the file shipped for a GPU, from what an earlier start measured and kept, from measuring now, or from
+a file that the user names:
+
+    ROOT/kernel-choices/DIGEST.json     kept, where the digest covers the GPU, the kernels' code and the libraries
+
+Knows files and shapes; knows neither torch nor a device. `measuring` is the clock.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+
+import ostro.kernels.gpu
+from ostro.errors import BadRequest
+from ostro.kernels.gpu.tilings import (
+    MOST_ROWS,
+    ROWS,
+    DotTiling,
+    Epilogue,
+    Multiprocessors,
+    Product,
+    Tiling,
+    VectorTiling,
+    candidates,
+    default_vector_tiling,
+    fits,
+)
+from ostro.models.architecture import Architecture
+from ostro.sources.cache import cache_root, locked, publish
+
+_log = logging.getLogger(__name__)
+
+TRIED: Mapping[int, int] = {1: 2, 16: 2, 64: 2, 128: 2, 256: 1}
+"""For these numbers of rows so many tilings are measured: not all ROWS, for each binary takes long to compile."""
+LIBRARY: Literal["library"] = "library"
+_SHIPPED = Path(__file__).with_name("shipped_choices")
+# Kernels whose speed choices depend on.
+_KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "small_batch", "tilings")
+_LIBRARIES = ("torch", "triton")
+
+Table: TypeAlias = Mapping[Product, Mapping[int, Tiling | None]]
+"""By product and largest number of rows; None stands for the library."""
+Clock: TypeAlias = Callable[[Product, int, Sequence[Tiling | None]], Sequence[float | None]]
+"""The time that a product of this many rows takes with each tiling, or in the library, together with the kernels around
+it; None for one that cannot run.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    capability: str
+    """Of its instruction set, such as 9.0."""
+    multiprocessors: Multiprocessors
+
+
+def adding(*, normed: bool, reduced: bool) -> Epilogue:
+    """What the kernel of a matmul whose result is added to the residual stream can do with it: add it, unless it is
+    normed first, or the ranks' results must be summed up.
+    """
+    return "plain" if normed or reduced else "added"
+
+
+def described_products(model: Architecture, bits: int) -> Mapping[str, Product]:
+    """A model's matmuls on one GPU, by name. Where layers differ, those of the first."""
+    layer = model.layers[0]
+    epilogues: tuple[Epilogue, ...] = (
+        "plain",
+        adding(normed=layer.attention_post_norm is not None or layer.parallel, reduced=False),
+        "gated" if layer.mlp.gated else "activated",
+        adding(normed=layer.mlp_post_norm is not None, reduced=False),
+    )
+    found = {
+        name: Product(matrix.rows, matrix.columns, bits, epilogue)
+        for name, matrix, epilogue in zip(("qkv", "output", "up", "down"), layer.projections, epilogues, strict=True)
+    }
+    if model.head is not None:
+        found["head"] = Product(model.shape.vocab_size, model.shape.hidden_size, bits)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    table: Table = field(default_factory=dict)
+
+    def tiling(self, product: Product, rows: int) -> Tiling | None:
+        """For our own kernel; None if the library is to compute the product, as it does where nothing was chosen for
+        more than one row. For one row, ours is always faster: without a choice, it takes its default tiling.
+        """
+        chosen = self.table.get(product, {})
+        if rows == 1:
+            default = default_vector_tiling(product.out_features, product.in_features, gated=product.is_gated)
+            return chosen.get(1) or default
+        return next((chosen[most] for most in ROWS if rows <= most and most in chosen), None)
+
+    def __or__(self, other: "Choices") -> "Choices":
+        """The other's count where both have chosen."""
+        return Choices({**self.table, **other.table})
+
+    def __contains__(self, product: Product) -> bool:
+        return product in self.table
+
+    def own_rows(self, product: Product) -> str:
+        """The numbers of rows for which a product is ours, as ranges."""
+        own = [rows for rows in range(1, MOST_ROWS + 1) if self.tiling(product, rows) is not None]
+        starts = [rows for rows in own if rows - 1 not in own]
+        ends = [rows for rows in own if rows + 1 not in own]
+        return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+    def of(self, products: Iterable[Product]) -> "Choices":
+        return Choices({each: self.table[each] for each in products if each in self.table})
+
+
+def choose(products: Iterable[Product], gpu: Gpu, clock: Clock) -> Choices:
+    """Measures the candidates for each product against the library."""
+    return Choices({each: {rows: _fastest(each, rows, gpu, clock) for rows in TRIED} for each in products})
+
+
+def to_try(product: Product, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
+    """Our own tilings that are measured for a number of rows in TRIED."""
+    return candidates(product, rows, gpu.multiprocessors, TRIED[rows])
+
+
+def _fastest(product: Product, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None:
+    own = to_try(product, rows, gpu)
+    # For one row, ours is always faster than the library's.
+    tried: Sequence[Tiling | None] = own if rows == 1 else (*own, None)
+    if len(tried) < 2:
+        return tried[0] if tried else None
+    times = clock(product, rows, tried)
+    ran = [(time, order) for order, time in enumerate(times) if time is not None]
+    return tried[min(ran)[1]] if ran else None
+
+
+# ---- where choices come from
+
+
+def known(setting: str, gpu: Gpu) -> Choices:
+    """What a setting of `kernel_choices` says without measuring anything. Raises BadRequest like `fixed`."""
+    if setting == "off":
+        return shipped(gpu, similar=True)
+    return kept(gpu) | shipped(gpu) if setting == "auto" else fixed(Path(setting), gpu)
+
+
+def known_for(setting: str, gpu: str) -> Choices | None:
+    """Like `known`, for a GPU of which only the name is known; None if there are none for it."""
+    paths = [Path(setting)]
+    if setting in ("auto", "off"):
+        paths = sorted(_SHIPPED.glob("*.json"))
+        if setting == "auto":
+            paths = [*_kept_files(), *paths]
+    found = None
+    for path in paths:
+        try:
+            file = read(path)
+        except (OSError, ValueError) as error:
+            if setting not in ("auto", "off"):
+                raise _unusable(path, error) from error
+            continue
+        if file.gpu == gpu:
+            found = (found or Choices()) | file.choices
+    return found
+
+
+def _kept_files() -> Iterable[Path]:
+    """With the same kernels, for any GPU."""
+    for path in sorted((cache_root() / "kernel-choices").glob("*.json")):
+        with suppress(OSError, ValueError):
+            file = read(path)
+            if path.stem == _digest(file.gpu, file.capability, file.multiprocessors):
+                yield path
+
+
+def shipped(gpu: Gpu, *, similar: bool = False) -> Choices:
+    """Those in the package that were measured on this GPU, or, if `similar`, on one with as many multiprocessors of the
+    same kind.
+    """
+    found = Choices()
+    for path in sorted(_SHIPPED.glob("*.json")):
+        file = read(path)
+        alike = (file.capability, file.multiprocessors) == (gpu.capability, gpu.multiprocessors.number)
+        if alike and (similar or file.gpu == gpu.name):
+            found |= file.choices
+    return found
+
+
+def fixed(path: Path, gpu: Gpu) -> Choices:
+    """A file that the user names. Raises BadRequest if it cannot be read, or is not for this GPU."""
+    try:
+        file = read(path)
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error) from error
+    if (file.gpu, file.multiprocessors) != (gpu.name, gpu.multiprocessors.number):
+        raise BadRequest(
+            f"kernel_choices: {path} was measured on {file.gpu} with {file.multiprocessors} multiprocessors, and this "
+            f"is {gpu.name} with {gpu.multiprocessors.number}.",
+            param="kernel_choices",
+        )
+    for product, rows, tiling in _entries(file.choices.table):
+        if tiling is not None and not fits(product, rows, tiling, gpu.multiprocessors):
+            raise BadRequest(
+                f"kernel_choices: in {path}, {tiling} does not fit {product} for {rows} rows.", param="kernel_choices"
+            )
+    return file.choices
+
+
+def _unusable(path: Path, error: Exception) -> BadRequest:
+    return BadRequest(f"kernel_choices: {path} cannot be used: {error}.", param="kernel_choices")
+
+
+def kept(gpu: Gpu) -> Choices:
+    """What earlier starts measured on this GPU with the same kernels. A damaged file counts as none."""
+    try:
+        file = read(_kept_at(gpu))
+    except FileNotFoundError:
+        return Choices()
+    except (OSError, ValueError) as error:
+        _log.warning("%s cannot be used (%s). It is measured again.", _kept_at(gpu), error)
+        return Choices()
+    usable = {
+        product: rows
+        for product, rows in file.choices.table.items()
+        if all(each is None or fits(product, most, each, gpu.multiprocessors) for most, each in rows.items())
+    }
+    return Choices(usable)
+
+
+def keep(choices: Choices, gpu: Gpu) -> None:
+    """For later starts, added to what is kept already, if the cache can be written."""
+    path = _kept_at(gpu)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The ranks of a model may each have measured their own.
+        with locked(path.with_name(f"{path.name}.lock"), "kernel choices"):
+            unfinished.write_text(written(kept(gpu) | choices, gpu), encoding="utf-8")
+            publish(unfinished, path)
+    except OSError as error:
+        _log.warning("The choice of kernels is not kept: %s", error)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _kept_at(gpu: Gpu) -> Path:
+    return cache_root() / "kernel-choices" / f"{_digest(gpu.name, gpu.capability, gpu.multiprocessors.number)}.json"
+
+
+def _digest(gpu: str, capability: str, multiprocessors: int) -> str:
+    facts = [gpu, capability, multiprocessors, _kernels_digest()]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+@cache
+def _kernels_digest() -> str:
+    digest = hashlib.sha256()
+    directory = Path(ostro.kernels.gpu.__file__ or "").parent
+    for name in _KERNELS:
+        digest.update((directory / f"{name}.py").read_bytes())
+    for library in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            digest.update(f"{library} {version(library)}".encode())
+    return digest.hexdigest()
+
+
+# ---- the file's format
+
+
+class ChoicesFile(NamedTuple):
+    gpu: str
+    capability: str
+    multiprocessors: int
+    choices: Choices
+
+
+def written(choices: Choices, gpu: Gpu) -> str:
+    """A line for each product, and for each number of rows."""
+    products = []
+    for product, rows in choices.table.items():
+        entries = ",\n".join(f'    "{most}": {json.dumps(_as_json(tiling))}' for most, tiling in rows.items())
+        products.append(f'  {json.dumps(asdict(product))[:-1]}, "rows": {{\n{entries}}}}}')
+    head = {"gpu": gpu.name, "capability": gpu.capability, "multiprocessors": gpu.multiprocessors.number}
+    lines = ",\n".join(products)
+    return f'{json.dumps(head)[:-1]}, "products": [\n{lines}\n]}}\n'
+
+
+def read(path: Path) -> ChoicesFile:
+    """Raises ValueError, with the rest of a sentence, for a file that is not one of these."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 ({error})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    try:
+        table = {_product(each): _rows(each["rows"]) for each in found["products"]}
+        return ChoicesFile(str(found["gpu"]), str(found["capability"]), int(found["multiprocessors"]), Choices(table))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it does not hold choices of kernels ({type(error).__name__}: {error})") from error
+
+
+def _product(found: Mapping[str, object]) -> Product:
+    epilogue = found["epilogue"]
+    if epilogue not in get_args(Epilogue):
+        raise ValueError(f"epilogue {epilogue!r}")
+    out_features, in_features, bits = (found[name] for name in ("out_features", "in_features", "bits"))
+    if not (isinstance(out_features, int) and isinstance(in_features, int) and isinstance(bits, int)):
+        raise TypeError(f"sizes {out_features!r}, {in_features!r}, {bits!r}")
+    if min(out_features, in_features, bits) < 1:
+        raise ValueError(f"sizes {out_features}, {in_features}, {bits}")
+    return Product(out_features, in_features, bits, cast(Epilogue, epilogue))
+
+
+def _rows(found: Mapping[str, object]) -> dict[int, Tiling | None]:
+    rows = {int(most): _tiling(each) for most, each in found.items()}
+    if unknown := rows.keys() - set(ROWS):
+        raise ValueError(f"rows {sorted(unknown)} instead of some of {ROWS}")
+    return rows
+
+
+def _as_json(tiling: Tiling | None) -> object:
+    if tiling is None:
+        return LIBRARY
+    return {"kernel": "vector" if isinstance(tiling, VectorTiling) else "dot", **asdict(tiling)}
+
+
+def _tiling(found: object) -> Tiling | None:
+    if found == LIBRARY:
+        return None
+    if not isinstance(found, dict):
+        raise TypeError(f"tiling {found!r}")
+    kinds: Mapping[object, type[VectorTiling] | type[DotTiling]] = {"vector": VectorTiling, "dot": DotTiling}
+    numbers = {name: number for name, number in found.items() if name != "kernel"}
+    if not all(isinstance(number, int) for number in numbers.values()):
+        raise TypeError(f"tiling {found!r}")
+    return kinds[found["kernel"]](**numbers)
+
+
+def _entries(table: Table) -> Iterable[tuple[Product, int, Tiling | None]]:
+    return ((product, most, tiling) for product, rows in table.items() for most, tiling in rows.items())

@@ -1,0 +1,150 @@
+"""A decoder's layers as data for the fused kernels: what is multiplied, normed and added, in which order.
+
+Read once from the model's description and its modules. Everything in which families differ is a field here, so that
+the code that carries a plan out (`fused`) knows none of them. The model's own `forward` is the plain twin.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostro.kernels.gpu.norm import NormWeights
+from ostro.kernels.gpu.rope_store import QKNormWeights
+from ostro.kernels.gpu.tilings import Epilogue
+from ostro.models import architecture as arch
+from ostro.runner.gpu.choices import adding
+from ostro.runner.gpu.projections import Fp8Linear
+from ostro.torch_models.decoder import Decoder, DecoderLayer
+from ostro.torch_models.layers import Attention, CutWidthNorm, GatedMLP, HeadNorm, LayerNorm, Linear, RMSNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    layer: int
+    qkv: Linear
+    output: Linear
+    spec: arch.AttentionSpec
+    rope: int | None
+    """Which of the model's ropes rotates queries and keys; None for no rotation."""
+    norm: QKNormWeights | None
+    """Of queries and keys, before they are rotated."""
+    joint_norm: Callable[[Tensor], Tensor] | None
+    """The same as a module, [tokens, heads, head_dim], where ranks must add up their sums for it."""
+
+    @property
+    def is_by_head(self) -> bool:
+        """Whether no head's norm depends on other heads."""
+        return self.joint_norm is None and (self.norm is None or self.norm.over == "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpPlan:
+    up: Linear
+    down: Linear
+    activation: arch.Activation
+    gated: bool
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What the first product's kernel can do with its result."""
+        return "gated" if self.gated else "activated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """See `Architecture` for what is added to what."""
+
+    attention: AttentionPlan
+    mlp: MlpPlan
+    attention_norm: NormWeights | None
+    attention_post_norm: NormWeights | None
+    mlp_norm: NormWeights | None
+    mlp_post_norm: NormWeights | None
+    multiplier: float
+    """Of what attention and MLP add."""
+    parallel: bool
+    folded_norms: bool = False
+    """Whether the weights of the norms are part of the matrices after them: see `folded_norms`."""
+
+    @property
+    def can_fold_norms(self) -> bool:
+        """Whether RMS norms stand between sums that a product's kernel can do and products that can norm their inputs:
+        there, no kernel is needed for a norm whose weight is part of the matrix after it.
+        """
+        after, read = (self.attention_post_norm, self.mlp_post_norm), (self.attention.qkv, self.mlp.up)
+        return self.folds and after == (None, None) and not any(isinstance(each, Fp8Linear) for each in read)
+
+    @property
+    def folds(self) -> bool:
+        """Whether, for a single row, products can do what stands before them: norm the stream, and, if it is normed
+        first, add to it. All norms must be RMS norms.
+        """
+        before, after = (self.attention_norm, self.mlp_norm), (self.attention_post_norm, self.mlp_post_norm)
+        if self.parallel or any(norm is not None and norm.kind != "rms" for norm in before + after):
+            return False
+        if after == (None, None):
+            return None not in before and self.attention.output.reduce is self.mlp.down.reduce is None
+        return None not in after and not any(isinstance(each, Fp8Linear) for each in (self.attention.qkv, self.mlp.up))
+
+    @property
+    def products(self) -> tuple[tuple[Linear, Epilogue], ...]:
+        """Each product, with what its kernel can do with the result."""
+        attention, mlp = self.attention, self.mlp
+        # What attention and MLP add in parallel is added up first.
+        waits = self.attention_post_norm is not None or self.parallel
+        output = adding(normed=waits, reduced=attention.output.reduce is not None)
+        down = adding(normed=self.mlp_post_norm is not None, reduced=mlp.down.reduce is not None)
+        return (attention.qkv, "plain"), (attention.output, output), (mlp.up, mlp.epilogue), (mlp.down, down)
+
+
+def layer_plans(model: Decoder) -> tuple[LayerPlan, ...]:
+    return tuple(
+        _layer(layer, described) for layer, described in zip(model.layers, model.described.layers, strict=True)
+    )
+
+
+def norm_weights(norm: RMSNorm | LayerNorm) -> NormWeights:
+    return NormWeights(norm.weight, norm.eps, norm.bias if isinstance(norm, LayerNorm) else None)
+
+
+def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
+    mlp = layer.mlp
+    before, after = (layer.attention_norm, layer.mlp_norm), (layer.attention_post_norm, layer.mlp_post_norm)
+    attention_norm, mlp_norm = (None if norm is None else norm_weights(norm) for norm in before)
+    attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
+    assert not described.parallel or after == (None, None), "what parallel parts add is added up before it is normed"
+    return LayerPlan(
+        attention=_attention(layer.self_attn, described.attention),
+        mlp=MlpPlan(
+            up=mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj,
+            down=mlp.down_proj,
+            activation=described.mlp.activation,
+            gated=described.mlp.gated,
+        ),
+        attention_norm=attention_norm,
+        attention_post_norm=attention_post_norm,
+        mlp_norm=mlp_norm,
+        mlp_post_norm=mlp_post_norm,
+        multiplier=described.residual_scale,
+        parallel=described.parallel,
+    )
+
+
+def _attention(attention: Attention, described: arch.Attention) -> AttentionPlan:
+    norm = attention.qk_norm
+    weights = None
+    if isinstance(norm, HeadNorm):
+        weights = QKNormWeights(norm.weight, norm.eps, "head")
+    elif norm is not None and not isinstance(norm, CutWidthNorm):
+        weights = QKNormWeights(torch.cat((norm.q_weight, norm.k_weight)), norm.eps, "width")
+    return AttentionPlan(
+        layer=attention.layer,
+        qkv=attention.qkv_proj,
+        output=attention.o_proj,
+        spec=attention.spec,
+        rope=described.rope,
+        norm=weights,
+        joint_norm=norm if isinstance(norm, CutWidthNorm) else None,
+    )

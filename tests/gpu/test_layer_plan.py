@@ -1,0 +1,300 @@
+"""Every family's layers on fused kernels against their plain twin, the model's own `forward` on a CPU, in fp32."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dense_context import dense_logits
+from tiny_configs import BY_MODEL_TYPE
+from tiny_models import random_model
+from torch import Tensor
+from triton_device import slow_in_the_interpreter
+
+from ostro.engine.batch import Chunk
+from ostro.engine.request import Request
+from ostro.engine.sequence import Sequence as EngineSequence
+from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SLOT, TOKEN
+from ostro.kernels.gpu.tilings import Product, Tiling, default_tiling
+from ostro.models.registry import FAMILIES
+from ostro.runner.gpu.choices import Choices, described_products, kept
+from ostro.runner.gpu.layer_plan import layer_plans
+from ostro.runner.gpu.measuring import this_gpu
+from ostro.runner.gpu.part import GpuPart
+from ostro.runner.gpu.projections import product_of
+from ostro.runner.gpu.step_plan import Mixed
+from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.lora import Adapters
+
+Config = Mapping[str, object]
+PAGE, VOCAB = 16, 32
+SIZES: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "n_embd": 32,
+    "n_head": 2,
+}
+SLIDING: Config = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def variant(name: str, **changes: object) -> Config:
+    return {**BY_MODEL_TYPE[name], **SIZES, "rope_scaling": None, **changes}
+
+
+VARIANTS: Mapping[str, Config] = {
+    **{name: variant(name) for name in BY_MODEL_TYPE if name != "hrm_text"},
+    "gemma2": variant("gemma2", **SLIDING),
+    "gemma3_text": variant("gemma3_text", **SLIDING, attention_bias=True),
+    "olmo3": variant("olmo3", **SLIDING),
+    "mistral": variant("mistral", sliding_window=4),
+    "starcoder2": variant("starcoder2", sliding_window=4),
+    "llama, biases": variant("llama", attention_bias=True, mlp_bias=True),
+    "gpt_neox, in turn": variant("gpt_neox", use_parallel_residual=False),
+    "phi3, half rotated": variant("phi3", partial_rotary_factor=0.5),
+}
+# Longer than the windows. What comes of a prompt at once, then one token of each sequence, then one of the first alone.
+LENGTHS, PROMPTS = (7, 4), (5, 3)
+
+
+def decoder(name: str) -> Decoder:
+    model = random_model(VARIANTS[name])
+    assert isinstance(model, Decoder)
+    return model
+
+
+Own = Callable[[Decoder], Choices]
+
+
+def everything(model: Decoder) -> Choices:
+    """Our own products for up to 16 rows."""
+    return own_products(model, lambda which: True)
+
+
+def nothing(model: Decoder) -> Choices:
+    """The library's products for more than one row."""
+    return Choices()
+
+
+def first_and_last(model: Decoder) -> Choices:
+    return own_products(model, lambda which: which in ("qkv", "down"))
+
+
+def between(model: Decoder) -> Choices:
+    return own_products(model, lambda which: which in ("output", "up", "head"))
+
+
+def own_products(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
+    """Equal matrices with the same epilogue are one product: it is ours if any of them is chosen."""
+    named = [
+        (name, product_of(linear, epilogue))
+        for plan in layer_plans(model)
+        for name, (linear, epilogue) in zip(("qkv", "output", "up", "down"), plan.products, strict=True)
+    ]
+    if model.lm_head is not None:
+        named.append(("head", product_of(model.lm_head)))
+    return Choices({product: {16: _default(product)} for name, product in named if chosen(name)})
+
+
+def _default(product: Product) -> Tiling:
+    return default_tiling(16, product.out_features, product.in_features, gated=product.is_gated, bits=product.bits)
+
+
+class Steps:
+    """Carries out steps on two sequences, each with a page of its own."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: torch.device,
+        ids: Sequence[list[int]],
+        *,
+        own: Own | None = None,
+        deterministic: bool = False,
+        kernel_choices: str = "off",
+        rotates_in_attention: bool = False,
+        folded_norms: bool = False,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self.part = GpuPart(
+            model.to(device),
+            page_size=PAGE,
+            num_pages=len(ids),
+            max_batch_seqs=len(ids),
+            tokens=torch.zeros(1, dtype=torch.int32, device=device),
+            captured=0,
+            deterministic=deterministic,
+            kernel_choices=kernel_choices,
+            rotates_in_attention=rotates_in_attention,
+            folded_norms=folded_norms,
+            adapters=adapters,
+        )
+        assert self.part.decoder is not None
+        assert isinstance(model, Decoder)
+        if own is not None:
+            self.part.decoder.choices = own(model)
+        params = SamplingParams()
+        self.seqs = [
+            EngineSequence(row, Request(id=row, prompt_ids=tuple(each), params=params, seed=0), max_len=PAGE)
+            for row, each in enumerate(ids)
+        ]
+        self.part.attention.tables.update([[row] for row in range(len(ids))])
+
+    def logits(self, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Of the tokens from start to end of the first sequences."""
+        chunks = [Chunk(seq, start, end - start) for seq, (start, end) in zip(self.seqs, spans, strict=False)]
+        inputs = np.full((FIELDS, sum(chunk.length for chunk in chunks)), -1, dtype=np.int32)
+        at = 0
+        for row, chunk in enumerate(chunks):
+            positions, own = np.arange(chunk.start, chunk.end), slice(at, at + chunk.length)
+            inputs[TOKEN, own], inputs[POSITION, own] = chunk.seq.token_ids[chunk.start : chunk.end], positions
+            inputs[LENGTH, own], inputs[SLOT, own] = chunk.end, row * PAGE + positions
+            at += chunk.length
+        num_single, tiles = self.part.attention.tile(chunks)
+        with torch.inference_mode():
+            hidden = self.part.forward(Mixed(inputs, len(chunks), num_single, tiles, adapted=False))
+            return list(self.part.head(hidden).float().cpu().split_with_sizes([chunk.length for chunk in chunks]))
+
+
+def all_logits(steps: Steps) -> list[Tensor]:
+    found = [steps.logits([(0, end) for end in PROMPTS])]
+    found.append(steps.logits([(end, end + 1) for end in PROMPTS]))
+    found.append(steps.logits([(LENGTHS[0] - 1, LENGTHS[0])]))
+    return [torch.cat([each[row] for each in found if row < len(each)]) for row in range(len(LENGTHS))]
+
+
+def some_ids() -> list[list[int]]:
+    torch.manual_seed(3)
+    return [torch.randint(0, VOCAB, (length,)).tolist() for length in LENGTHS]
+
+
+# Each takes seconds in the interpreter. There our own products for several rows run once for each order of the parts.
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *(pytest.param(name, nothing, id=f"{name}, library's products") for name in VARIANTS),
+        *(
+            pytest.param(name, own, id=f"{name}, {own.__name__.replace('_', ' ')} our own")
+            for name in ("llama", "gemma3_text", "gpt_neox")
+            for own in (first_and_last, between)
+        ),
+        *(
+            pytest.param(
+                name,
+                everything,
+                id=f"{name}, own products",
+                marks=[] if name in ("gemma3_text", "gpt_neox", "granite", "olmo2") else [slow_in_the_interpreter],
+            )
+            for name in VARIANTS
+        ),
+    ],
+)
+def test_fused_layers_give_the_twins_logits(name: str, own: Own, device: torch.device) -> None:
+    ids, model = some_ids(), decoder(name)
+    expected = [dense_logits(model, each) for each in ids]
+    given = all_logits(Steps(model, device, ids, own=own))
+    for ours, twins in zip(given, expected, strict=True):
+        torch.testing.assert_close(ours, twins, rtol=1e-3, atol=2e-3)
+
+
+# With head norms, windows, without rotation, in all layers or in some, with part of each head rotated, and with norms
+# over the width, which attention's kernel leaves to another.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3_text",
+        "smollm3",
+        *(
+            pytest.param(name, marks=slow_in_the_interpreter)
+            for name in ("llama", "qwen3", "gpt2", "phi3, half rotated", "olmo2")
+        ),
+    ],
+)
+def test_rotation_in_attention_gives_the_twins_logits(name: str, device: torch.device) -> None:
+    ids, model = some_ids(), decoder(name)
+    expected = [dense_logits(model, each) for each in ids]
+    given = all_logits(Steps(model, device, ids, rotates_in_attention=True))
+    for ours, twins in zip(given, expected, strict=True):
+        torch.testing.assert_close(ours, twins, rtol=1e-3, atol=2e-3)
+
+
+def test_decode_steps_that_rotate_in_attention_launch_no_other_kernel_for_it(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(decoder("qwen3"), device, some_ids(), rotates_in_attention=True)
+    steps.logits([(0, end) for end in PROMPTS])
+    monkeypatch.delattr("ostro.runner.gpu.fused.rope_store")
+    steps.logits([(end, end + 1) for end in PROMPTS])
+    with pytest.raises(NameError):
+        steps.logits([(0, end) for end in PROMPTS])
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_neox", "granite"])
+def test_invariant_layers_give_the_twins_logits_and_the_same_bits_token_by_token(
+    name: str, device: torch.device
+) -> None:
+    ids, model = some_ids()[1:], decoder(name)
+    expected = dense_logits(model, ids[0])
+    [whole] = Steps(model, device, ids, deterministic=True).logits([(0, len(ids[0]))])
+    torch.testing.assert_close(whole, expected, rtol=1e-3, atol=2e-3)
+    steps = Steps(model, device, ids, deterministic=True)
+    singly = torch.cat([steps.logits([(at, at + 1)])[0] for at in range(len(ids[0]))])
+    assert torch.equal(singly, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("own", [nothing, everything], ids=["library's products", "own products"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, own: Own, device: torch.device) -> None:
+    """With kernels that overlap, and norms that keep their weights in float32 where the model does."""
+    ids, model = some_ids(), decoder(name)
+    expected = [dense_logits(model, each) for each in ids]
+    for path, parameter in model.named_parameters():
+        if "norm" not in path or name not in ("gemma2", "gemma3_text"):
+            parameter.data = parameter.data.bfloat16()
+    given = all_logits(Steps(model, device, ids, own=own))
+    for ours, twins in zip(given, expected, strict=True):
+        assert (ours - twins).abs().mean() < 0.1 * twins.abs().mean()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_neox", "qwen3"])
+def test_a_model_with_measured_kernels_gives_the_twins_logits(
+    name: str, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
+    ids, model = some_ids(), decoder(name)
+    expected = [dense_logits(model, each) for each in ids]
+    for path, parameter in model.named_parameters():
+        if "norm" not in path or name != "gemma3_text":
+            parameter.data = parameter.data.bfloat16()
+    for _ in range(2):
+        # The second finds what the first has kept.
+        steps = Steps(model, device, ids, kernel_choices="auto")
+        for ours, twins in zip(all_logits(steps), expected, strict=True):
+            assert (ours - twins).abs().mean() < 0.1 * twins.abs().mean()
+        assert steps.part.decoder is not None
+        assert all(product in kept(this_gpu(device)) for product in steps.part.decoder.products)
+
+
+def test_every_family_but_hrm_text_is_among_them() -> None:
+    assert {family.model_type for family in FAMILIES} - set(VARIANTS) == {"hrm_text"}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_plan_knows_the_products_that_a_loaded_model_has(name: str) -> None:
+    model = decoder(name)
+    loaded = [product_of(linear, epilogue) for linear, epilogue in layer_plans(model)[0].products]
+    if model.lm_head is not None:
+        loaded.append(product_of(model.lm_head))
+    assert list(described_products(model.described, 32).values()) == loaded
+
+
+def test_norms_fold_into_products_unless_they_are_layer_norms() -> None:
+    apart = {name for name in VARIANTS if not all(plan.folds for plan in layer_plans(decoder(name)))}
+    assert apart == {"gpt2", "gpt_neox", "gpt_neox, in turn", "starcoder2"}

@@ -1,0 +1,52 @@
+"""What is timed to choose kernels: on a GPU with its clock, in the interpreter without."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Product, Tiling, default_tiling
+from ostro.runner.gpu.choices import choose
+from ostro.runner.gpu.measuring import DeviceClock, Kind, Operand, l2_cache_bytes, this_gpu
+
+EPILOGUES: tuple[Epilogue, ...] = ("plain", "added", "activated", "gated")
+
+
+def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(shape) * 0.1).to(device, dtype)
+
+
+def default(product: Product, rows: int) -> Tiling:
+    return default_tiling(rows, product.out_features, product.in_features, gated=product.is_gated, bits=product.bits)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_every_way_to_compute_a_product_can_be_timed(epilogue: Epilogue, with_bias: bool, device: torch.device) -> None:
+    product = Product(32, 64, 32, epilogue)
+    bias = drawn(device, 32) if with_bias else None
+    matrices = [Operand(drawn(device, 32, 64), bias) for _ in range(2)]
+    clock = DeviceClock({product: matrices}, "silu", overlaps=False, cache_bytes=0)
+    for rows in (1, 3):
+        clock.run(rows, Kind(product, default(product, rows)))
+    clock.run(3, Kind(product, None))
+
+
+@pytest.mark.gpu
+def test_times_are_told_for_what_runs_and_nothing_for_what_does_not(device: torch.device) -> None:
+    products = {
+        Product(512, 256, 16, each): [Operand(drawn(device, 512, 256, dtype=torch.bfloat16), None)]
+        for each in EPILOGUES
+    }
+    clock = DeviceClock(products, "silu", overlaps=True, cache_bytes=l2_cache_bytes(device))
+    gpu = this_gpu(device)
+    for job in clock.trials(products, gpu):
+        job()
+    for product in products:
+        huge = DotTiling(256, 256, 4, stages=10)
+        [took, librarys, too_large] = clock(product, 16, [default(product, 16), None, huge])
+        assert took is not None
+        assert librarys is not None
+        assert min(took, librarys) > 0
+        assert too_large is None
+    found = choose(products, gpu, clock)
+    assert all(product in found for product in products)
