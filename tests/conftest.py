@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import ssl
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -54,6 +55,13 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: no collection of garbage need look at it again, which would take half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_open_is_noticed() -> Iterator[None]:
+    """At the end of the module that left it open, and not in whatever test runs when garbage is next collected."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ GIB = 1 << 30
         ({"tensor_parallel": 2, "device": "cuda", "deterministic": True}, "deterministic or tensor_parallel"),
         ({"backend": "torch", "device": "tpu"}, "backend torch does not run on TPUs. Use --backend jax"),
         ({"backend": "native", "device": "tpu"}, "backend native does not run on TPUs"),
-        ({"backend": "jax", "adapters": (("a", "./a"),)}, "adapters does not work with JAX"),
         ({"backend": "jax", "quantize": "int8"}, "quantize does not work with JAX"),
         ({"backend": "jax", "quantize": "fp8", "device": "cuda"}, "quantize does not work with JAX"),
         ({"device": "tpu", "kv_dtype": "fp8"}, "kv_dtype does not work with JAX"),
@@ -42,6 +41,11 @@ def test_what_a_backend_cannot_do_is_refused_by_name(settings: Mapping[str, Any]
 @pytest.mark.parametrize("settings", [{}, {"backend": "jax", "tensor_parallel": 8}, {"device": "tpu"}])
 def test_what_goes_together_is_taken(settings: Mapping[str, Any]) -> None:
     check_together(EngineConfig(**settings))
+
+
+def test_all_devices_go_with_everything_that_runs_on_one() -> None:
+    for settings in ({"device": "cpu"}, {"backend": "native"}, {"device": "cuda", "deterministic": True}):
+        check_together(EngineConfig(tensor_parallel="auto", **settings))
 
 
 def test_a_number_of_devices_is_at_least_one() -> None:
@@ -74,6 +78,55 @@ def test_a_tpu_is_known_by_its_pci_id(pci: Path, tmp_path_factory: pytest.TempPa
 def test_a_tpu_without_its_library_is_not_used(pci: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_is_installed", lambda module: module == "jax")
     assert machine.tpu_memory(pci) is None
+
+
+def test_tpus_are_counted_by_chips_and_their_devices(pci: Path) -> None:
+    assert machine.count_tpus(pci) == 2
+    # A chip of the kind that has two devices.
+    (pci / "0000:00:02.0" / "device").write_text("0x0076\n")
+    assert machine.count_tpus(pci) == 3
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with three GPUs, of 80, 40 and 80 GB, as its tool lists them."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '*index,uuid*) printf "0, GPU-aa00\\n1, GPU-bb11\\n2, GPU-cc22\\n" ;;\n'
+        '*"-i 0,1"*) printf "81920, 70000\\n40960, 40000\\n" ;;\n'
+        '*"-i 0"*) printf "81920, 70000\\n" ;;\n'
+        "*) exit 6 ;;\n"
+        "esac\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(machine, "_has_driver", lambda: True)
+    monkeypatch.setattr(machine, "_has_torch_on_gpus", lambda: True)
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+@pytest.mark.parametrize(
+    ("visible", "number"),
+    [(None, 3), ("", 0), ("-1", 0), ("1", 1), ("2,0", 2), ("GPU-bb,GPU-cc22", 2), ("0,7,1", 1), ("0,", 1)],
+)
+def test_gpus_are_counted_as_cuda_does(visible: str | None, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.count_gpus() == number
+    assert backend_here("cuda").count() == number
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+def test_the_memory_of_all_gpus_is_that_of_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert backend_here("cuda").memory("auto") == (40 * GIB, 40000 << 20)
+    assert backend_here("cuda").memory() == (80 * GIB, 70000 << 20)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert backend_here("cuda").memory("auto") is None
 
 
 def test_auto_runs_on_a_tpu_with_jax_and_only_with_jax(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from ostro.errors import (
     ModelNotFound,
     OstroError,
     SequenceFailed,
+    from_process,
     without_places,
 )
 
@@ -101,3 +102,20 @@ def test_context_error_counts_prompt_and_output() -> None:
 def test_context_error_without_output_speaks_of_the_prompt_alone() -> None:
     message = ContextLengthExceeded(limit=4096, prompt=5000, output=0).message
     assert message.endswith("but you asked for 5000 tokens in the prompt. Shorten the prompt.")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_each_error_crosses_from_one_process_to_another(cls: type[OstroError]) -> None:
+    """ContextLengthExceeded is made from numbers, not from a message: that raised a TypeError."""
+    error = made(cls)
+    there = from_process(cls.__name__, error.message, param=error.param)
+    assert isinstance(error, type(there))
+    assert (there.message, there.param) == (error.message, error.param)
+    assert (there.http_status, there.public) == (error.http_status, error.public)
+    assert type(there) is (BadRequest if cls is ContextLengthExceeded else cls)
+
+
+@pytest.mark.parametrize("name", ["KeyError", "re", "OstroErrors", ""])
+def test_an_unknown_error_of_another_process_keeps_its_message(name: str) -> None:
+    assert type(from_process(name, "What is wrong.")) is ModelError
+    assert type(from_process(name, "What is wrong.", otherwise=DownloadFailed)) is DownloadFailed

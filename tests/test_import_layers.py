@@ -26,6 +26,7 @@ _ROWS = {
     "processes": "",
     "platforms": "errors",
     "env_file": "errors",
+    "mesh_hosts": "errors",
     "config": "errors",
     "backends": "config errors machine",
     "backend_extras": "backends config errors extras machine",
@@ -44,8 +45,8 @@ _ROWS = {
     "engine": "errors sampling_params",
     "grammar": "engine errors guidance_text processes structured",
     "runner": (
-        "backend_extras backends config engine errors extras file_trust formats kernels machine models processes "
-        "sampling_params sources torch_models version weights"
+        "backend_extras backends config engine errors extras file_trust formats kernels machine mesh_hosts models "
+        "processes sampling_params sources torch_models version weights"
     ),
     "model_tokenizer": "config errors sources text weights",
     "engine_process": (
@@ -65,8 +66,9 @@ _ROWS = {
     "pool": "config engine_process errors",
     "schemas": "errors sampling_defaults sampling_params structured",
     "server": (
-        "answers backend_extras backends config engine engine_process env_file errors extras frontend machine outputs "
-        "planning pool processes sampling_defaults sampling_params schemas sources text version weights"
+        "answers backend_extras backends config engine engine_process env_file errors extras frontend machine "
+        "mesh_hosts outputs planning pool processes sampling_defaults sampling_params schemas sources text version "
+        "weights"
     ),
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
@@ -91,14 +93,17 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "kernels.cpu": None,
         "kernels.gpu.pages": None,
         "kernels.gpu.tile_attention": None,
+        "kernels.gpu.tilings": None,
         "torch_models": "anywhere",
         "runner": "anywhere",
         "runner.load": "inside functions",
         "runner.memory": "inside functions",
+        "runner.gpu.choices": None,
         "runner.jax": None,
         "runner.native": None,
         "runner.array_edits": None,
         "runner.array_logprobs": None,
+        "runner.division": None,
         "runner.edits": None,
         "runner.honoured": None,
         "runner.outcome": None,
@@ -109,7 +114,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "weights": "inside functions",
     },
     "jax": {"runner.jax": "anywhere", "runner.jax.layout": None, "runner.jax.shapes": None},
-    "triton": {"kernels.gpu": "anywhere"},
+    "triton": {"kernels.gpu": "anywhere", "kernels.gpu.tilings": None},
     "numpy": {
         "kernels": "anywhere",
         "kernels.cpu.library": None,

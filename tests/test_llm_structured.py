@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from guessed_drafts import EagerDrafts
 from tool_templates import OPEN, QWEN
 
 from ostro import LLM, EngineConfig, SamplingParams, StructuredOutput
@@ -52,6 +53,21 @@ def checked(text: str) -> object:
     value = json.loads(text)
     jsonschema.validate(value, PERSON, format_checker=jsonschema.FormatChecker())
     return value
+
+
+def test_drafts_change_nothing_within_a_structure(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt shows what an answer may look like: drafts come from there, and meet masks."""
+    example = '{"name": "Ada", "age": 36, "born": "1815-12", "titles": ["Countess"], "address": {"zip": "12345"}}'
+    asked = params(StructuredOutput.from_schema(PERSON), n=3, logprobs=0)
+    prompts = [f"{example}\n{PROMPT}", f"{PROMPT}{example}\n"]
+    told = []
+    for drafts in (None, EagerDrafts()):
+        monkeypatch.setattr(llm.core.scheduler, "speculation", drafts)
+        before = llm.core.scheduler.counters.accepted_tokens
+        found = llm.generate(prompts, asked)
+        told.append([(each.token_ids, each.logprobs, each.finish_reason) for one in found for each in one.choices])
+    assert told[0] == told[1]
+    assert llm.core.scheduler.counters.accepted_tokens > before + 10
 
 
 @pytest.mark.parametrize("jump_forward", [False, True])

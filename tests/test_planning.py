@@ -152,6 +152,26 @@ def test_plan_agrees_with_what_an_engine_takes_on_torch(
 
 
 @pytest.mark.slow
+def test_plan_agrees_with_what_two_ranks_take(tmp_path: Path) -> None:
+    """The engine's own figure, too, is that of both processes."""
+    directory = write_checkpoint(tmp_path, LLAMA, torch.bfloat16)
+    config = replace(ON_TORCH, tensor_parallel=2)
+    found = plan(directory, config)
+
+    async def resident() -> int:
+        handle = EngineHandle(replace(config, model=str(directory)))
+        handle.start()
+        try:
+            await handle.settled()
+            assert handle.info is not None
+            return handle.info.resident_bytes
+        finally:
+            await handle.stop()
+
+    agree(found.total_bytes - found.kv_bytes, asyncio.run(resident()))
+
+
+@pytest.mark.slow
 def test_plan_agrees_for_the_default_model_on_torch() -> None:
     agree(plan(None, ON_TORCH).total_bytes, asyncio.run(measured(ON_TORCH))[0])
 
@@ -544,8 +564,10 @@ def test_gpu_that_is_not_here(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (EngineConfig(device="cuda"), "there is no GPU here"),
-        (EngineConfig(device="cpu", dtype="bfloat16"), "runs on GPUs only"),
+        (EngineConfig(device="cuda"), "no GPU that Ostro could use"),
+        (EngineConfig(device="cpu", dtype="bfloat16"), "does not run on a CPU"),
+        (EngineConfig(device="cuda", tensor_parallel=2), "2 GPUs that Ostro could use were not found here"),
+        (EngineConfig(device="tpu"), "no TPU that Ostro could use"),
         (EngineConfig(device="cpu", quantize="fp8"), "needs a GPU"),
         (EngineConfig(device="cpu", kv_dtype="fp8"), "needs a GPU"),
         (EngineConfig(device="cpu", kv_memory=1), "at least one page"),

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import ClassVar, NamedTuple
 
-from ostro.config import DType, EngineConfig, ResolvedConfig
+from ostro.config import DType, EngineConfig, ResolvedConfig, TensorParallel
 from ostro.errors import BadRequest, Unsupported
-from ostro.machine import device_here, free_memory, gpu_memory, tpu_memory
+from ostro.machine import count_gpus, count_tpus, device_here, free_memory, gpu_memory, tpu_memory
 
 
 class Memory(NamedTuple):
@@ -28,9 +28,9 @@ class Backend(ABC):
     """Whether models use memory there in addition to the host's."""
     has_native_core: ClassVar[bool]
     dtypes: ClassVar[tuple[DType, ...]]
-    """Compute dtypes without the native core."""
+    """Compute dtypes without the native core; the first is the default."""
     smaller: ClassVar[str]
-    """Formats with smaller weights, in words."""
+    """The option for smaller weights; empty if there is none."""
     page_size: ClassVar[int]
     max_batch_seqs: ClassVar[int]
     max_batch_tokens: ClassVar[int]
@@ -41,19 +41,37 @@ class Backend(ABC):
     def check(self, config: EngineConfig) -> None:
         """Raises BadRequest for number formats that it does not support."""
 
-    @abstractmethod
-    def memory(self, devices: int = 1) -> Memory | None:
-        """The memory of this machine's device, or of the smallest of its first `devices`; None if there are not so
-        many, or if they cannot be queried. CPUs share theirs.
+    def count(self) -> int:
+        """Devices of this machine that a model can be divided over; 0 if there are none, or if they cannot be queried.
+        A CPU is one.
         """
+        return 1
+
+    def memory(self, devices: TensorParallel = 1) -> Memory | None:
+        """The memory of this machine's device, or of the smallest of its first `devices`, "auto" being all; None if
+        there are not so many, or if they cannot be queried. CPUs share theirs.
+        """
+        number = self.count() if devices == "auto" else devices
+        return self._memory(number) if number else None
+
+    @abstractmethod
+    def _memory(self, devices: int) -> Memory | None: ...
+
+    def compute_dtype(self, asked: DType) -> DType:
+        """Without the native core."""
+        return self.dtypes[0] if asked == "auto" else asked
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
-        """The settings for this device, with defaults filled in. Raises BadRequest like `check`."""
+        """The settings for this device, with defaults filled in. Raises BadRequest like `check`.
+
+        How many devices "auto" means depends on the model (`runner.division`): here it is one.
+        """
         self.check(config)
         tokens = self.max_batch_tokens_serving if config.serving else self.max_batch_tokens
         given = {each.name: getattr(config, each.name) for each in fields(EngineConfig)}
         open_ = {
             "device": self.name,
+            "tensor_parallel": 1 if config.tensor_parallel == "auto" else config.tensor_parallel,
             "page_size": config.page_size or self.page_size,
             "max_batch_tokens": config.max_batch_tokens or tokens,
             "max_batch_seqs": config.max_batch_seqs or self.max_batch_seqs,
@@ -65,19 +83,20 @@ class _Cpu(Backend):
     name, label = "cpu", "CPU"
     has_own_memory, has_native_core = False, True
     dtypes = ("float32",)
-    smaller = "int8 or int4"
+    smaller = "--quantize int8 or int4"
     page_size, max_batch_seqs = 16, 64
     max_batch_tokens, max_batch_tokens_serving = 256, 128
 
     def check(self, config: EngineConfig) -> None:
+        _check_no_nvidia_settings(config)
         if config.dtype not in ("auto", *self.dtypes):
-            raise BadRequest(f"dtype {config.dtype} runs on GPUs only; on a CPU use float32.", param="dtype")
+            raise BadRequest(f"dtype {config.dtype} does not run on a CPU. Use float32.", param="dtype")
         if config.quantize == "fp8":
             raise BadRequest("quantize fp8 needs a GPU; on a CPU use int8 or int4.", param="quantize")
         if config.kv_dtype == "fp8":
             raise BadRequest("kv_dtype fp8 needs a GPU; on a CPU use float16 or int8.", param="kv_dtype")
 
-    def memory(self, devices: int = 1) -> Memory:
+    def _memory(self, devices: int) -> Memory:
         free = free_memory()
         return Memory(free, free)
 
@@ -85,8 +104,9 @@ class _Cpu(Backend):
 class _Cuda(Backend):
     name, label = "cuda", "GPU"
     has_own_memory, has_native_core = True, False
-    dtypes = ("float32", "float16", "bfloat16")
-    smaller = "fp8"
+    # 16 bits are twice as fast there.
+    dtypes = ("bfloat16", "float16", "float32")
+    smaller = "--quantize fp8"
     page_size, max_batch_seqs = 64, 256
     max_batch_tokens, max_batch_tokens_serving = 16384, 8192
 
@@ -97,8 +117,16 @@ class _Cuda(Backend):
             )
         if config.kv_dtype not in ("auto", "fp8"):
             raise BadRequest(f"kv_dtype {config.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
+        if config.deterministic and config.kernel_choices != "off":
+            raise BadRequest(
+                "With deterministic, the same matmul computes any number of rows: leave out kernel_choices.",
+                param="kernel_choices",
+            )
 
-    def memory(self, devices: int = 1) -> Memory | None:
+    def count(self) -> int:
+        return count_gpus()
+
+    def _memory(self, devices: int) -> Memory | None:
         found = gpu_memory(devices)
         return None if found is None else Memory(*found)
 
@@ -106,8 +134,8 @@ class _Cuda(Backend):
 class _Tpu(Backend):
     name, label = "tpu", "TPU"
     has_own_memory, has_native_core = True, False
-    dtypes = ("float32", "bfloat16")
-    smaller = "none"
+    dtypes = ("bfloat16", "float32")
+    smaller = ""
     page_size, max_batch_seqs = 64, 128
     max_batch_tokens, max_batch_tokens_serving = 4096, 2048
 
@@ -115,7 +143,10 @@ class _Tpu(Backend):
         if config.dtype not in ("auto", *self.dtypes):
             raise BadRequest(f"dtype {config.dtype} does not run on TPUs. Use bfloat16 or float32.", param="dtype")
 
-    def memory(self, devices: int = 1) -> Memory | None:
+    def count(self) -> int:
+        return count_tpus()
+
+    def _memory(self, devices: int) -> Memory | None:
         total = tpu_memory()
         return None if total is None else Memory(total, total)
 
@@ -124,34 +155,42 @@ class _Mps(Backend):
     name, label = "mps", "Mac's GPU"
     has_own_memory, has_native_core = False, False
     dtypes = ("float32", "float16", "bfloat16")
-    smaller = "float16"
+    smaller = "--dtype float16"
     page_size, max_batch_seqs = 16, 64
     max_batch_tokens, max_batch_tokens_serving = 256, 128
 
     def check(self, config: EngineConfig) -> None:
-        for name, idle in (("quantize", "none"), ("kv_dtype", "auto"), ("deterministic", False)):
+        _check_no_nvidia_settings(config)
+        for name, idle in {"quantize": "none", "kv_dtype": "auto", "deterministic": False}.items():
             if getattr(config, name) != idle:
                 raise Unsupported(
                     f"{name} {getattr(config, name)} does not run on a Mac's GPU. Leave it out, or use --device cpu.",
                     param=name,
                 )
 
-    def memory(self, devices: int = 1) -> Memory:
+    def _memory(self, devices: int) -> Memory:
         # Shared with the CPU.
         free = free_memory()
         return Memory(free, free)
+
+
+def _check_no_nvidia_settings(config: EngineConfig) -> None:
+    for name, idle in {"kernel_choices": "off", "cascade_attention": False}.items():
+        if getattr(config, name) != idle:
+            raise BadRequest(f"{name} {getattr(config, name)} is for NVIDIA GPUs. Leave it out.", param=name)
 
 
 BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda(), _Tpu(), _Mps())}
 
 # Settings that JAX does not honour, with the value that leaves them out.
 _NOT_ON_JAX: Mapping[str, object] = {
-    "adapters": (),
     "quantize": "none",
     "kv_dtype": "auto",
     "deterministic": False,
+    "cascade_attention": False,
     "cuda_graphs": True,
     "cuda_graph_max_bs": None,
+    "kernel_choices": "off",
     "threads": None,
 }
 
@@ -191,25 +230,26 @@ def check_together(config: EngineConfig) -> None:
                 )
     elif config.device == "tpu":
         raise Unsupported(f"backend {config.backend} does not run on TPUs. Use --backend jax.", param="backend")
-    elif config.tensor_parallel > 1:
-        _check_divided(config)
+    elif config.tensor_parallel not in (1, "auto") and (reason := why_undivided(config)) is not None:
+        raise reason
 
 
-def _check_divided(config: EngineConfig) -> None:
-    """With torch."""
+def why_undivided(config: EngineConfig) -> Unsupported | None:
+    """Why settings other than the number rule out that torch divides a model; None if they do not."""
     if not can_divide(config.backend, config.device):
-        raise Unsupported(
+        return Unsupported(
             f"tensor_parallel is {config.tensor_parallel}, but the model would run on one device. Leave it out; to try "
             "it on a CPU, add --backend torch or --backend jax.",
             param="tensor_parallel",
         )
     if config.quantize in ("int8", "int4"):
-        raise Unsupported(
+        return Unsupported(
             f"Weights in {config.quantize} cannot be divided over devices. Leave out quantize or tensor_parallel.",
             param="quantize",
         )
     if config.deterministic:
-        raise Unsupported(
+        return Unsupported(
             "On several devices the order of sums depends on the batch. Leave out deterministic or tensor_parallel.",
             param="deterministic",
         )
+    return None

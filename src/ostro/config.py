@@ -12,8 +12,10 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
 BackendName = Literal["auto", "native", "torch", "jax"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
+TensorParallel = int | Literal["auto"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
+Speculative = Literal["auto", "ngram", "off"]
 # The formats in `answers.formats`; a test compares the two.
 ToolFormat = Literal[
     "auto",
@@ -68,6 +70,7 @@ _CHOICES = {
     "backend": BackendName,
     "hrm_dialect": HrmDialect,
     "generation_config": GenerationConfig,
+    "speculative": Speculative,
     "tool_format": ToolFormat,
 }
 
@@ -134,7 +137,10 @@ class EngineConfig:
     )
     dtype: DType = field(
         default="auto",
-        metadata=_means("float32, float16 or bfloat16; auto is bfloat16 on a GPU or TPU, float32 on a CPU"),
+        metadata=_means(
+            "float32, float16 (not on a TPU) or bfloat16; auto is bfloat16 on an NVIDIA GPU or a TPU, and otherwise "
+            "float32"
+        ),
     )
     quantize: Quantization = field(
         default="none",
@@ -154,15 +160,16 @@ class EngineConfig:
             "native core on a CPU if it supports the model, jax on a TPU, and otherwise torch"
         ),
     )
-    tensor_parallel: int = field(
+    tensor_parallel: TensorParallel = field(
         default=1,
         metadata=_means(
             "number of devices that a model is divided over, each of which holds a part of every layer: GPUs with "
-            "torch or jax, TPUs with jax"
+            "torch or jax, TPUs with jax; auto is all of them, or as many as the model can be divided over"
         ),
     )
     page_size: int | None = field(
-        default=None, metadata=_means("KV cache page size in tokens (default: 16 on a CPU, 64 on a GPU or TPU)")
+        default=None,
+        metadata=_means("KV cache page size in tokens (default: 64 on an NVIDIA GPU or a TPU, otherwise 16)"),
     )
     pages_per_seq: int | None = field(
         default=None,
@@ -187,12 +194,13 @@ class EngineConfig:
         default=None,
         metadata=_means(
             "tokens computed per step; longer prompts are prefilled in chunks, alongside the sequences that are "
-            "decoding (default: 128 in a server and 256 offline on a CPU, 8192 and 16384 on a GPU, 2048 and 4096 on a "
-            "TPU)"
+            "decoding (default: 8192 in a server and 16384 offline on an NVIDIA GPU, 2048 and 4096 on a TPU, otherwise "
+            "128 and 256)"
         ),
     )
     max_batch_seqs: int | None = field(
-        default=None, metadata=_means("sequences running at once (default: 64 on a CPU, 256 on a GPU, 128 on a TPU)")
+        default=None,
+        metadata=_means("sequences running at once (default: 256 on an NVIDIA GPU, 128 on a TPU, otherwise 64)"),
     )
     cuda_graphs: bool = field(
         default=True,
@@ -209,8 +217,30 @@ class EngineConfig:
         default=False,
         metadata=_means("on a GPU, make results bitwise identical whatever the batch, at some cost in speed"),
     )
+    kernel_choices: str = field(
+        default="off",
+        metadata=_means(
+            "on a GPU, which matmuls of few rows use our own kernels rather than cuBLAS: off goes by what was measured "
+            "for the models in the benchmarks; auto also measures other models' matrices when they are first loaded "
+            "and keeps the result in the cache; or a file with choices kept earlier, for the same ones at each start"
+        ),
+    )
+    cascade_attention: bool = field(
+        default=False,
+        metadata=_means(
+            "on a GPU, when many running sequences share a prefix, read its keys and values once for all of them; no "
+            "effect with deterministic (experimental: its speed has not been measured)"
+        ),
+    )
     prefix_caching: bool = field(
         default=True, metadata=_means("reuse the KV cache of shared prompt prefixes across requests")
+    )
+    speculative: Speculative = field(
+        default="auto",
+        metadata=_means(
+            "ngram guesses tokens from earlier text and verifies several in one step, where that is faster; the output "
+            "stays the same. auto does so on the native CPU core only, where it stays the same to the last bit"
+        ),
     )
     hrm_dialect: HrmDialect = field(
         default="auto",
@@ -256,6 +286,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
             value = getattr(self, name)
+            if name == "tensor_parallel" and value == "auto":
+                continue
             if value is not None and value < 1:
                 raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
             if value is not None and value > most:
@@ -271,6 +303,8 @@ class EngineConfig:
                 )
         if len(set(self.adapter_names)) < len(self.adapters):
             raise BadRequest("Two adapters have the same name; give each its own.", param="adapters")
+        if not self.kernel_choices:
+            raise BadRequest("kernel_choices is auto, off or a file.", param="kernel_choices")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise BadRequest(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",
@@ -291,6 +325,7 @@ class EngineConfig:
             ("adapters", ()),
             ("quantize", "none"),
             ("kv_dtype", "auto"),
+            ("kernel_choices", "off"),
             ("max_running_tokens", None),
             ("pages_per_seq", None),
             ("tensor_parallel", 1),
@@ -308,6 +343,7 @@ class EngineConfig:
 class ResolvedConfig(EngineConfig):
     """Settings for one kind of device, with its defaults filled in: see `backends`."""
 
+    tensor_parallel: int
     page_size: int
     max_batch_tokens: int
     max_batch_seqs: int
@@ -326,6 +362,16 @@ def read_size(text: str) -> int:
         return int(float(number[:-1] if unit > 1 else number) * unit)
     except OverflowError:
         raise ValueError(f"{text!r} is not a size") from None
+
+
+def read_devices(text: str) -> TensorParallel:
+    """A number of devices, or auto. Raises ValueError, which says so, for anything else."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a number of devices is written 2 or auto") from None
 
 
 def read_dtype(text: str) -> DType | None:

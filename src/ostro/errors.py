@@ -267,3 +267,25 @@ class Unreachable(ServerError):
 
 class BadAnswer(ServerError):
     openai_code = "bad_answer"
+
+
+def from_process(
+    name: str, message: str, *, param: str | None = None, otherwise: type[OstroError] = ModelError
+) -> OstroError:
+    """The error that another process had, of which only the class's name, the message and `param` crossed over.
+
+    Where a message does not suffice to make one, it is of the nearest class above for which it does. An unknown class
+    is `otherwise`.
+    """
+    known = globals().get(name)
+    kind = known if isinstance(known, type) and issubclass(known, OstroError) else otherwise
+    error = _made(kind, message)
+    error.param = param if param is not None else error.param
+    return error
+
+
+def _made(kind: type[OstroError], message: str) -> OstroError:
+    try:
+        return kind(message)
+    except TypeError:
+        return _made(next(base for base in kind.__bases__ if issubclass(base, OstroError)), message)

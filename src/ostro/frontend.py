@@ -130,6 +130,12 @@ class Frontend:
             adapter=adapter,
         )
 
+    def predicted_ids(self, prediction: str) -> tuple[int, ...]:
+        """A request's `predicted_ids` for a text that the output is expected to be; none if it is empty."""
+        if not prediction:
+            return ()
+        return tuple(self.tokenizer.encode(prediction, add_special=False, allow_special=False))
+
     def scoring_request(
         self,
         prompt: Prompt,
@@ -226,6 +232,7 @@ class Collector:
             request.prompt_ids,
             [Choice(index, logprobs=[] if wants_logprobs else None) for index in range(params.n)],
             prompt_logprobs=None if request.prompt_logprobs_from is None else [None] * request.prompt_logprobs_from,
+            has_prediction=bool(request.predicted_ids),
         )
 
     def take(self, step: Progress) -> Delta:
@@ -245,6 +252,9 @@ class Collector:
             # Drop what the engine generated before it learned of the stop.
             num_wanted = stream.num_tokens - len(choice.token_ids)
             token_ids, logprobs = token_ids[:num_wanted], logprobs[:num_wanted]
+        num_accepted = min(step.num_accepted, len(token_ids))
+        self.completion.num_accepted += num_accepted
+        self.completion.num_rejected += step.num_predicted - num_accepted
         choice.token_ids += token_ids
         if choice.logprobs is not None:
             choice.logprobs += logprobs

@@ -17,6 +17,7 @@ from ostro.driver import Driver
 from ostro.engine.core import EngineCore
 from ostro.engine.profile import MOST_STEPS, Recorded, new_trace
 from ostro.engine.request import Request
+from ostro.engine.speculation import speculation
 from ostro.errors import BadRequest, ProfileFailed
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.grammar.compiler import GrammarCompiler
@@ -62,11 +63,13 @@ class LLM:
         weakref.finalize(self, ModelStore().hold(checkpoint.path).close)
         self.name = checkpoint.name
         self._frontend = Frontend.load(checkpoint, self.config)
+        runner = load_runner(checkpoint, self.config)
         self.core = EngineCore(
-            load_runner(checkpoint, self.config),
+            runner,
             prefix_caching=self.config.prefix_caching,
             pages_per_seq=self.config.pages_per_seq,
             adapters=self.config.adapter_names,
+            speculation=speculation(self.config.speculative, runner.spec),
         )
         frontend = self._frontend
         grammars = GrammarCompiler(lambda: frontend.tokenizer, self.core.runner.spec.vocab_size)

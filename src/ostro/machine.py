@@ -8,20 +8,22 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
-# PCI ids of TPU chips, and the memory of one device: a chip, or half of one for v2 and v3, which share an id, and 7x.
+# PCI id of a TPU chip -> how many devices JAX sees on it, and the memory of each. v2 and v3 share an id: the memory is
+# v2's, the smaller.
 _TPUS = {
-    "0x0027": 8 * _GIB,
-    "0x005e": 32 * _GIB,
-    "0x0062": 95 * _GIB,
-    "0x0063": 16 * _GIB,
-    "0x006f": 32 * _GIB,
-    "0x0076": 96 * _GIB,
+    "0x0027": (2, 8 * _GIB),
+    "0x005e": (1, 32 * _GIB),
+    "0x0062": (1, 95 * _GIB),
+    "0x0063": (1, 16 * _GIB),
+    "0x006f": (1, 32 * _GIB),
+    "0x0076": (2, 96 * _GIB),
 }
 
 
@@ -34,6 +36,12 @@ def cpu_limit(cgroup: Path = _CGROUP) -> int | None:
     """The container's CPU quota, rounded up; None if there is no limit. torch counts CPUs and ignores quotas."""
     words = next(iter(_lines(cgroup / "cpu.max")), "max").split()
     return None if words[0] == "max" else max(1, -(-int(words[0]) // int(words[1])))
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use, within the container's quota."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, cpu_limit() or usable)
 
 
 def in_container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> bool:
@@ -63,16 +71,25 @@ def has_jax() -> bool:
 
 def tpu_memory(pci: Path = _PCI) -> int | None:
     """Bytes of each TPU device; None if there is none, or none that JAX could use."""
+    return min((memory for _, memory in _tpu_chips(pci)), default=None)
+
+
+def count_tpus(pci: Path = _PCI) -> int:
+    """TPU devices that JAX could use."""
+    return sum(devices for devices, _ in _tpu_chips(pci))
+
+
+def _tpu_chips(pci: Path) -> list[tuple[int, int]]:
+    """The devices of each chip, and the memory of one."""
     if not (_is_installed("libtpu") and has_jax()):
-        return None
+        return []
     chips = (path.parent for path in pci.glob("*/vendor") if _lines(path) == [_GOOGLE])
-    found = [_TPUS[kind] for chip in chips for kind in _lines(chip / "device") if kind in _TPUS]
-    return min(found, default=None)
+    return [_TPUS[kind] for chip in chips for kind in _lines(chip / "device") if kind in _TPUS]
 
 
 def has_idle_gpu() -> bool:
     """Whether there is an NVIDIA GPU that cannot be used because torch is not installed."""
-    return Path("/proc/driver/nvidia/version").exists() and not has_torch()
+    return _has_driver() and not has_torch()
 
 
 def gpu_memory(devices: int = 1) -> tuple[int, int] | None:
@@ -82,30 +99,59 @@ def gpu_memory(devices: int = 1) -> tuple[int, int] | None:
     gpus = _visible_gpus(devices)
     if len(gpus) < devices or not (_has_torch_on_gpus() or _has_jax_on_gpus()):
         return None
-    query = [
-        "nvidia-smi",
-        "--query-gpu=memory.total,memory.free",
-        "--format=csv,noheader,nounits",
-        "-i",
-        ",".join(gpus),
-    ]
     try:
-        # In its own process group, like everything the server starts: otherwise it would be reaped as an orphan.
-        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20, process_group=0).stdout
-        found = [[int(part) * _MIB for part in line.split(",")] for line in answer.splitlines()]
+        found = [
+            [int(part) * _MIB for part in row] for row in _of_gpus("memory.total,memory.free", "-i", ",".join(gpus))
+        ]
         total, free = map(min, zip(*found, strict=True))
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except ValueError:
         return None
     return total, free
 
 
+def gpu_name() -> str | None:
+    """The name of the first GPU, as its driver and torch know it; None if it cannot be queried."""
+    gpus = _visible_gpus()
+    found = _of_gpus("name", "-i", gpus[0]) if gpus else []
+    return found[0][0] if found else None
+
+
+def count_gpus() -> int:
+    """GPUs that a process may use and torch or JAX can; 0 if they cannot be queried."""
+    if not _visible_gpus() or not (_has_torch_on_gpus() or _has_jax_on_gpus()):
+        return 0
+    there = _of_gpus("index,uuid")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(there)
+    # As for CUDA itself, a UUID may be cut short, and whatever follows an unknown device does not count.
+    names = [each.strip() for each in visible.split(",")]
+    known = (any(name == index or uuid.startswith(name or " ") for index, uuid in there) for name in names)
+    return sum(1 for _ in takewhile(bool, known))
+
+
+def _of_gpus(asked: str, *options: str) -> list[list[str]]:
+    """A row for each GPU; none if they cannot be queried."""
+    query = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits", *options]
+    try:
+        # In its own process group, like everything the server starts: otherwise it would be reaped as an orphan.
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20, process_group=0).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[part.strip() for part in line.split(",")] for line in answer.splitlines()]
+
+
 def _visible_gpus(most: int = 1) -> list[str]:
     """The indices of the first GPUs that a process may use."""
-    if not Path("/proc/driver/nvidia/version").exists():
+    if not _has_driver():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     indices = [str(number) for number in range(most)] if visible is None else visible.split(",")[:most]
     return [index.strip() for index in indices if index.strip() not in ("", "-1")]
+
+
+def _has_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 def _has_torch_on_gpus() -> bool:

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from ostro.engine.runner import NOT_FINITE, Solution, TokenLogprob
+from ostro.engine.logprob import NOT_FINITE, TokenLogprob
+from ostro.engine.solution import Solution
 from ostro.errors import SequenceFailed
 
 __all__ = ["Choice", "Completion", "Delta", "Score", "Solution", "TokenLogprob", "score", "solution"]
@@ -35,6 +36,11 @@ class Completion:
     """One entry per prompt token; None for the first."""
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache."""
+    has_prediction: bool = False
+    """Whether the request says what the output is expected to be."""
+    num_accepted: int = 0
+    """Tokens of that prediction that were tried and were right, and those that were not, over all choices."""
+    num_rejected: int = 0
     embedding: list[float] | None = None
     solution: Solution | None = None
 

@@ -284,6 +284,17 @@ def test_shared_prefix_is_counted_as_cached_unless_salted_apart(batch: Batch) ->
 # --- chat -----------------------------------------------------------------------------------------------------------
 
 
+def test_chat_with_a_prediction_gives_the_same_answer(batch: Batch) -> None:
+    body: Json = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "temperature": 0}
+    plain = batch.body(CHAT, **body)
+    text = plain["choices"][0]["message"]["content"]
+    predicted = batch.body(CHAT, **body, prediction={"type": "content", "content": text})
+    assert predicted["choices"] == plain["choices"]
+    # How many are tried depends on what steps cost here.
+    details = predicted["usage"]["completion_tokens_details"]
+    assert set(details) == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+
+
 def test_chat_completion_has_openais_shape(batch: Batch, model: Path) -> None:
     messages: list[Json] = [
         {"role": "system", "content": "no"},

@@ -53,6 +53,23 @@ def test_model_that_does_not_fit_is_said_so_with_status_1(model: Path, capsys: p
     assert "It does not fit." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        (["--device", "cpu"], "lower --kv-memory, try --quantize int8 or int4, or take"),
+        (["--device", "cpu", "--backend", "jax"], "lower --kv-memory, or take"),
+        (["--device", "cuda"], "try --quantize fp8, raise --tensor-parallel, or take"),
+        (["--device", "tpu"], "lower --kv-memory, raise --tensor-parallel, or take"),
+        (["--device", "mps"], "lower --kv-memory, try --dtype float16, or take"),
+    ],
+)
+def test_model_that_does_not_fit_is_told_what_would_help_there(
+    model: Path, capsys: pytest.CaptureFixture[str], options: list[str], cure: str
+) -> None:
+    assert planned(model, "--memory", "20M", *options) == 1
+    assert cure in capsys.readouterr().out
+
+
 def test_gpu_that_is_not_here_needs_its_memory(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

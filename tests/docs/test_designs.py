@@ -299,7 +299,7 @@ def test_a_dotenv_file_is_read_and_the_environment_beats_it(clean: Path, monkeyp
 
 
 def test_the_precision_of_trainer_mp_needs_a_gpu_as_the_page_says(clean: Path) -> None:
-    with pytest.raises(BadRequest, match="runs on GPUs only"):
+    with pytest.raises(BadRequest, match="does not run on a CPU"):
         BACKENDS["cpu"].check(settings_by(command("ostro serve --trainer.mp p=f32,c=bf16")).engine())
 
 

@@ -287,6 +287,44 @@ def test_engine_that_dies_again_and_again_while_loading_is_given_up(monkeypatch:
     asyncio.run(scenario())
 
 
+def test_engine_that_follows_another_is_restarted_as_often_as_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as an engine that dies while it loads, and was given up after three times."""
+    set_faults(monkeypatch, "follow=0")
+
+    async def scenario() -> None:
+        async with started() as handle:
+            await until(lambda: handle.restarts >= 4)
+            assert (handle.state, handle.failure) == (State.LOADING, None)
+            # Its leader is no longer there when it comes back: that may take any time too.
+            set_faults(monkeypatch, "crash_loading")
+            before = handle.restarts
+            await until(lambda: handle.restarts >= before + 3)
+            assert (handle.state, handle.failure) == (State.LOADING, None)
+
+    for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(f"ostro.engine_process.handle.{name}", 0.05)
+    asyncio.run(scenario())
+
+
+def test_engine_that_follows_another_is_not_stuck_and_says_who_takes_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_faults(monkeypatch, "follow=60")
+
+    async def scenario() -> None:
+        handle = EngineHandle(EngineConfig(), load_stall_seconds=1.0)
+        assert handle.refusal is None
+        handle.start()
+        try:
+            await until(lambda: handle.refusal is not None)
+            await asyncio.sleep(2.5)
+            assert (handle.state, handle.restarts) == (State.LOADING, 0)
+            assert "Another host takes the requests" in str(handle.refusal)
+        finally:
+            await handle.stop()
+        assert handle.refusal is None
+
+    asyncio.run(scenario())
+
+
 def test_one_profile_at_a_time_and_one_left_early_makes_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -301,6 +339,37 @@ def test_one_profile_at_a_time_and_one_left_early_makes_room(tmp_path: Path) -> 
             second = await handle.profile(paths[1], seconds=0.01, max_steps=1000)
             assert (second.path, second.steps) == (paths[1], 0)
             assert read_spans(tmp_path / "second") == []
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_writes_a_profile_is_not_stuck_unless_it_takes_as_long_as_loading_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long trace on a slow disk had the engine killed, and all requests with it."""
+    set_faults(monkeypatch, "step_seconds=0.01")
+    part = tmp_path / ".trace"
+    # Whoever writes into it waits for a reader.
+    os.mkfifo(part)
+
+    async def scenario() -> None:
+        async with started(stall_seconds=2.0) as handle:
+            await handle.settled()
+            stream = handle.submit(request(max_tokens=None))
+            writing = asyncio.create_task(handle.profile(str(tmp_path / "trace"), seconds=60, max_steps=2))
+            await until(lambda: handle._idle_seconds > 3)
+            assert handle.heartbeat.writing
+            await asyncio.to_thread(part.read_bytes)
+            assert (await writing).steps == 2
+            assert len(await first(stream)) > 0
+            assert handle.restarts == 0
+
+            os.mkfifo(tmp_path / ".again")
+            writing = asyncio.create_task(handle.profile(str(tmp_path / "again"), seconds=60, max_steps=2))
+            handle.load_stall_seconds = 3.0
+            with pytest.raises(Unavailable, match="no progress for 3 s"):
+                await writing
+            stream.close()
 
     asyncio.run(scenario())
 

@@ -22,8 +22,10 @@ from ostro.engine_process.messages import (
     LoadFailed,
     Loading,
     Located,
+    Profiled,
     Ready,
     Refused,
+    StartProfile,
     Stepped,
     Stop,
     Submit,
@@ -151,6 +153,26 @@ def test_heartbeat_shows_the_work_and_that_aborted_requests_leave_nothing(monkey
         while not isinstance(heartbeat := running.receive(), Heartbeat) or heartbeat.running:
             pass
         assert heartbeat.pages_free + heartbeat.pages_cached == heartbeat.pages_total
+
+
+def test_heartbeat_tells_that_a_profile_is_being_written(tmp_path: Path) -> None:
+    part = tmp_path / ".trace"
+    # Whoever writes into it waits for a reader.
+    os.mkfifo(part)
+    with engine() as running:
+        ready(running)
+        running.send(Submit(request(1, max_tokens=8000)), StartProfile(str(tmp_path / "trace"), 2))
+        while not isinstance(message := running.receive(), Heartbeat) or not message.writing:
+            pass
+        for _ in range(3):
+            message = running.receive()
+            assert isinstance(message, Heartbeat)
+            assert message.writing
+        part.read_bytes()
+        assert isinstance(running.receive_but_heartbeats(), Profiled)
+        while not isinstance(message := running.receive(), Heartbeat):
+            assert isinstance(message, Stepped)
+        assert not message.writing
 
 
 def test_model_that_cannot_be_found_is_reported_and_the_engine_ends() -> None:

@@ -89,6 +89,33 @@ def test_an_output_to_which_nothing_can_be_added_is_done() -> None:
     assert allowed(matcher) == set(byte_level().eos_ids)
 
 
+def test_a_copy_goes_its_own_way() -> None:
+    matcher = start(constraint_of(regex="a(bc|de)*"))
+    take_all(matcher, "a")
+    before = allowed(matcher)
+    twin = matcher.copy()
+    assert allowed(twin) == before
+    mask = matcher.mask()
+    assert mask is not None
+    kept = bytes(mask)
+    take_all(twin, "b")
+    assert allowed(twin) != before
+    # The words that the matcher has given out are not the copy's.
+    assert bytes(mask) == kept
+    take_all(matcher, "d")
+    assert tokens_of("e")[0] in (allowed(matcher) or set())
+    assert tokens_of("c")[0] in (allowed(twin) or set())
+
+
+def test_a_copy_looks_for_the_marker_by_itself() -> None:
+    made = replace(constraint_of(choice=["yes"]), free_until="</think>")
+    matcher = start(made)
+    take_all(matcher, "so </th")
+    twin = matcher.copy()
+    take_all(twin, "ink>")
+    assert (matcher.is_free, twin.is_free) == (True, False)
+
+
 def test_a_choice_that_begins_another_leaves_both_open() -> None:
     made = constraint_of(choice=["a", "ab", "abc"])
     assert [accepts(made, text) for text in ("a", "ab", "abc", "abcd", "b")] == [True, True, True, False, False]

@@ -2,13 +2,11 @@
 
 import re
 
-import pytest
 from doc_pages import ROOT
 from tiny_configs import BY_MODEL_TYPE
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import FAMILIES, describe
-from ostro.runner.gpu.layers import unfused_part
 from ostro.runner.native.support import NotNative, native_architecture
 
 HEAD = {"head_dim": 16, "hidden_size": 64, "n_embd": 64, "rope_scaling": None}
@@ -28,11 +26,10 @@ def test_all_families_but_hrm_text_run_natively_as_the_pages_say() -> None:
     assert "On a CPU all families but HRM run on the native core" in (ROOT / "README.md").read_text()
 
 
-def test_the_families_that_fused_kernels_run_are_those_that_the_page_names() -> None:
-    fused = {family.title.split(",")[0] for family in FAMILIES if unfused(family.model_type) is None}
-    sentence = re.search(r"\n(.*) run on these", (ROOT / "docs/gpu.md").read_text())
-    assert sentence is not None
-    assert set(re.split(", | and ", sentence[1])) == fused
+def test_all_families_but_hrm_text_have_a_layer_plan_for_fused_kernels_as_the_page_says() -> None:
+    described = {family.model_type: describe(BY_MODEL_TYPE[family.model_type]) for family in FAMILIES}
+    assert [name for name, each in described.items() if not isinstance(each, Architecture)] == ["hrm_text"]
+    assert "All families except HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
 
 
 def test_the_page_on_levanter_names_every_type_that_is_served() -> None:
@@ -42,23 +39,3 @@ def test_the_page_on_levanter_names_every_type_that_is_served() -> None:
     rows = [row.split("|")[1] for row in table.splitlines() if not row.endswith("refused |")]
     named = {name for row in rows for name in re.findall("`(.*?)`", row)}
     assert named == {names.type for family in FAMILIES for names in family.levanter}
-
-
-def unfused(model_type: str) -> str | None:
-    described = describe(BY_MODEL_TYPE[model_type])
-    return unfused_part(described) if isinstance(described, Architecture) else "it has no description of this kind"
-
-
-@pytest.mark.parametrize(
-    ("model_type", "part"),
-    [
-        ("gemma2", "its norms stand elsewhere than before attention and MLP"),
-        ("olmo3", "its norms stand elsewhere than before attention and MLP"),
-        ("gpt2", "its positions are learned"),
-        ("gpt_neox", "it has layer norms"),
-        ("granite", "its logits are scaled"),
-        ("smollm3", "it has layers without rope"),
-    ],
-)
-def test_a_model_that_fused_kernels_cannot_run_is_told_for_which_of_its_parts(model_type: str, part: str) -> None:
-    assert unfused(model_type) == part

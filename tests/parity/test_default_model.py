@@ -1,5 +1,6 @@
 """The default model, its real weights and tokenizer, against transformers."""
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -75,18 +76,20 @@ def test_greedy_tokens_are_those_of_transformers(llm: LLM, peer: LlamaForCausalL
         assert logits[len(completion.prompt_ids) - 1 : -1].argmax(-1).tolist() == choice.token_ids
 
 
-def test_logits_are_those_of_transformers(llm: LLM, peer_logits: list[Tensor]) -> None:
-    """To 1e-4, which is where float32 ends: on some prompts transformers itself is 2e-4 away from float64.
-
-    So a prompt now and then lies beyond it, where both err and in opposite directions.
+def test_logits_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM, peer_logits: list[Tensor]) -> None:
+    """About as near to float64 as transformers' own float32. How near that is depends on the order of each sum, so on
+    the processor and on how the runner laid out its weights; an error in the model's arithmetic is far larger.
     """
     model = llm.core.runner.model  # type: ignore[attr-defined]
-    worst = []
-    for prompt, expected in zip(PROMPTS, peer_logits, strict=True):
-        difference = dense_logits(model, llm.tokenizer.encode(prompt)) - expected
-        worst.append(difference.abs().max().item())
-    assert sorted(worst)[len(worst) // 2] < 1e-4, worst
-    assert max(worst) < 2e-4, worst
+    exact_peer = copy.deepcopy(peer).double()
+    ours, theirs = [], []
+    for prompt, logits in list(zip(PROMPTS, peer_logits, strict=True))[::4]:
+        ids = llm.tokenizer.encode(prompt)
+        exact = exact_peer(torch.tensor([ids])).logits[0]
+        ours.append((dense_logits(model, ids) - exact).flatten())
+        theirs.append((logits - exact).flatten())
+    assert torch.cat(ours).square().mean().sqrt() < 4 * torch.cat(theirs).square().mean().sqrt()
+    assert torch.cat(ours).abs().max() < 5e-4
 
 
 def test_scores_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:

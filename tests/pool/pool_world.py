@@ -87,6 +87,7 @@ class FakeService:
         self.model = world.models[spec.name]
         self.state = State.LOADING
         self.failure: OstroError | None = None
+        self.refusal: OstroError | None = None
         self.info: ModelInfo | None = None
         self.restarts = 0
         self.num_requests = 0

@@ -8,7 +8,7 @@ import pytest
 from pool_world import MIB, FakeService, Model, Pool, a_catalog, a_spec, in_world, now, outcome, took, until
 
 from ostro.engine_process.handle import State
-from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable
+from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable, Unsupported
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import Files, ModelPool, PoolLimits, PoolState
 
@@ -350,6 +350,44 @@ async def test_unload_waits_for_running_requests_and_new_ones_load_it_again() ->
     assert (await running, await unloading, await later) == ("a", True, "a")
     assert pool.world.history == ["+a", "-a", "+a"]
     assert pool.counters.evictions == 0
+    await pool.end()
+
+
+@in_world
+async def test_models_that_stay_are_not_unloaded() -> None:
+    pool = Pool({"a": Model()}, unloads=False)
+    await pool.load("a")
+    with pytest.raises(Unsupported, match="Several hosts"):
+        await pool.unload("a")
+    assert pool.ready() == {"a"}
+    await pool.end()
+
+
+@in_world
+async def test_requests_do_not_wait_for_a_service_that_takes_none() -> None:
+    pool = Pool({"a": Model(load=1000.0)}, pinned=["a"], wait_seconds=60.0)
+    await pool.start()
+    await asyncio.sleep(1)
+    pool.service("a").refusal = Unavailable("Another host takes them.")
+    began = now()
+    with pytest.raises(Unavailable, match="Another host"):
+        await pool.load("a")
+    assert now() == began
+    await pool.end()
+
+
+@in_world
+async def test_requests_that_wait_already_are_refused_once_a_service_takes_none() -> None:
+    """They waited for as long as a request may."""
+    pool = Pool({"a": Model(load=1000.0)}, pinned=["a"], wait_seconds=60.0)
+    await pool.start()
+    waiting = pool.request("a")
+    await asyncio.sleep(10)
+    assert not waiting.done()
+    pool.service("a").refusal = Unavailable("Another host takes them.")
+    assert await took(outcome(waiting)) < 1
+    assert "Another host" in str(waiting.exception())
+    assert pool.state("a") is PoolState.LOADING
     await pool.end()
 
 

@@ -44,6 +44,8 @@ def test_wrong_setting_is_refused_by_name(args: dict[str, object], told: str) ->
         ({"device": "cuda", "gpus": "0.5", "cpus": "3"}, 0.5, {}, 3),
         ({"device": "cuda", "backend": "jax", "tensor_parallel": "4"}, 4, {}, None),
         ({"device": "tpu", "tensor_parallel": "4"}, 0, {"TPU": 4}, None),
+        ({"device": "cuda", "tensor_parallel": "auto", "gpus": "4"}, 4, {}, 1),
+        ({"device": "cpu", "tensor_parallel": "auto"}, 0, {}, 1),
     ],
 )
 def test_replica_reserves_every_device_of_its_model(
@@ -58,6 +60,13 @@ def test_replica_reserves_every_device_of_its_model(
 def test_fewer_gpus_than_a_model_is_divided_over_are_refused() -> None:
     options, merged = read_options({"device": "cuda", "backend": "jax", "tensor_parallel": "4", "gpus": "2"})
     with pytest.raises(BadRequest, match="divided over 4 GPUs needs as many"):
+        devices_of(options, merged.settings)
+
+
+@pytest.mark.parametrize("device", ["cuda", "tpu"])
+def test_a_number_of_devices_that_ray_cannot_know_is_refused(device: str) -> None:
+    options, merged = read_options({"device": device, "backend": "jax", "tensor_parallel": "auto"})
+    with pytest.raises(BadRequest, match=r"tensor_parallel is auto.*Set it to their number"):
         devices_of(options, merged.settings)
 
 

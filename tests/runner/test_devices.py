@@ -1,7 +1,10 @@
+from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
+from model_directory import write_model
 
 from ostro import planning
 from ostro.backends import BACKENDS
@@ -9,6 +12,8 @@ from ostro.config import Device, EngineConfig
 from ostro.errors import BadRequest
 from ostro.runner import torch_load
 from ostro.runner.devices import pick_device, pick_dtype
+from ostro.runner.division import choose_ranks
+from ostro.weights import open_checkpoint
 
 
 def without_gpu(monkeypatch: pytest.MonkeyPatch, *, available: bool = False) -> None:
@@ -52,8 +57,6 @@ def test_dtype_suits_the_device() -> None:
     assert pick_dtype("auto", cpu) is torch.float32
     assert pick_dtype("auto", gpu) is torch.bfloat16
     assert pick_dtype("float16", gpu) is torch.float16
-    with pytest.raises(BadRequest, match="on a CPU use float32"):
-        pick_dtype("bfloat16", cpu)
 
 
 def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
@@ -78,3 +81,19 @@ def test_resolved_settings_keep_what_was_given(name: str) -> None:
     resolved = BACKENDS[name].resolve(config)
     assert (resolved.device, resolved.threads) == (name, 2)
     assert (resolved.page_size, resolved.max_batch_tokens, resolved.max_batch_seqs) == (32, 7, 3)
+
+
+def test_auto_is_one_device_on_a_cpu_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path / "model", heads=4))
+    config = EngineConfig(backend="torch", device="cpu", tensor_parallel="auto", max_running_tokens=64)
+    with caplog.at_level("INFO"):
+        assert torch_load.load_runner(checkpoint, config).spec.devices == 1
+    assert "tensor_parallel is auto: the model runs on 1 of 1 cpu devices" in caplog.text
+
+
+def test_auto_on_gpus_is_as_many_as_the_model_divides_over(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path / "model", heads=4))
+    auto = EngineConfig(device="cuda", tensor_parallel="auto")
+    assert [choose_ranks(checkpoint, auto, devices) for devices in (1, 2, 3, 8)] == [1, 2, 2, 4]
+    assert choose_ranks(checkpoint, replace(auto, tensor_parallel=3), 8) == 3
+    assert choose_ranks(checkpoint, replace(auto, deterministic=True), 8) == 1

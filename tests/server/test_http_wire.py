@@ -69,6 +69,29 @@ def test_usage_comes_last_and_is_null_before(client: httpx.Client) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
 
 
+@pytest.mark.parametrize(
+    "content", ["Hello, world.", [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "world."}]]
+)
+def test_a_prediction_changes_no_text_and_is_counted(client: httpx.Client, content: object) -> None:
+    """The engine here verifies no drafts, so that nothing of the prediction is tried."""
+    body = {"messages": HELLO, "max_tokens": 8, "seed": 1}
+    predicted = body | {"prediction": {"type": "content", "content": content}}
+    plain, helped = answer(client, CHAT, **body), answer(client, CHAT, **predicted)
+    assert helped["choices"] == plain["choices"]
+    assert "completion_tokens_details" not in plain["usage"]
+    nothing = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert helped["usage"]["completion_tokens_details"] == nothing
+    *_, last = streamed(client, CHAT, predicted | {"stream_options": {"include_usage": True}})
+    assert last["usage"]["completion_tokens_details"] == nothing
+
+
+@pytest.mark.parametrize("prediction", ["Hello", {"type": "text", "content": "a"}, {"type": "content"}])
+def test_a_prediction_of_another_shape_is_refused(client: httpx.Client, prediction: object) -> None:
+    response = client.post(CHAT, json={"messages": HELLO, "prediction": prediction})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("prediction")
+
+
 @pytest.mark.parametrize(("path", "given"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["one", "two"]})])
 def test_usage_so_far_comes_with_every_event_if_asked_for(
     client: httpx.Client, path: str, given: dict[str, Any]

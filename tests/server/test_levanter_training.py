@@ -50,7 +50,7 @@ def test_a_cpu_does_not_take_the_precision_of_a_gpu_and_says_so(tmp_path: Path) 
     merged = read(tmp_path, TRAINING)
     assert merged.settings.dtype == "auto"
     assert "trainer.mp" in merged.notes[-1]
-    assert "needs a GPU" in merged.notes[-1]
+    assert "does not run on a CPU" in merged.notes[-1]
     # What a person says is not taken out.
     assert read(tmp_path, TRAINING, dtype="bfloat16").settings.dtype == "bfloat16"
 
@@ -87,6 +87,12 @@ def test_the_models_axis_of_the_mesh_is_the_number_of_devices(tmp_path: Path, tr
 def test_precision_is_what_it_computed_in(tmp_path: Path, policy: str, dtype: str) -> None:
     text = f"trainer: {{mp: '{policy}'}}\nhf_checkpoint: org/name"
     assert read(tmp_path, text, device="cuda").settings.dtype == dtype
+
+
+def test_precision_that_a_tpu_does_not_have_is_left_out_with_a_note(tmp_path: Path) -> None:
+    merged = read(tmp_path, TRAINING.replace("c=bfloat16", "c=float16"), device="tpu")
+    assert merged.settings.dtype == "auto"
+    assert "asks for float16, which does not run on a TPU" in merged.notes[-1]
 
 
 def test_precision_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ostro.schemas import (
     parse,
 )
 from ostro.server.chat_turn import AnswerStream
-from ostro.server.responses import chat_response, completion_response, finish_reason
+from ostro.server.responses import chat_response, completion_response, finish_reason, usage
 from ostro.text.tokenizer import Tokenizer
 
 # é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.
@@ -92,6 +92,18 @@ def test_chat_tokens_carry_their_exact_bytes() -> None:
         ("�", [0xC3]),
         ("é", [0xC3, 0xA9]),
     ]
+
+
+def test_usage_counts_what_was_tried_of_a_prediction() -> None:
+    done = completion([A, A], "aa", [])
+    done.has_prediction, done.num_accepted, done.num_rejected = True, 5, 2
+    details = usage([done]).completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (5, 2)
+    assert usage([done]).completion_tokens == 2
+    with_reasoning = usage([done], num_reasoning=1).completion_tokens_details
+    assert with_reasoning is not None
+    assert with_reasoning.reasoning_tokens == 1
 
 
 def test_a_structure_that_failed_is_the_requests_fault_whole_and_in_a_stream() -> None:

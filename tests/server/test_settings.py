@@ -7,6 +7,7 @@ import yaml
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.machine import free_memory
+from ostro.mesh_hosts import ADDRESS, COUNT, NUMBER
 from ostro.planning import plan
 from ostro.server.build_models import build_models, fixed_specs, roots
 from ostro.server.settings import ALIASES, PREFIX, Given, Merged, ServeSettings, read_settings
@@ -28,6 +29,12 @@ def read(directory: Path, *, yaml_text: str | None = None, dotenv: str | None = 
         (directory / ".env").write_text(dotenv)
     flags = {name: Given(value, f"--{name}") for name, value in given.items()}
     return read_settings(flags, config=config, directory=directory)
+
+
+def test_an_unquoted_off_in_yaml_is_the_word(tmp_path: Path) -> None:
+    merged = read(tmp_path, yaml_text="speculative: off\nkernel-choices: off\nprefix_caching: off\n")
+    settings = merged.settings
+    assert (settings.speculative, settings.kernel_choices, settings.prefix_caching) == ("off", "off", False)
 
 
 def test_command_line_beats_environment_beats_dotenv_beats_yaml_beats_defaults(
@@ -170,6 +177,7 @@ def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
         ("dtype: int3", "'float32', 'float16' or 'bfloat16'"),
         ("gpu_memory_utilization: 1.5", "less than or equal to 1"),
         ("tensor_parallel_size: 0", "greater than or equal to 1"),
+        ("tensor_parallel: all", r"^tensor_parallel = 'all' \(.*\): a number of devices is written 2 or auto\.$"),
         ("enable_chunked_prefill: false", "always computed in chunks"),
         ("log_level: loud", "'debug', 'info', 'warning' or 'error'"),
         ("checkpoint_path: x\nhf_checkpoint: y", "exclude each other"),
@@ -504,3 +512,52 @@ def test_models_that_each_fill_a_gpu_are_loaded_one_at_a_time(tmp_path: Path, te
     assert merged.settings.max_models == most
     if text == "models: ./m":
         assert merged.origins["max_models"].endswith(", on a GPU without kv_memory")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"model": ("./a", "./b")}, "model"),
+        ({"models": ("./shelf",)}, "models"),
+        ({"gcs_bucket": "bucket"}, "gcs_bucket"),
+        ({"model": "./a", "idle_timeout": 60}, "idle_timeout"),
+    ],
+)
+def test_several_hosts_run_one_model_and_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], param: str
+) -> None:
+    """The other hosts would hear of no request to load another one, or to load this one again."""
+    settings = read(tmp_path, backend="jax", device="cpu", **given).settings  # type: ignore[arg-type]
+    build_models(settings)
+    for name, value in {ADDRESS: "10.0.0.1:8476", COUNT: "2", NUMBER: "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadRequest, match=f"{param} .*several hosts") as caught:
+        build_models(settings)
+    assert caught.value.param == param
+    build_models(read(tmp_path, backend="torch", device="cpu", **given).settings)  # type: ignore[arg-type]
+
+
+def test_all_settings_that_name_too_many_models_for_several_hosts_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read(tmp_path, backend="jax", device="cpu", models=("./shelf",), model=("./a", "./b")).settings
+    for name, value in {ADDRESS: "10.0.0.1:8476", COUNT: "2", NUMBER: "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadRequest, match=r"^models and model must not name more than one model"):
+        build_models(settings)
+
+
+def test_a_model_of_several_hosts_is_not_unloaded_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = read(tmp_path, backend="jax", device="cpu", model="./a").settings
+    assert build_models(settings).pool.limits.unloads
+    for name, value in {ADDRESS: "10.0.0.1:8476", COUNT: "2", NUMBER: "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert not build_models(settings).pool.limits.unloads
+
+
+def test_half_of_the_variables_for_several_hosts_stop_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COUNT, "2")
+    with pytest.raises(BadRequest, match="JAX_COORDINATOR_ADDRESS is not"):
+        build_models(read(tmp_path, backend="jax", device="cpu", model="./a").settings)

@@ -284,7 +284,7 @@ def test_text_that_is_longer_than_the_caller_takes_stays_in_the_process(source: 
 def test_text_has_a_limit_where_the_caller_sets_none() -> None:
     limit = RenderLimits().characters
     with pytest.raises(BadRequest, match=f"made a text of {limit + 1} characters"):
-        Renderer(ChatTemplate(f"{{{{ 'a' * {limit + 1} }}}}")).render(HELLO)
+        Renderer(ChatTemplate(f"{{{{ 'a' * {limit + 1} }}}}"), limits=RenderLimits(seconds=60)).render(HELLO)
     assert Renderer(ChatTemplate("{{ '🙂' * 10 }}")).render(HELLO, max_characters=10) == "🙂" * 10
 
 

@@ -119,19 +119,21 @@ def _marked(words: str, choices: tuple[str, ...]) -> str:
 def _kind(hint: object) -> str:
     if hint in _KINDS:
         return _KINDS[hint]
-    if choices := _choices(hint):
-        return codes(choices)
+    if get_origin(hint) is Literal:
+        return codes(_choices(hint))
     if hint is bool:
         return "on, off"
     if get_origin(hint) is Annotated:
         return _kind(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
-        [some] = [each for each in get_args(hint) if each is not NoneType]
-        return _kind(some)
+        return ", ".join(_kind(each) for each in get_args(hint) if each is not NoneType)
     return "number" if hint is float else "table"
 
 
 def _choices(hint: object) -> tuple[str, ...]:
+    """The words that it may be."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(choice for each in get_args(hint) for choice in _choices(each))
     return tuple(get_args(hint)) if get_origin(hint) is Literal else ()
 
 
@@ -174,11 +176,16 @@ def _engine_config() -> str:
     rows = []
     for field in fields(EngineConfig):
         words, default = _split(meaning_of(field.name))
-        hint = hints[field.name]
-        kind = codes(_choices(hint)) or " or ".join(map(code, str(_name_of(hint)).split(" | ")))
-        rows.append((code(field.name), kind, default or code(repr(field.default)), _marked(words, _choices(hint))))
+        kind, choices = _python_kind(hints[field.name]), _choices(hints[field.name])
+        rows.append((code(field.name), kind, default or code(repr(field.default)), _marked(words, choices)))
     return table(HEAD, rows)
 
 
-def _name_of(hint: object) -> str:
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+def _python_kind(hint: object) -> str:
+    if hint is NoneType:
+        return code("None")
+    if get_origin(hint) is Literal:
+        return codes(_choices(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_python_kind(each) for each in get_args(hint))
+    return code(hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint))

@@ -204,7 +204,13 @@ async def _prepared_chat(llm: LLM, request: ChatCompletionRequest, chat: ChatReq
     ids = llm.tokenizer.encode_rendered(rendered)
     # The constraint already includes the structured output.
     [made] = _prepared(llm, request, [ids], chat.params.with_changes(structured=None))
-    return PreparedChat(replace(made, constraint=constraint, shown_ids=reading.kept_ids), plan, reading)
+    made = replace(
+        made,
+        constraint=constraint,
+        shown_ids=reading.kept_ids,
+        predicted_ids=llm.frontend.predicted_ids(chat.prediction),
+    )
+    return PreparedChat(made, plan, reading)
 
 
 def _embeddings(llm: LLM, body: object) -> _Work:

@@ -15,8 +15,11 @@ from ostro.config import (
     HrmDialect,
     KVDType,
     Quantization,
+    Speculative,
+    TensorParallel,
     ToolFormat,
     meaning_of,
+    read_devices,
     read_size,
 )
 from ostro.errors import BadRequest
@@ -29,6 +32,14 @@ def memory_size(text: str) -> int:
         return read_size(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a memory size; write 512M or 2G") from None
+
+
+def number_of_devices(text: str) -> TensorParallel:
+    """`read_devices`, with argparse's error."""
+    try:
+        return read_devices(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +59,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="on a GPU, launch kernels one by one instead of replaying CUDA graphs",
     )
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
+    add_kernel_option(group)
+    group.add_argument("--cascade-attention", action="store_true", help=_meaning("cascade_attention"))
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="do not reuse the KV cache of shared prompt prefixes"
     )
+    group.add_argument("--speculative", choices=get_args(Speculative), default="auto", help=_meaning("speculative"))
     group.add_argument("--hrm-dialect", choices=get_args(HrmDialect), default="auto", help=_meaning("hrm_dialect"))
     group.add_argument("--hrm-config", metavar="FILE", help=_meaning("hrm_config"))
     for name in ("num_heads", "h_cycles", "l_cycles", "h_layers", "l_layers"):
@@ -61,6 +75,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hrm-steps", type=int, metavar="N", help=_meaning("hrm_steps"))
     group.add_argument("--hrm-halting", action="store_true", help=_meaning("hrm_halting"))
     group.add_argument("--threads", type=int, metavar="N", help=_meaning("threads"))
+
+
+def add_kernel_option(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kernel-choices", metavar="auto|off|FILE", default="off", help=f"{_meaning('kernel_choices')} (default: off)"
+    )
 
 
 def add_size_options(group: argparse._ArgumentGroup) -> None:
@@ -77,7 +97,7 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tensor-parallel",
         "--tensor-parallel-size",
-        type=int,
+        type=number_of_devices,
         metavar="N",
         default=1,
         help=_meaning("tensor_parallel"),
@@ -128,7 +148,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         generation_config=args.generation_config,
         cuda_graphs=not args.no_cuda_graphs,
         deterministic=args.deterministic,
+        kernel_choices=args.kernel_choices,
+        cascade_attention=args.cascade_attention,
         prefix_caching=not args.no_prefix_caching,
+        speculative=args.speculative,
         hrm_dialect=args.hrm_dialect,
         hrm_config=args.hrm_config,
         hrm_num_heads=args.hrm_num_heads,

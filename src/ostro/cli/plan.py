@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, replace
 
 from ostro.backends import BACKENDS
-from ostro.cli.options import add_size_options, memory_size, size_config
+from ostro.cli.options import add_kernel_option, add_size_options, memory_size, size_config
 from ostro.cli.parser import describe
 from ostro.planning import Plan, plan
 
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-config", metavar="FILE", help="training config (YAML) of a Levanter checkpoint")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, in bytes")
-    add_size_options(parser.add_argument_group("engine", "As for serve and generate."))
+    engine = parser.add_argument_group("engine", "As for serve and generate.")
+    add_size_options(engine)
+    add_kernel_option(engine)
     describe(
         parser,
         {
@@ -44,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if the model fits, 1 if not."""
     # Plans for serving; offline, a step has more tokens and needs slightly more memory.
-    config = replace(size_config(args), serving=True, model_config=args.model_config)
+    config = replace(
+        size_config(args), serving=True, model_config=args.model_config, kernel_choices=args.kernel_choices
+    )
     found = plan(args.model, config, memory=args.memory)
     print(json.dumps(asdict(found) | {"fits": found.fits}, indent=2) if args.json else _table(found))
     return 0 if found.fits else 1
@@ -67,6 +71,8 @@ def _table(plan: Plan) -> str:
         rows["on the host"] = f"about {_size(plan.host_bytes)}"
     if plan.peak_bytes > plan.total_bytes:
         rows["at most"] = f"{_size(plan.peak_bytes)}, {_peak(plan)}"
+    if plan.own_kernels is not None:
+        rows["own kernels"] = "; ".join(f"{name} {rows}" for name, rows in plan.own_kernels.items()) + " rows"
     if plan.fits:
         rows |= {
             "longest sequence": f"{plan.max_seq_len} tokens",
@@ -93,9 +99,14 @@ def _peak(plan: Plan) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    on_jax = plan.backend.startswith("jax")
-    advice = "raise --tensor-parallel" if on_jax else f"try --quantize {BACKENDS[plan.device].smaller}"
-    return f"It does not fit. Give it more memory, lower --kv-memory, {advice}, or take a smaller model."
+    backend, on_jax = BACKENDS[plan.device], plan.backend.startswith("jax")
+    cures = ["Give it more memory", "lower --kv-memory"]
+    if backend.smaller and not on_jax:
+        cures.append(f"try {backend.smaller}")
+    if backend.has_own_memory:
+        # Those of a CPU would share its memory.
+        cures.append("raise --tensor-parallel")
+    return f"It does not fit. {', '.join(cures)}, or take a smaller model."
 
 
 def _size(bytes: int) -> str:

@@ -46,6 +46,7 @@ class ChatOptions(_Sampling, total=False):
     tools: Sequence[Mapping[str, object]]
     tool_choice: Literal["none", "auto", "required"] | Mapping[str, object]
     parallel_tool_calls: bool
+    prediction: Mapping[str, object] | None
     reasoning_effort: str | None
     enable_thinking: bool | None
     thinking_token_budget: int | None

@@ -9,6 +9,7 @@ load_work=S      loading takes S seconds longer, in which it uses some CPU time
 crash_loading    dies while it loads
 crash_after=N    dies after N steps
 crash_length=N   dies in a step of a request whose prompt has N tokens
+follow=S         with fake: follows another host's engine, which ends after S seconds
 stall_after=N    hangs after N steps
 step_seconds=S   each step takes S seconds longer
 """
@@ -36,6 +37,7 @@ class Faults:
     crash_loading: bool = False
     crash_after: int | None = None
     crash_length: int | None = None
+    follow: float | None = None
     stall_after: int | None = None
     step_seconds: float = 0.0
 
@@ -53,6 +55,7 @@ class Faults:
             crash_loading="crash_loading" in given,
             crash_after=int(given["crash_after"]) if "crash_after" in given else None,
             crash_length=int(given["crash_length"]) if "crash_length" in given else None,
+            follow=float(given["follow"]) if "follow" in given else None,
             stall_after=int(given["stall_after"]) if "stall_after" in given else None,
             step_seconds=float(given.get("step_seconds", 0.0)),
         )

@@ -5,6 +5,9 @@ the process after a crash or a hang. Knows token ids and states; knows no text, 
      │    ▲           │
      │    └───────────┴── died or stuck: every stream ends with Unavailable; a new process after a pause
      └──> failed          the model cannot be loaded: a restart would not help
+
+An engine that follows another host's stays "loading": it takes no requests. It ends when the other one does, and is
+restarted as often as that.
 """
 
 import asyncio
@@ -17,7 +20,6 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Self
 
-from ostro import errors
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
@@ -27,6 +29,7 @@ from ostro.engine_process.messages import (
     Abort,
     Boot,
     EndProfile,
+    Following,
     FromEngine,
     Heartbeat,
     LoadFailed,
@@ -46,7 +49,7 @@ from ostro.engine_process.messages import (
     frame,
 )
 from ostro.engine_process.suspects import Suspects
-from ostro.errors import BadRequest, ModelError, OstroError, ProfileFailed, TryLater, Unavailable
+from ostro.errors import BadRequest, ModelError, OstroError, ProfileFailed, TryLater, Unavailable, from_process
 from ostro.processes.environment import download_environment, engine_environment
 from ostro.processes.log_relay import Logged
 from ostro.processes.spawn import kill_group, spawn
@@ -192,6 +195,8 @@ class EngineHandle:
         self._idle_seconds = 0.0
         self._loading_work = 0.0
         self._stuck = False
+        # Whether the process follows another host's engine, and whether the model was ever loaded.
+        self._follows = self._has_loaded = False
 
     @property
     def pid(self) -> int | None:
@@ -233,6 +238,13 @@ class EngineHandle:
         if self.info is not None:
             return Unavailable("The engine is starting again after a failure. Try again in a moment.", retry_after=2)
         return Unavailable("The model is loading. Try again in a moment.", retry_after=2)
+
+    @property
+    def refusal(self) -> Unavailable | None:
+        """Why waiting for the engine to be ready is of no use, if it is not."""
+        if self._follows and self.state is State.LOADING:
+            return Unavailable("Another host takes the requests, and this one helps it. Send them to the first host.")
+        return None
 
     def submit(self, request: Request) -> Stream:
         """Raises Unavailable unless the engine is ready. The caller must close the stream, finished or not."""
@@ -340,19 +352,20 @@ class EngineHandle:
         pause, deaths_loading = _FIRST_PAUSE, 0
         while self.state not in _ENDED:
             began = time.monotonic()
-            was_ready = await self._run_process()
+            loaded = await self._run_process()
             if self.state in _ENDED:
                 return
-            deaths_loading = 0 if was_ready else deaths_loading + 1
-            # A model that was served before can be loaded: whatever prevents it now may pass.
-            if self.info is None and deaths_loading == _MOST_DEATHS_LOADING:
+            deaths_loading = 0 if loaded else deaths_loading + 1
+            # A model that was loaded before can be loaded: whatever prevents it now may pass.
+            if not self._has_loaded and deaths_loading == _MOST_DEATHS_LOADING:
                 self.failure = ModelError(
                     f"The engine died {deaths_loading} times while it loaded the model (exit status "
                     f"{self._status()}). See its messages; -9 often means that memory ran out."
                 )
                 self._enter(State.FAILED)
                 return
-            if was_ready and time.monotonic() - began > _LONGEST_PAUSE:
+            if loaded and (self._follows or time.monotonic() - began > _LONGEST_PAUSE):
+                # An engine that followed another has to meet it again when that one restarts.
                 pause = _FIRST_PAUSE
             _log.warning("The engine ended with status %s; a new one starts in %.1f s.", self._status(), pause)
             with suppress(TimeoutError):
@@ -365,7 +378,7 @@ class EngineHandle:
         return None if self._process is None else self._process.returncode
 
     async def _run_process(self) -> bool:
-        """Runs one process from start to end. Returns whether it was ever ready."""
+        """Runs one process from start to end. Returns whether it loaded the model."""
         try:
             # Without a known path, the process may have to download the model's files.
             environment = engine_environment() if self._boot.path is not None else download_environment()
@@ -373,7 +386,7 @@ class EngineHandle:
         except OSError as error:
             _log.warning("The engine's process could not be started (%s).", error)
             return False
-        self._process, self._stuck, was_ready = process, False, False
+        self._process, self._stuck, self._follows = process, False, False
         self._idle_seconds = self._loading_work = 0.0
         try:
             reader, self._writer = await asyncio.open_connection(sock=sock)
@@ -383,11 +396,11 @@ class EngineHandle:
             self._kill()
             raise
         finally:
-            was_ready = self.state is State.READY
+            loaded = self.state is State.READY or self._follows
             self._hang_up(sock)
             self._lose_process()
             await self._reap(process)
-        return was_ready
+        return loaded
 
     async def _converse(self, reader: asyncio.StreamReader) -> None:
         """Handles the engine's messages until it is gone."""
@@ -410,9 +423,9 @@ class EngineHandle:
         if self.state not in _ENDED:
             self._enter(State.LOADING)
             self._blame_streams()
+        how = f"made no progress for {self._stall_limit:g} s" if self._stuck else "stopped while it was at work"
         self.heartbeat = Heartbeat()
         self.counters.end_process()
-        how = f"made no progress for {self.stall_seconds:g} s" if self._stuck else "stopped while it was at work"
         self._fail_streams(f"The engine {how}. A new one starts: try again.")
 
     def _blame_streams(self) -> None:
@@ -466,9 +479,11 @@ class EngineHandle:
                 self._location = message
                 self._located.set()
             case Ready(info=info):
-                self.info = info
+                self.info, self._has_loaded = info, True
                 if self.state not in _ENDED:
                     self._enter(State.READY)
+            case Following():
+                self._follows = self._has_loaded = True
             case LoadFailed(error=name, message=text):
                 if self.state not in _ENDED:
                     self.failure = _load_error(name, text)
@@ -489,6 +504,9 @@ class EngineHandle:
         """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            if self._follows:
+                # It waits for the other host's engine, whose own server watches it.
+                continue
             if self.state is State.LOADING:
                 if self._boot.path is None and self._location is None:
                     # It may be downloading the files, in processes of its own: that may take any time.
@@ -500,9 +518,15 @@ class EngineHandle:
             if not self._streams:
                 continue
             self._idle_seconds += _WATCH_SECONDS
-            if self._idle_seconds > self.stall_seconds:
+            if self._idle_seconds > self._stall_limit:
                 self._stuck = True
                 self._kill()
+
+    @property
+    def _stall_limit(self) -> float:
+        """Seconds without progress after which an engine at work is stuck."""
+        # Writing a profile waits for disks, as loading does.
+        return self.load_stall_seconds if self.heartbeat.writing else self.stall_seconds
 
     def _give_up_loading(self) -> None:
         """Fails at once, without waiting for the process to exit: it may never do so."""
@@ -548,11 +572,9 @@ def _submission(request: Request) -> bytes:
 
 
 def _load_error(name: str, message: str) -> OstroError:
-    kind = getattr(errors, name, None)
+    error = from_process(name, message)
     # A BadRequest here is about the server's settings: the client cannot fix it.
-    if isinstance(kind, type) and issubclass(kind, OstroError) and not issubclass(kind, BadRequest):
-        return kind(message)
-    return ModelError(message)
+    return ModelError(message) if isinstance(error, BadRequest) else error
 
 
 async def _read(reader: asyncio.StreamReader) -> FromEngine | None:

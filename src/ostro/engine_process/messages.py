@@ -71,7 +71,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     load_seconds: float
     warm_up_seconds: float
     resident_bytes: int
-    """Host memory that the engine process takes, without pages that have yet to be filled."""
+    """Host memory that the engine process and those of other ranks take, without pages that have yet to be filled."""
     pages_bytes: int = 0
     """Host memory that those pages will take."""
     device_bytes: int = 0
@@ -115,6 +115,10 @@ class Ready(Message, frozen=True):
     info: ModelInfo
 
 
+class Following(Message, frozen=True):
+    """The engine has loaded its part of the model, and repeats the steps of another host's engine until that ends."""
+
+
 class LoadFailed(Message, frozen=True):
     """The model cannot be loaded; the engine exits."""
 
@@ -134,6 +138,8 @@ class Heartbeat(Message, frozen=True):
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = 0
+    writing: bool = False
+    """Whether no step is taken because a profile is being written."""
 
 
 class Stepped(Message, frozen=True, omit_defaults=True):
@@ -168,7 +174,7 @@ class Profiled(Message, frozen=True):
 
 
 ToEngine = Boot | Submit | Abort | StartProfile | EndProfile | Stop
-FromEngine = Logged | Located | Loading | Ready | LoadFailed | Heartbeat | Stepped | Refused | Profiled
+FromEngine = Logged | Located | Loading | Ready | Following | LoadFailed | Heartbeat | Stepped | Refused | Profiled
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -9,12 +9,11 @@ heartbeat thread   counters ──> socket           also while a step runs
 import gc
 import logging
 import os
-import resource
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,6 +28,7 @@ from ostro.engine.counters import Counters
 from ostro.engine.profile import Recorded
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import ModelRunner
+from ostro.engine.speculation import speculation
 from ostro.engine_process.compiling import Compiled, ConstraintCompiler
 from ostro.engine_process.faults import Faults
 from ostro.engine_process.messages import (
@@ -36,6 +36,7 @@ from ostro.engine_process.messages import (
     Abort,
     Boot,
     EndProfile,
+    Following,
     FromEngine,
     Heartbeat,
     LoadFailed,
@@ -57,6 +58,7 @@ from ostro.engine_process.messages import (
 from ostro.errors import BadRequest, ModelError, OstroError, Unavailable
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.grammar.vocabulary import TokenizerLike
+from ostro.processes.children import resident_bytes
 from ostro.processes.log_relay import relay_logs
 from ostro.processes.spawn import die_with_parent, leave
 from ostro.runner.fake import FakeRunner
@@ -130,6 +132,9 @@ class EngineLoop:
         self._compiler = ConstraintCompiler(grammars, inbox.put)
         # Id of a request whose constraint is being compiled -> its choices that were aborted meanwhile.
         self._compiling: dict[int, list[int]] = {}
+        # Whether a profile is being written.
+        self._writing = False
+        self._heartbeat_lock = threading.Lock()
 
     def run(self) -> None:
         """Returns once the API process asks to stop."""
@@ -137,7 +142,7 @@ class EngineLoop:
         while self._take_messages():
             self._step()
         # The final counters.
-        self.channel.send(heartbeat(self.core))
+        self._send_heartbeat()
 
     def _step(self) -> None:
         began = time.monotonic()
@@ -219,9 +224,15 @@ class EngineLoop:
     def _start_profile(self, path: str, max_steps: int) -> None:
         def ended(recorded: Recorded) -> None:
             self.channel.send(Profiled(path, recorded.steps, recorded.error))
+            self._writing = False
+
+        def writing() -> None:
+            # Told at once: the profiler may keep other threads from running while it writes.
+            self._writing = True
+            self._send_heartbeat()
 
         try:
-            self.core.start_profile(Path(path), max_steps=max_steps, ended=ended)
+            self.core.start_profile(Path(path), max_steps=max_steps, ended=ended, writing=writing)
         except OstroError as error:
             ended(Recorded(0, error.message))
 
@@ -236,8 +247,27 @@ class EngineLoop:
                 # The main thread may be waiting for a device that never answers.
                 _log.error("%s", failure)
                 leave()
-            self.channel.send(heartbeat(self.core))
+            self._send_heartbeat()
             time.sleep(HEARTBEAT_SECONDS)
+
+    def _send_heartbeat(self) -> None:
+        """One at a time, so that none overtakes a newer one: it would deny that a profile is being written."""
+        with self._heartbeat_lock:
+            self.channel.send(self._heartbeat())
+
+    def _heartbeat(self) -> Heartbeat:
+        scheduler = self.core.scheduler
+        usage = scheduler.kv.usage
+        return Heartbeat(
+            counters=scheduler.counters,
+            strides=self.core.runner.strides,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages_total=usage.total,
+            pages_free=usage.free,
+            pages_cached=usage.cached,
+            writing=self._writing,
+        )
 
 
 @contextmanager
@@ -258,29 +288,19 @@ def told_of_loading(channel: Channel) -> Iterator[None]:
         thread.join()
 
 
-def heartbeat(core: EngineCore) -> Heartbeat:
-    scheduler = core.scheduler
-    usage = scheduler.kv.usage
-    return Heartbeat(
-        counters=scheduler.counters,
-        strides=core.runner.strides,
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        pages_total=usage.total,
-        pages_free=usage.free,
-        pages_cached=usage.cached,
-    )
-
-
-def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[EngineCore, ModelInfo]:
-    """Loads the model, and warms it up by generating a few tokens."""
+def load(
+    checkpoint: Checkpoint, config: EngineConfig, faults: Faults, following: Callable[[], None]
+) -> tuple[EngineCore, ModelInfo]:
+    """Loads the model, and warms it up by generating a few tokens. `following` is for `load_runner`."""
     started = time.monotonic()
     faults.before_load()
+    runner = build_runner(checkpoint, config, faults, following)
     core = EngineCore(
-        build_runner(checkpoint, config, faults),
+        runner,
         prefix_caching=config.prefix_caching,
         pages_per_seq=config.pages_per_seq,
         adapters=config.adapter_names,
+        speculation=speculation(config.speculative, runner.spec),
     )
     loaded = time.monotonic()
     warm_up(core)
@@ -299,7 +319,7 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
         num_pages=spec.num_pages,
         load_seconds=loaded - started,
         warm_up_seconds=time.monotonic() - loaded,
-        resident_bytes=_resident_bytes(),
+        resident_bytes=resident_bytes(),
         pages_bytes=spec.pages_bytes,
         device_bytes=spec.device_bytes,
         adapters=config.adapter_names,
@@ -312,17 +332,14 @@ def load(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> tuple[
     )
 
 
-def _resident_bytes() -> int:
-    """Resident memory of this process; without /proc, its peak."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * resource.getpagesize()
-
-
-def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -> ModelRunner:
+def build_runner(
+    checkpoint: Checkpoint, config: EngineConfig, faults: Faults, following: Callable[[], None]
+) -> ModelRunner:
     if faults.fake:
+        if faults.follow is not None:
+            following()
+            time.sleep(faults.follow)
+            raise SystemExit(0)
         vocab_size = checkpoint.config["vocab_size"]
         assert isinstance(vocab_size, int)
         resolved = BACKENDS["cpu"].resolve(config)
@@ -339,7 +356,7 @@ def build_runner(checkpoint: Checkpoint, config: EngineConfig, faults: Faults) -
     # Imports numpy and the native library, or torch: the fake runner does without.
     from ostro.runner.load import load_runner
 
-    return load_runner(checkpoint, config)
+    return load_runner(checkpoint, config, following=following)
 
 
 def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> Grammars:
@@ -396,9 +413,12 @@ def main() -> int:
             # Keeps the model's files from being deleted while this process runs.
             held = ModelStore().hold(checkpoint.path)
             channel.send(Located(name, str(checkpoint.path)))
-            core, info = load(checkpoint, boot.config, faults)
+            core, info = load(checkpoint, boot.config, faults, lambda: channel.send(Following()))
+    except SystemExit:
+        # The engine that this one followed has ended.
+        return 0
     except Unavailable as error:
-        # A rank was lost: the next start may succeed.
+        # A rank or a host was lost: the next start may succeed.
         _log.error("%s", error.message)
         return 1
     except OstroError as error:

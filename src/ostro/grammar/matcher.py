@@ -3,8 +3,9 @@
 import logging
 from array import array
 from collections.abc import Callable
+from copy import copy
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import OstroError, SequenceFailed, StructureFailed
@@ -45,8 +46,7 @@ class GrammarMatcher:
 
     def __init__(self, inner: "LLMatcher", vocabulary: Vocabulary, constraint: Constraint) -> None:
         self._inner, self._vocabulary, self._constraint = inner, vocabulary, constraint
-        self._words = array("I", bytes(4 * vocabulary.num_words))
-        self._view, self._address = memoryview(self._words), self._words.buffer_info()[0]
+        self._make_room()
         self._marker = constraint.free_until.encode()
         # The end of the output so far, which may hold the start of the marker; None once the marker was found.
         self._tail: bytes | None = b"" if self._marker else None
@@ -55,6 +55,19 @@ class GrammarMatcher:
         self._due: list[int] = []
         self._num_breaks = 0
         self._keep_budget()
+
+    @_contained
+    def copy(self) -> Self:
+        twin = copy(self)
+        twin._inner = self._inner.deep_copy()
+        twin._due = list(self._due)
+        twin._make_room()
+        return twin
+
+    def _make_room(self) -> None:
+        """Allocates the words of masks, which are the matcher's own."""
+        self._words = array("I", bytes(4 * self._vocabulary.num_words))
+        self._view, self._address = memoryview(self._words), self._words.buffer_info()[0]
 
     @_contained
     def mask(self) -> memoryview | None:

@@ -1,9 +1,10 @@
 """Assigns an adapter's terms to a model's projections. Imports no torch and no numpy."""
 
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from ostro.errors import BadCheckpoint
+from ostro.models.architecture import Architecture
 
 
 class Shaped(Protocol):
@@ -12,7 +13,32 @@ class Shaped(Protocol):
         """Shape of the matrix that the term is added to: [out, in]."""
 
 
+class Reorderable(Shaped, Protocol):
+    def by_part(self, heads: int) -> Self:
+        """Reorders outputs that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
+
+
 TermT = TypeVar("TermT", bound=Shaped)
+ReorderableT = TypeVar("ReorderableT", bound=Reorderable)
+
+
+def described_terms(
+    described: Architecture, adapters: Mapping[str, Mapping[str, ReorderableT]]
+) -> dict[str, dict[str, ReorderableT]]:
+    """All adapters' terms, keyed by the names of the model's parts of projections, whose rows they have in order.
+
+    Raises BadCheckpoint if an adapter belongs to another model.
+    """
+    found = [(part, each) for layer in described.layers for each in layer.projections for part in each.parts]
+    shapes = {part.name: (part.rows, each.columns) for part, each in found}
+    heads = {part.name: each.by_head for part, each in found}
+    return {
+        adapter: {
+            name: term.by_part(heads[name])
+            for name, term in placed(adapter, terms, shapes, backbone=described.backbone).items()
+        }
+        for adapter, terms in adapters.items()
+    }
 
 
 def placed(

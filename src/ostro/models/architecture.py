@@ -163,14 +163,18 @@ class Layer:
         norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return tuple(norm for norm in norms if norm is not None)
 
+    @property
+    def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
+        """Queries, keys and values; attention's output; up; down."""
+        return self.attention.qkv, self.attention.output, self.mlp.up, self.mlp.down
+
     def tensors(self) -> Iterator[StoredTensor]:
-        attention, mlp = self.attention, self.mlp
-        for projection in (attention.qkv, attention.output, mlp.up, mlp.down):
+        for projection in self.projections:
             yield from projection.tensors()
         for norm in self.norms:
             yield from norm.tensors()
-        if attention.qk_norm is not None:
-            yield from attention.qk_norm.tensors()
+        if self.attention.qk_norm is not None:
+            yield from self.attention.qk_norm.tensors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

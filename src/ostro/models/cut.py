@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from ostro.errors import BadRequest
-from ostro.models.architecture import MLP, Architecture, ModelShape, Projection
+from ostro.errors import BadRequest, UnsupportedModel
+from ostro.models.architecture import MLP, Architecture, Description, Layer, ModelShape, Projection
 
 BLOCK = 128
 """Tokens that race as one when a token is drawn (`runner.distribution`): no rank holds part of a block."""
@@ -42,11 +42,33 @@ class Share:
     """Whether a rank's products are only terms of the whole matrix's: its inputs are cut."""
 
 
-def cut(described: Architecture, ranks: int) -> Cut:
-    """Divides a model over `ranks` ranks. Raises BadRequest, naming what does not divide and which numbers do."""
+def divisible(described: Description) -> Architecture:
+    """The description of a model that can be divided. Raises UnsupportedModel for another kind."""
+    if isinstance(described, Architecture):
+        return described
+    raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
+
+
+def most_ranks(described: Description, devices: int) -> int:
+    """The largest number of ranks, at most `devices`, that the model can be divided over."""
+    if not isinstance(described, Architecture):
+        return 1
+    return max(ranks for ranks in possible_ranks(described) if ranks <= devices)
+
+
+def possible_ranks(described: Architecture) -> list[int]:
+    """All numbers of ranks that the model can be divided over, from 1."""
+    return [ranks for ranks in range(1, described.shape.num_heads + 1) if _problem(described, ranks) is None]
+
+
+def cut(described: Description, ranks: int) -> Cut:
+    """Divides a model over `ranks` ranks. Raises BadRequest, naming what does not divide and which numbers do, or like
+    `divisible`.
+    """
+    described = divisible(described)
     shape = described.shape
     if problem := _problem(described, ranks):
-        fitting = ", ".join(str(n) for n in range(1, shape.num_heads + 1) if _problem(described, n) is None)
+        fitting = ", ".join(map(str, possible_ranks(described)))
         raise BadRequest(
             f"tensor_parallel is {ranks}, but {problem}. Set it to one of {fitting}.", param="tensor_parallel"
         )
@@ -83,6 +105,17 @@ def input_share(projection: Projection, cut: Cut, rank: int) -> Share:
     return Share((range(projection.rows),), _equal_part(projection.columns, cut, rank), summed=True)
 
 
+def layer_shares(shape: ModelShape, layer: Layer, cut: Cut, rank: int) -> tuple[Share, Share, Share, Share]:
+    """Of the layer's projections, in order."""
+    attention, mlp = layer.attention, layer.mlp
+    return (
+        qkv_share(shape, attention.qkv, cut, rank),
+        input_share(attention.output, cut, rank),
+        up_share(mlp, cut, rank),
+        input_share(mlp.down, cut, rank),
+    )
+
+
 def vocabulary_share(shape: ModelShape, cut: Cut, rank: int) -> Share:
     """Of the embedding or head. The last ranks may hold padding only."""
     first = min(rank * cut.vocab, shape.vocab_size)
@@ -107,15 +140,9 @@ def rank_shapes(described: Architecture, cut: Cut) -> dict[str, tuple[int, ...]]
     matrices = [described.embedding.name, *([] if described.head is None else [described.head.name])]
     shapes |= {f"{name}.weight": (cut.vocab, shape.hidden_size) for name in matrices if name is not None}
     for layer in described.layers:
-        attention, mlp, norm = layer.attention, layer.mlp, layer.attention.qk_norm
-        for projection, share in (
-            (attention.qkv, qkv_share(shape, attention.qkv, cut, 0)),
-            (attention.output, input_share(attention.output, cut, 0)),
-            (mlp.up, up_share(mlp, cut, 0)),
-            (mlp.down, input_share(mlp.down, cut, 0)),
-        ):
+        for projection, share in zip(layer.projections, layer_shares(shape, layer, cut, 0), strict=True):
             shapes |= _projection_shapes(projection, share)
-        if norm is not None and norm.over == "width":
+        if (norm := layer.attention.qk_norm) is not None and norm.over == "width":
             shapes[f"{norm.query.name}.weight"] = (cut.heads * shape.head_dim,)
             shapes[f"{norm.key.name}.weight"] = (cut.kv_heads * shape.head_dim,)
     return shapes

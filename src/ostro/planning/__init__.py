@@ -19,15 +19,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ostro.backends import BACKENDS, Memory, backend_here, check_together, runs_on_jax
+from ostro.backends import BACKENDS, Backend, Memory, backend_here, check_together, runs_on_jax
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.architecture import Description
 from ostro.models.registry import describe
+from ostro.planning.kernel_choices import own_kernels
 from ostro.planning.native import on_native
 from ostro.planning.on_jax import on_jax
 from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
+from ostro.runner.division import choose_ranks
 from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
 
@@ -59,15 +61,34 @@ def plan(
     check_together(resolved)
     stored = model.stored()
     described = describe(model.config, max_seq_len=config.max_seq_len)
-    there = backend.memory(config.tensor_parallel) if memory is None else Memory(memory, memory)
+    resolved = replace(resolved, tensor_parallel=_ranks(model, config, backend))
+    there = backend.memory(resolved.tensor_parallel) if memory is None else Memory(memory, memory)
     if there is None:
-        raise BadRequest(
-            f"device is {backend.name!r}, but there is no {backend.label} here. Say how much memory it has: "
-            "--memory 80G."
-        )
+        raise BadRequest(_unknown_memory(backend, resolved.tensor_parallel))
     planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
     parts = planner(stored, resolved, described, there)
-    return put_together(model.name, resolved, described.shape, there.free, parts)
+    found = put_together(model.name, resolved, described.shape, there.free, parts)
+    return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described))
+
+
+def _ranks(model: Checkpoint, config: EngineConfig, backend: Backend) -> int:
+    devices = backend.count() if config.tensor_parallel == "auto" else 1
+    if not devices:
+        raise BadRequest(
+            f"tensor_parallel is auto, but there is no {backend.label} here to be counted. Give their number: "
+            "--tensor-parallel 8.",
+            param="tensor_parallel",
+        )
+    return choose_ranks(model, config, devices)
+
+
+def _unknown_memory(backend: Backend, devices: int) -> str:
+    # Devices may be here without the libraries that would use them.
+    if devices == 1:
+        missing, each = f"no {backend.label} that Ostro could use was found here", "it has"
+    else:
+        missing, each = f"{devices} {backend.label}s that Ostro could use were not found here", "each of them has"
+    return f"device is {backend.name!r}, but {missing}. Say how much memory {each}: --memory 80G."
 
 
 def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:

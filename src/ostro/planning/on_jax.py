@@ -1,15 +1,24 @@
 """The memory that a model takes with JAX, on each device: mirrors `runner.jax.load`. Imports no JAX."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ostro.backends import Memory
+from ostro.backends import BACKENDS, Memory
 from ostro.config import ResolvedConfig
-from ostro.errors import ModelError, UnsupportedModel
+from ostro.errors import ModelError
 from ostro.models.architecture import Architecture, Description, ModelShape
 from ostro.models.cut import Cut, cut
+from ostro.planning.adapters import adapter_ranks
 from ostro.planning.outcome import Parts
-from ostro.runner.jax.layout import VectorLayout, fits_tpu_kernel, in_whole_rows, matrix_values
+from ostro.runner.jax.layout import (
+    AdapterLayout,
+    VectorLayout,
+    fits_tpu_kernel,
+    in_whole_rows,
+    jax_architecture,
+    matrix_values,
+)
 from ostro.runner.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
 from ostro.runner.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
 from ostro.runner.precision import in_words
@@ -21,19 +30,22 @@ _PROCESS = 320 * _MIB
 # With devices of their own memory: what the process takes of the host's.
 _DEVICE_PROCESS = 2048 * _MIB
 _FLOAT = 4
+# Measured: what a draw that changes scores and applies top-k and top-p holds at a time, in logits.
+_DRAW_COPIES = 6
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
     """Sizes are those of one device, except on a CPU, where all ranks share the machine's memory."""
-    if not isinstance(described, Architecture):
-        raise UnsupportedModel("The JAX backend cannot run HRM-Text. Use --backend torch.")
+    described = jax_architecture(described)
     on_cpu = config.device == "cpu"
-    dtype = config.dtype if config.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    dtype = BACKENDS[config.device].compute_dtype(config.dtype)
     own = cut(described, config.tensor_parallel)
     ranks_here = own.ranks if on_cpu else 1
-    weights = ranks_here * _weight_bytes(described, own, _ITEMSIZE[dtype])
-    step = ranks_here * step_bytes(described, own, config)
+    adapters = AdapterLayout.of(described, adapter_ranks(config, described.backbone))
+    values = matrix_values(described, own) + adapters.values(described, own)
+    weights = ranks_here * (values * _ITEMSIZE[dtype] + VectorLayout.of(described, own).total * _FLOAT)
+    step = ranks_here * step_bytes(described, own, config, adapters.widths)
     shape = rank_shape(described.shape, ranks_here * own.kv_heads)
     if config.device == "tpu" and fits_tpu_kernel(own.kv_heads, _ITEMSIZE[dtype]):
         shape = replace(shape, head_dim=in_whole_rows(shape.head_dim))
@@ -56,8 +68,8 @@ def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memor
     )
 
 
-def step_bytes(described: Architecture, own: Cut, config: ResolvedConfig) -> int:
-    """A rank's temporary memory in the largest step, with the results of two."""
+def step_bytes(described: Architecture, own: Cut, config: ResolvedConfig, adapters: Sequence[int] = ()) -> int:
+    """A rank's temporary memory in the largest step, with the results of two. `adapters` are their tables' widths."""
     sizes = Sizes(
         page_size=config.page_size,
         num_pages=1,
@@ -65,24 +77,22 @@ def step_bytes(described: Architecture, own: Cut, config: ResolvedConfig) -> int
         max_batch_seqs=config.max_batch_seqs,
     )
     return max(
-        _step_bytes(described, own, config.page_size, shape) for shape in sizes.shapes(described.shape.max_seq_len)
+        _step_bytes(described, own, config.page_size, shape, max(adapters, default=0))
+        for shape in sizes.shapes(described.shape.max_seq_len)
     )
 
 
-def _step_bytes(described: Architecture, own: Cut, page_size: int, step: StepShape) -> int:
+def _step_bytes(described: Architecture, own: Cut, page_size: int, step: StepShape, adapters: int) -> int:
     shape = described.shape
     span = PAGES_PER_TURN * page_size
     # Keys and values of a turn, gathered, and their scores; queries, outputs and sums of all tiles.
     turn = step.tiles * span * (2 * own.kv_heads * shape.head_dim + step.width * own.heads)
     turn += 3 * step.tiles * step.width * own.heads * shape.head_dim
-    # Rows of the MLP, and of the residual stream before and after.
-    rows = step.tokens * (2 * described.widest // own.ranks + 4 * shape.hidden_size)
-    results = step.rows * own.vocab + step.tokens * shape.hidden_size
-    return _FLOAT * (max(turn, rows) + 2 * results)
-
-
-def _weight_bytes(described: Architecture, own: Cut, itemsize: int) -> int:
-    return matrix_values(described, own) * itemsize + VectorLayout.of(described, own).total * _FLOAT
+    # Rows of the MLP, and of the residual stream before and after; what adapters make of them.
+    rows = step.tokens * (2 * described.widest // own.ranks + 4 * shape.hidden_size + adapters)
+    logits = 0 if described.head is None else step.rows * own.vocab
+    results = logits + step.tokens * shape.hidden_size
+    return _FLOAT * (max(turn, rows, _DRAW_COPIES * logits) + 2 * results)
 
 
 def _cpu_pages(

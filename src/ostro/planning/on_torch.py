@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ostro.backends import BACKENDS
 from ostro.config import ResolvedConfig
-from ostro.errors import ModelError, Unsupported, UnsupportedModel
-from ostro.models.architecture import Architecture, Description, ModelShape
-from ostro.models.cut import Cut, cut, rank_shapes
+from ostro.errors import ModelError, Unsupported
+from ostro.models.architecture import Description, ModelShape
+from ostro.models.cut import Cut, cut, divisible, rank_shapes
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
@@ -19,9 +20,12 @@ _MIB = 1 << 20
 # Measured, minus the model: Python with torch loaded; with BLAS's buffers after computing tokens; oneDNN's extra once
 # it has packed weights. Other builds of torch may differ by a few dozen megabytes.
 _LOADED, _PROCESS, _ONEDNN = 230 * _MIB, 260 * _MIB, 25 * _MIB
-# Left over from dequantizing GGUF blocks, in the allocators' per-thread pools, and from the vocabulary.
-_UNPACKING = 96 * _MIB
-# With a GPU: GPU memory taken by the driver, and host memory taken by the process.
+# Of each of these, the libraries' files, which ranks share.
+_SHARED = 95 * _MIB
+# Left over from dequantizing GGUF blocks, in the allocators' per-thread pools, and from the vocabulary: from nothing to
+# 96 MiB, depending on the machine.
+_UNPACKING = 48 * _MIB
+# With a GPU: GPU memory taken by the driver, and host memory taken by each rank's process.
 _GPU_CONTEXT = 600 * _MIB
 _GPU_PROCESS = 3072 * _MIB
 # Rows of a layer's widest intermediate per token that are alive at a time: gate, up, their product, and the stream.
@@ -46,7 +50,7 @@ def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memor
 
 def on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
     """Shares the host's memory."""
-    dtype = "float32" if config.dtype == "auto" else config.dtype
+    dtype = BACKENDS["mps"].compute_dtype(config.dtype)
     return _on_host(stored, config, described, memory, dtype=dtype, packs=False)
 
 
@@ -57,8 +61,11 @@ def _on_host(
     itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
     own, shape = _rank(stored, described, ranks)
     weights = _count(own, config, itemsize, ranks)
-    process = ranks * _PROCESS
-    leftover = _UNPACKING if weights.unpacked else 0
+    # Each rank unpacks whole tensors, of which it then keeps its part.
+    unpacked = ranks * _unpacked_bytes(stored)
+    shared = (ranks - 1) * _SHARED
+    process = ranks * _PROCESS - shared
+    leftover = ranks * _UNPACKING if unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
     step = ranks * (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
     free = max(0, memory - process - leftover - weights.kept)
@@ -88,15 +95,15 @@ def _on_host(
         second=second,
         page=page_bytes(shape, config.page_size, itemsize),
         pages=pages,
-        other=process + leftover + (_ONEDNN if second else 0) + step,
-        peak=ranks * _LOADED + leftover + weights.kept + stored.largest_file + weights.unpacked + weights.staged,
+        other=process + leftover + (ranks * _ONEDNN if second else 0) + step,
+        peak=ranks * _LOADED - shared + leftover + weights.kept + stored.largest_file + unpacked + weights.staged,
     )
 
 
 def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total: int, free: int) -> Parts:
     """Sizes are those of one GPU."""
     own, shape = _rank(stored, described, config.tensor_parallel)
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    dtype = BACKENDS["cuda"].compute_dtype(config.dtype)
     itemsize = _ITEMSIZE[dtype]
     cells = "fp8" if config.kv_dtype == "fp8" else dtype
     kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
@@ -130,7 +137,7 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         spare=1 if pages else 0,
         other=_GPU_CONTEXT + step,
         peak=0,
-        host=_GPU_PROCESS,
+        host=config.tensor_parallel * _GPU_PROCESS,
     )
 
 
@@ -142,10 +149,8 @@ def _rank(stored: Stored, described: Description, ranks: int) -> tuple[Stored, M
     """What one of `ranks` ranks keeps of the tensors, and its shape."""
     if ranks == 1:
         return stored, described.shape
-    if not isinstance(described, Architecture):
-        raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
     own = cut(described, ranks)
-    shapes = rank_shapes(described, own)
+    shapes = rank_shapes(divisible(described), own)
     tensors = [_kept(tensor, shapes, described.backbone, own) for tensor in stored.tensors]
     return replace(stored, tensors=tensors), own.shape(described.shape)
 
@@ -163,8 +168,6 @@ class _Weights:
     kept: int
     kept_plain: int
     """Size of matrices that are not quantized, and so of a second layout."""
-    unpacked: int
-    """Peak size of dequantized blocks waiting to be copied."""
     staged: int
     """Peak size of weights waiting to be quantized."""
 
@@ -172,7 +175,6 @@ class _Weights:
 def _count(stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 1) -> _Weights:
     """For as many equal ranks as `copies`, in the same memory."""
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
-    blocks = sorted((each.values * 4 for each in tensors if each.format not in _FLOATS), reverse=True)
     adapters = adapter_values(config, tensors)
     plain = [tensor.values * itemsize for tensor in tensors]
     # One matrix at a time; with adapters the whole model, because they inspect it first.
@@ -180,9 +182,14 @@ def _count(stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 
     return _Weights(
         kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize) for tensor in tensors) + adapters * itemsize),
         kept_plain=copies * sum(t.values * itemsize for t in tensors if len(t.shape) == 2) if quantize == "none" else 0,
-        unpacked=sum(blocks[:_UNPACKED_AHEAD]),
         staged=staged,
     )
+
+
+def _unpacked_bytes(stored: Stored) -> int:
+    """Peak size of dequantized blocks waiting to be copied."""
+    blocks = sorted((each.values * 4 for each in stored.tensors if each.format not in _FLOATS), reverse=True)
+    return sum(blocks[:_UNPACKED_AHEAD])
 
 
 def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int) -> int:

@@ -1,5 +1,6 @@
 """The plan, and the arithmetic common to all plans. Deals in bytes; knows neither files nor devices."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostro.config import ResolvedConfig
@@ -47,11 +48,13 @@ class Plan:
     peak_bytes: int
     """Peak as the system counts it: mapped files count too while a model is loaded or packed."""
     host_bytes: int
-    """The machine's own memory: on a CPU, the total."""
+    """The machine's own memory, for the processes of all devices: on a CPU, the total."""
     max_seq_len: int
     """Longest sequence that can run: limited by the model's context and by the number of pages."""
     max_batch_seqs: int
     sequences: tuple[Fit, ...]
+    own_kernels: Mapping[str, str] | None = None
+    """On this machine's GPU, if known: for each matmul the numbers of rows for which our own kernel computes it."""
 
     @property
     def fits(self) -> bool:

@@ -26,6 +26,10 @@ class Service(Protocol):
     def failure(self) -> OstroError | None: ...
 
     @property
+    def refusal(self) -> OstroError | None:
+        """Why it takes no requests, however long they would wait."""
+
+    @property
     def info(self) -> ModelInfo | None: ...
 
     @property

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from ostro.engine_process.handle import State
-from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel
+from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel, Unsupported
 from ostro.pool.budget import Footprint, PoolLimits
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.decisions import decide, idle_for, too_large
@@ -167,7 +167,12 @@ class ModelPool(Generic[S]):
         """Unloads it once its running requests have ended; with `wait`, returns then. New requests wait and reload it.
 
         Returns whether it was loaded or about to be. Applies to pinned models too; a failed one may be retried at once.
+        Raises Unsupported if the limits say that models stay.
         """
+        if not self.limits.unloads:
+            raise Unsupported(
+                "Several hosts run this model together, and the others would not unload it. Stop their servers instead."
+            )
         _, entry = await self._find(name)
         failed = entry.state is PoolState.FAILED
         if failed:
@@ -271,6 +276,8 @@ class ModelPool(Generic[S]):
                 assert entry.failure is not None
                 raise entry.failure.with_traceback(None)
             entry.revive()
+        if entry.service is not None and (refusal := entry.service.refusal) is not None:
+            raise refusal
         waiter: Waiter[S] = Waiter(name, now, asyncio.get_running_loop().create_future())
         entry.waiters[waiter] = None
         self._decide()
@@ -479,7 +486,9 @@ class ModelPool(Generic[S]):
         self._decide()
 
     def _look(self, entry: Entry[S]) -> None:
-        """Notices if a service that was ready no longer is."""
+        """Notices if a service that was ready no longer is, or if there is no use in waiting for it."""
+        if entry.service is not None and (refusal := entry.service.refusal) is not None:
+            entry.refuse(refusal)
         if entry.state is not PoolState.READY or entry.service is None:
             return
         match entry.service.state:

@@ -78,9 +78,11 @@ def threads_of(options: RayOptions, settings: ServeSettings) -> int | None:
 def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
     """Ray's options for the devices of a replica: all that its model is divided over, on one node.
 
-    Raises BadRequest if `gpus` is fewer than that.
+    Raises BadRequest if `gpus` is fewer than that, or if nothing says how many there are to be.
     """
     needed = settings.tensor_parallel
+    if needed == "auto":
+        needed = _all_devices(options, settings)
     # Ray counts the chips of a TPU host under this name.
     tpus = {"TPU": float(needed)} if settings.device == "tpu" else {}
     gpus = options.gpus if options.gpus is not None else float(needed if settings.device == "cuda" else 0)
@@ -90,6 +92,19 @@ def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object
             param="gpus",
         )
     return {"num_gpus": gpus, "resources": tpus}
+
+
+def _all_devices(options: RayOptions, settings: ServeSettings) -> int:
+    """What "auto" means for a replica, which sees only what it has reserved."""
+    if settings.device == "cuda" and options.gpus is not None:
+        return max(1, int(options.gpus))
+    if settings.device in ("cuda", "tpu"):
+        raise BadRequest(
+            "tensor_parallel is auto, but Ray reserves a replica's devices before it starts. Set it to their number, "
+            "as in tensor_parallel=4.",
+            param="tensor_parallel",
+        )
+    return 1
 
 
 def explicit(merged: Merged) -> dict[str, Given]:

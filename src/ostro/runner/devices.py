@@ -5,6 +5,8 @@ from collections import Counter
 import torch
 from torch import nn
 
+from ostro.backends import BACKENDS
+from ostro.config import DType
 from ostro.errors import BadRequest
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -36,14 +38,8 @@ def _apple_gpu() -> torch.device:
     raise BadRequest(f"device is 'mps', but {reason}. Use --device cpu.", param="device")
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """For "auto": float32 on a CPU, which mostly lacks fast 16-bit kernels; 16 bits on a GPU, twice as fast there."""
-    if name != "auto":
-        dtype = _DTYPES[name]
-        if device.type == "cpu" and dtype != torch.float32:
-            raise BadRequest(f"dtype {name} runs on GPUs only; on a CPU use float32.", param="dtype")
-        return dtype
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def pick_dtype(asked: DType, device: torch.device) -> torch.dtype:
+    return _DTYPES[BACKENDS[device.type].compute_dtype(asked)]
 
 
 def format_name(dtype: torch.dtype) -> str:

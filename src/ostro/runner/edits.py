@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.engine import sequence
+from ostro.sampling_params import SamplingParams
 
 
 class Change(Enum):
@@ -56,6 +57,11 @@ def edits_without_penalties(seqs: Sequence[sequence.Sequence], vocab: int) -> It
     yield from _gathered(Change.DISCOURAGE, _repetitions(cut))
     yield from _gathered(Change.SUBTRACT, _occurrences(cut))
     yield from _gathered(Change.SUBTRACT, _bans(seqs, vocab))
+
+
+def occurrence_penalties(params: SamplingParams, counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """What is subtracted from the scores of tokens that were generated so many times."""
+    return params.presence_penalty + params.frequency_penalty * np.asarray(counts, np.float64)
 
 
 def cuts(seq: sequence.Sequence) -> bool:
@@ -106,8 +112,7 @@ def _occurrences(rows: Iterable[tuple[int, sequence.Sequence]]) -> Iterator[_Edi
         params = seq.request.params
         if (params.presence_penalty or params.frequency_penalty) and seq.num_output:
             tokens, counts = np.unique(np.array(seq.output_ids, dtype=np.float64), return_counts=True)
-            penalties = params.presence_penalty + params.frequency_penalty * counts
-            yield _Edit(row, tokens, penalties.astype(np.float64))
+            yield _Edit(row, tokens, occurrence_penalties(params, counts))
 
 
 def _bans(seqs: Sequence[sequence.Sequence], vocab: int) -> Iterator[_Edit]:

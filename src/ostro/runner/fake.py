@@ -53,6 +53,7 @@ class FakeRunner:
         masks_late: bool = False,
         keeps_kv: bool = True,
         context_price: float = 0.0,
+        max_sampled: int = 0,
         scripts: Iterable[Script] = (),
     ) -> None:
         """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
@@ -73,6 +74,8 @@ class FakeRunner:
             keeps_kv=keeps_kv,
             constrains=True,
             masks_late=masks_late,
+            max_sampled=max_sampled,
+            is_invariant=True,
             backend="fake",
             precision="no weights",
         )
@@ -106,10 +109,16 @@ class FakeRunner:
             attended = list(self._compute(chunk))
             for seq in chunk.samples:
                 at = chunk.end - seq.num_prompt
+                last = attended[chunk.length - 1]
                 if unmasked is not None and seq.matcher is not None and seq.num_pending:
-                    unmasked.append((seq, attended[-1], at))
+                    unmasked.append((seq, last, at))
                 else:
-                    output.sampled[seq.id] = self._sample(attended[-1], seq, at)
+                    output.sampled[seq.id] = self._sample(last, seq, at)
+            if chunk.drafts:
+                output.followed[chunk.seq.id] = [
+                    self._sample(each, supposed, supposed.num_output)
+                    for each, [supposed] in zip(attended[chunk.length :], chunk.samplers[1:], strict=True)
+                ]
             if chunk.scored:
                 output.scored[chunk.seq.id] = [
                     self._score(attended[position - chunk.start], chunk.seq.token_ids[position + 1])
@@ -157,8 +166,7 @@ class FakeRunner:
             return
         size, pages = self._spec.page_size, chunk.seq.pages
         attended = self._attend(pages, chunk.start)
-        for position in range(chunk.start, chunk.end):
-            token = chunk.seq.token_ids[position]
+        for position, token in enumerate(chunk.token_ids, chunk.start):
             value = _slot_value(attended, self._sampled[chunk.seq.id].token_id if token == PENDING else token)
             attended += value
             self._slots[pages[position // size] * size + position % size] = value if self._strict else attended

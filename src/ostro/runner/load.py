@@ -5,6 +5,7 @@ Imports torch and JAX only if they run the model.
 """
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ostro.backend_extras import check_settings, require_torch
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
+def load_runner(
+    checkpoint: Checkpoint, config: EngineConfig, *, following: Callable[[], None] = lambda: None
+) -> ModelRunner:
+    """If another host's process leads this one, calls `following` once it follows, and ends when the leader does."""
     check_settings(config)
     hrm = is_hrm(checkpoint.config)
     # Describing a config validates it. Done first, because a model with packed weights in the cache is not built again.
     if not hrm:
         describe(checkpoint.config, max_seq_len=config.max_seq_len)
     if runs_on_jax(config):
-        return _jax_runner(checkpoint, config, hrm=hrm)
+        return _jax_runner(checkpoint, config, following, hrm=hrm)
     reason = _why_torch(config)
     if reason is None:
         BACKENDS["cpu"].check(config)
@@ -52,13 +56,15 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     return runner
 
 
-def _jax_runner(checkpoint: Checkpoint, config: EngineConfig, *, hrm: bool) -> ModelRunner:
+def _jax_runner(
+    checkpoint: Checkpoint, config: EngineConfig, following: Callable[[], None], *, hrm: bool
+) -> ModelRunner:
     if hrm:
         raise UnsupportedModel("The JAX backend cannot run an HRM. Use --backend torch.")
     resolved = backend_here(config.device, config.backend).resolve(config)
     from ostro.runner.jax.load import jax_runner
 
-    return jax_runner(checkpoint, resolved)
+    return jax_runner(checkpoint, resolved, counts_devices=config.tensor_parallel == "auto", following=following)
 
 
 def _tell_of_gpu(config: EngineConfig) -> None:
@@ -77,7 +83,8 @@ def _why_torch(config: EngineConfig) -> str | None:
     """The reason why the settings alone require torch; None if they do not."""
     if config.backend == "torch":
         return "backend is torch"
-    if config.tensor_parallel > 1:
+    # "auto" never is: without a GPU or TPU it means one device.
+    if config.tensor_parallel not in (1, "auto"):
         return "the model is divided over devices"
     backend = backend_here(config.device)
     return None if backend.has_native_core else f"the model runs on a {backend.label}"

@@ -9,6 +9,8 @@ class PageRows:
     def __init__(self, rows: int, width: int) -> None:
         self._width = width
         self._held: list[list[int]] = [[] for _ in range(rows)]
+        self.num_replaced = 0
+        """How often a row was replaced: while this does not change, rows have at most grown."""
 
     def update(self, rows: Sequence[list[int]]) -> tuple[list[int], list[int]]:
         """The cells of the flat table to be written, and the pages to write there. A row's pages may grow or be
@@ -21,6 +23,7 @@ class PageRows:
             if held == wanted:
                 continue
             start = len(held) if wanted[: len(held)] == held else 0
+            self.num_replaced += not start
             cells += range(row * self._width + start, row * self._width + len(wanted))
             pages += wanted[start:]
             self._held[row] = list(wanted)

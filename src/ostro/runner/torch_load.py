@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,13 +12,13 @@ import torch
 from ostro.backends import BACKENDS
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.runner import ModelRunner
-from ostro.errors import BadRequest, Unsupported, UnsupportedModel
+from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit, free_memory
-from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.devices import pick_device, pick_dtype
+from ostro.runner.division import choose_ranks
 from ostro.runner.memory import num_pages
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.recompute import RecomputeRunner
@@ -45,14 +46,16 @@ _log = logging.getLogger(__name__)
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
-    set_threads(config.threads, config.tensor_parallel)
     device = pick_device(config.device)
+    ranks = _choose_ranks(checkpoint, config, device)
+    config = replace(config, tensor_parallel=ranks)
+    set_threads(config.threads, ranks)
     BACKENDS[device.type].check(config)
     if is_hrm(checkpoint.config):
         return _recompute_runner(checkpoint, config, device)
     config.check_causal()
-    if config.tensor_parallel > 1:
-        return _first_rank(checkpoint, config, device)
+    if ranks > 1:
+        return _first_rank(checkpoint, config, device, ranks)
     return make_runner(_load_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
 
 
@@ -101,12 +104,19 @@ def _adapters(model: Model, config: EngineConfig) -> Adapters | None:
 # ---- several ranks
 
 
-def _first_rank(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> ModelRunner:
+def _choose_ranks(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> int:
+    devices = torch.cuda.device_count() if device.type == "cuda" else 1
+    ranks = choose_ranks(checkpoint, config, devices)
+    if config.tensor_parallel == "auto":
+        _log.info("tensor_parallel is auto: the model runs on %d of %d %s devices", ranks, devices, device.type)
+    return ranks
+
+
+def _first_rank(checkpoint: Checkpoint, config: EngineConfig, device: torch.device, number: int) -> ModelRunner:
     """Starts the others, which load their parts at the same time."""
     # Not for those who have one device.
     from ostro.runner.tp.ranks import Ranks
 
-    number = config.tensor_parallel
     # Refuses what does not divide before any process is started.
     _cut(checkpoint, config, number)
     if device.type == "cuda" and torch.cuda.device_count() < number:
@@ -165,14 +175,11 @@ def load_part(
     _prepare_cpu(model, resolved, adapters)
     size = resolved.page_size
     pages = _fitting_pages(model, resolved, join.ranks)
-    return pages, lambda number: TorchPart(model, page_size=size, num_pages=number, adapters=adapters)
+    return pages, lambda number: TorchPart(model, page_size=size, num_pages=number, adapters=adapters, ranks=join.ranks)
 
 
 def _cut(checkpoint: Checkpoint, config: EngineConfig, ranks: int) -> Cut:
-    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
-    if not isinstance(described, Architecture):
-        raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
-    return cut(described, ranks)
+    return cut(describe(checkpoint.config, max_seq_len=config.max_seq_len), ranks)
 
 
 # ---- by device

@@ -16,12 +16,15 @@ from ostro.torch_models.lora import Adapters
 
 
 class TorchPart:
-    def __init__(self, model: Model, *, page_size: int, num_pages: int, adapters: Adapters | None = None) -> None:
+    def __init__(
+        self, model: Model, *, page_size: int, num_pages: int, adapters: Adapters | None = None, ranks: int = 1
+    ) -> None:
+        """One of `ranks`, each of which has a process on this machine."""
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.adapters, self.page_size = model, adapters, page_size
         self.device = parameter.device
         self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
-        self._packed = False
+        self._packed, self._ranks = False, ranks
         self._hidden = parameter.new_empty(0)
 
     def forward(self, step: Forward) -> Tensor:
@@ -54,7 +57,8 @@ class TorchPart:
         """Trades memory for speed once several tokens are computed together, unless memory is short."""
         self._packed = True
         matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
-        size = sum(matrix.weight.nbytes for matrix in matrices)
+        # The other ranks want as much of the same memory.
+        size = self._ranks * sum(matrix.weight.nbytes for matrix in matrices)
         if self.device.type == "cpu" and second_layout_fits(size, free_memory()):
             for matrix in matrices:
                 matrix.pack()

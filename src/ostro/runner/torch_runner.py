@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ostro.engine.batch import Batch, Chunk
+from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
@@ -68,13 +69,14 @@ class TorchRunner:
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
             constrains=True,
+            max_sampled=max(max_batch_seqs, MOST_DRAFTS + 1),
             pages_bytes=number * page_bytes(shape, page_size, parameter.itemsize) * num_pages,
             device=self.device.type,
             devices=number,
             backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
             precision=in_words(weight_formats(model), format_name(parameter.dtype)),
         )
-        self._part = TorchPart(model, page_size=page_size, num_pages=num_pages, adapters=adapters)
+        self._part = TorchPart(model, page_size=page_size, num_pages=num_pages, adapters=adapters, ranks=number)
         if ranks is not None:
             ranks.send(Begin(num_pages))
 
@@ -109,7 +111,7 @@ class TorchRunner:
         if self.adapters is not None:
             batch, slots = _by_adapter(batch, self.adapters)
         pieces = _pieces(batch.chunks)
-        ids = [token for chunk in batch.chunks for token in chunk.seq.token_ids[chunk.start : chunk.end]]
+        ids = [token for chunk in batch.chunks for token in chunk.token_ids]
         step = Forward(ids, pieces, batch.page_copies, slots, self._all_finite)
         hidden = self._forward(step)
         if self._all_finite and not hidden.sum().isfinite():
@@ -139,16 +141,22 @@ class TorchRunner:
         return self._part.logits(asked)
 
     def _sample(self, chunks: Seq[Chunk], pieces: Seq[Piece], num_tokens: int, output: StepOutput) -> None:
-        """One row of logits per sampling chunk, drawn from once for each of its samplers."""
-        seqs = [seq for chunk in chunks for seq in chunk.samples]
+        """Draws from each row of logits that is asked for, once for each of its samplers."""
+        samplers = [chunk.samplers for chunk in chunks]
+        seqs = [seq for each in samplers for row in each for seq in row]
         if not seqs:
             return
-        ends = [p.offset + p.length - 1 for c, p in zip(chunks, pieces, strict=True) if c.samples]
-        logits = self._logits(None if len(ends) == num_tokens else ends)
-        if len(seqs) > len(ends):
-            counts = torch.tensor([len(chunk.samples) for chunk in chunks if chunk.samples], device=self.device)
+        ends = [piece.offset + piece.length for piece in pieces]
+        asked = [end - len(own) + at for end, own in zip(ends, samplers, strict=True) for at in range(len(own))]
+        logits = self._logits(None if len(asked) == num_tokens else asked)
+        if len(seqs) > len(asked):
+            counts = torch.tensor([len(row) for own in samplers for row in own], device=self.device)
             logits = logits.repeat_interleave(counts, 0)
-        output.sampled.update(zip((seq.id for seq in seqs), sample(logits, seqs), strict=True))
+        drawn = iter(sample(logits, seqs))
+        for chunk in chunks:
+            output.sampled.update((seq.id, next(drawn)) for seq in chunk.samples)
+            if chunk.drafts:
+                output.followed[chunk.seq.id] = [next(drawn) for _ in chunk.drafts]
 
     def _score(self, chunk: Chunk, piece: Piece) -> list[TokenLogprob]:
         top = chunk.num_top
@@ -166,12 +174,12 @@ def _by_adapter(batch: Batch, adapters: Adapters) -> tuple[Batch, list[tuple[int
     """The same batch, sorted by adapter, and how many rows each has, in order."""
     slots = {chunk.seq.id: adapters.slot(chunk.seq.request.adapter) for chunk in batch.chunks}
     chunks = sorted(batch.chunks, key=lambda chunk: slots[chunk.seq.id])
-    return replace(batch, chunks=tuple(chunks)), [(slots[chunk.seq.id], chunk.length) for chunk in chunks]
+    return replace(batch, chunks=tuple(chunks)), [(slots[chunk.seq.id], chunk.num_rows) for chunk in chunks]
 
 
 def _pieces(chunks: Seq[Chunk]) -> list[Piece]:
     pieces, offset = [], 0
     for chunk in chunks:
-        pieces.append(Piece(offset, chunk.start, chunk.length, chunk.seq.pages))
-        offset += chunk.length
+        pieces.append(Piece(offset, chunk.start, chunk.num_rows, chunk.seq.pages))
+        offset += chunk.num_rows
     return pieces

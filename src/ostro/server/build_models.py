@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.backend_extras import check_settings
-from ostro.backends import BACKENDS, backend_here
+from ostro.backends import BACKENDS, backend_here, runs_on_jax
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.frontend import sampling_defaults
+from ostro.mesh_hosts import mesh_hosts
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.names import resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
@@ -40,7 +41,8 @@ _log = logging.getLogger(__name__)
 def build_models(settings: ServeSettings) -> Models:
     """The models as configured. Starts nothing."""
     specs = fixed_specs(settings)
-    for config in (settings.engine(), *(spec.config for spec in specs)):
+    configs = settings.engine(), *(spec.config for spec in specs)
+    for config in configs:
         check_settings(config)
     catalog = Catalog(
         specs,
@@ -49,6 +51,9 @@ def build_models(settings: ServeSettings) -> Models:
         list_models=_list_models,
     )
     limits = settings.pool()
+    if any(map(runs_on_jax, configs)) and mesh_hosts() is not None:
+        _check_hosts(settings)
+        limits = replace(limits, unloads=False)
     if settings.has_several:
         _tell_limits(settings)
     budgeted = limits.memory is not None or limits.device_memory is not None
@@ -70,6 +75,24 @@ def build_models(settings: ServeSettings) -> Models:
         ],
         mentioned=elsewhere,
     )
+
+
+def _check_hosts(settings: ServeSettings) -> None:
+    """Several hosts load one model together, once: only the first of them would hear of a request to load another."""
+    names = [name for name in ("models", "gcs_bucket") if getattr(settings, name)]
+    if len(settings.references) > 1:
+        names.append("model")
+    if names:
+        raise BadRequest(
+            f"{' and '.join(names)} must not name more than one model, since several hosts run one together. Give one "
+            "with --model on every host.",
+            param=names[0],
+        )
+    if settings.idle_timeout is not None:
+        raise BadRequest(
+            "idle_timeout would unload the model on the first of several hosts only. Leave it out on every host.",
+            param="idle_timeout",
+        )
 
 
 def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:

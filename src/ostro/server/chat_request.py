@@ -39,6 +39,8 @@ class ChatRequest:
     """The field of the dialect's request that sets the structured output, for error messages."""
     fits_output: bool = False
     """Whether a `max_tokens` that does not fit into the context is lowered rather than refused."""
+    prediction: str = ""
+    """What the answer is expected to say, for most of its length."""
     cache_salt: str = ""
     priority: int = 0
 

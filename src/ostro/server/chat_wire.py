@@ -28,6 +28,7 @@ def chat_request(request: ChatCompletionRequest, messages: Sequence[Message], pa
         continue_final_message=request.continue_final_message,
         jump_forward=request.jump_forward,
         format_source=request.format_source,
+        prediction="" if request.prediction is None else request.prediction.text,
         cache_salt=request.cache_salt,
         priority=request.priority,
     )

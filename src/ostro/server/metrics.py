@@ -155,6 +155,12 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("ostro_computed_tokens", "Tokens computed, prompts and outputs.", lambda totals: totals.computed_tokens),
     ("ostro_sampled_tokens", "Tokens sampled, aborted requests included.", lambda totals: totals.sampled_tokens),
     ("ostro_forced_tokens", "Tokens that a grammar left no choice about.", lambda totals: totals.forced_tokens),
+    (
+        "ostro_drafted_tokens",
+        "Tokens that were guessed and then verified.",
+        lambda totals: totals.drafted_tokens,
+    ),
+    ("ostro_accepted_tokens", "Drafted tokens that were right.", lambda totals: totals.accepted_tokens),
     ("ostro_outer_steps", "Outer steps of an HRM.", lambda totals: totals.outer_steps),
     ("ostro_outer_steps_saved", "Outer steps that halting early has saved.", lambda totals: totals.saved_steps),
     ("ostro_compile_seconds", "Time spent compiling programs.", lambda totals: totals.compile_seconds),

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from ostro import errors
 from ostro.config import EngineConfig
-from ostro.errors import DownloadFailed, ModelError, ModelNotFound, OstroError
+from ostro.errors import DownloadFailed, ModelError, ModelNotFound, from_process
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.files import Files
 from ostro.processes.environment import download_environment
@@ -129,20 +128,13 @@ async def _outcome(reader: asyncio.StreamReader, name: str) -> Fetched:
             case Logged() as logged:
                 logged.write()
             case Failed(error=kind, message=message):
-                raise _error(kind, message)
+                raise from_process(kind, message, otherwise=DownloadFailed)
             case Fetched() as fetched:
                 return fetched
     raise DownloadFailed(
         f"The process that fetched {name} ended before it was done. See its messages, then ask again: what has arrived "
         "is kept."
     )
-
-
-def _error(kind: str, message: str) -> OstroError:
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, OstroError):
-        return known(message)
-    return DownloadFailed(message)
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,16 +6,17 @@ group leader, such as a shell job in the container, cannot be told from ours and
 """
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+
+from ostro.processes.children import children
 
 
 def reap_orphans() -> int:
     """Reaps inherited processes that have exited; returns how many."""
     if os.getpid() != 1 or not _has_ended(os.P_ALL, 0):
         return 0
-    return sum(_reap(pid) for pid in _children())
+    # Individually, because waiting for any child would return the same one again and again.
+    return sum(_reap(pid) for pid in children())
 
 
 def _reap(pid: int) -> bool:
@@ -32,11 +33,3 @@ def _has_ended(kind: int, number: int) -> bool:
         return os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
-
-
-def _children() -> Iterator[int]:
-    """Lists children individually, because waiting for any child would return the same one again and again."""
-    for path in Path("/proc/self/task").glob("*/children"):
-        # The thread may have ended meanwhile.
-        with suppress(OSError):
-            yield from map(int, path.read_text(encoding="ascii").split())

@@ -58,9 +58,18 @@ def usage(completions: Sequence[Completion], *, num_reasoning: int | None = None
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(each.num_cached for each in completions)),
-        completion_tokens_details=None
-        if num_reasoning is None
-        else CompletionTokensDetails(reasoning_tokens=num_reasoning),
+        completion_tokens_details=_completion_details(completions, num_reasoning),
+    )
+
+
+def _completion_details(completions: Sequence[Completion], num_reasoning: int | None) -> CompletionTokensDetails | None:
+    predicted = [completion for completion in completions if completion.has_prediction]
+    if num_reasoning is None and not predicted:
+        return None
+    return CompletionTokensDetails(
+        reasoning_tokens=num_reasoning,
+        accepted_prediction_tokens=sum(each.num_accepted for each in predicted) if predicted else None,
+        rejected_prediction_tokens=sum(each.num_rejected for each in predicted) if predicted else None,
     )
 
 

@@ -144,6 +144,11 @@ class ModelService:
         return self._handle.failure
 
     @property
+    def refusal(self) -> OstroError | None:
+        """Why it takes no requests, however long they would wait: another host does."""
+        return self._handle.refusal
+
+    @property
     def info(self) -> ModelInfo | None:
         return self._handle.info
 
@@ -270,19 +275,22 @@ class ModelService:
 
         def make(rendered: ChatText) -> Request:
             ids = frontend.tokenizer.encode_rendered(rendered)
+            _check_text(chat.prediction, admission, "prediction")
             request = frontend.request(ids, sampling, max_len=admission.max_len, adapter=adapter)
             request = replace(
                 request,
                 cache_salt=chat.cache_salt,
                 priority=chat.priority,
                 turn=turn,
+                predicted_ids=frontend.predicted_ids(chat.prediction),
             )
             if chat.fits_output:
                 request = _fitted(request, admission.max_len)
             admission.longest(request, prompt="messages")
             return request
 
-        [request] = await self._make_all(make, [rendered], lambda rendered: len(rendered.text))
+        length = len(rendered.text) + len(chat.prediction)
+        [request] = await self._make_all(make, [rendered], lambda _: length)
         constraint = await preparation.constraint(chat, plan, reading)
         request = replace(request, constraint=constraint, shown_ids=reading.kept_ids)
         admission.check(request, prompt="messages")

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ostro.errors import ModelError, UnsupportedModel
+from ostro.errors import ModelError
 from ostro.models.architecture import Architecture
+from ostro.models.cut import divisible
 from ostro.models.registry import describe
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
@@ -26,8 +27,8 @@ def build_model(
     With a `shard`, one rank's part of it.
     """
     described = describe(config, max_seq_len=max_seq_len)
-    if not isinstance(described, Architecture) and shard is not None:
-        raise UnsupportedModel("HRM-Text does not run on several devices: leave out tensor_parallel.")
+    if shard is not None:
+        described = divisible(described)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

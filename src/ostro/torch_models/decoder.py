@@ -69,10 +69,12 @@ class Backbone(Module):
         )
         self.rope_of_layer = [layer.attention.rope for layer in described.layers]
 
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        x: Tensor = self.embed_tokens(ids)
+        return x if self.embed_positions is None else x + self.embed_positions(positions)
+
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
-        x = self.embed_tokens(ids)
-        if self.embed_positions is not None:
-            x = x + self.embed_positions(positions)
+        x = self.embed(ids, positions)
         rotations = [rope(positions, x.dtype) for rope in self.ropes]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
             x = layer(x, None if rope is None else rotations[rope], ctx)

@@ -76,6 +76,8 @@ class Projection(Linear):
         own = share or Share((range(described.rows),), range(described.columns))
         super().__init__(len(own.columns), sum(map(len, own.rows)) + own.padding, bias=described.bias)
         self.described, self.share, self.is_whole = described, own, share is None
+        # Not filled from a checkpoint: whatever was in memory there would be multiplied.
+        self.weight.data[len(self.weight) - own.padding :].zero_()
         self.adds_bias = not own.summed or shard is None or shard.rank == 0
         """Of the ranks whose results are summed up, one adds the bias."""
         if own.summed and shard is not None:
@@ -264,6 +266,8 @@ class CutEmbedding(Embedding):
         super().__init__(name, shard.cut.vocab, shape.hidden_size, scale=scale)
         [self._own] = vocabulary_share(shape, shard.cut, shard.rank).rows
         self._shape, self._shard = shape, shard
+        # Padding, as in a head.
+        self.weight.data[len(self._own) :].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
         local = ids - self._own.start

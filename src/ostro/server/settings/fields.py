@@ -22,8 +22,10 @@ from ostro.config import (
     HrmDialect,
     KVDType,
     Quantization,
+    Speculative,
     ToolFormat,
     meaning_of,
+    read_devices,
     read_dtype,
     read_size,
 )
@@ -88,6 +90,10 @@ def _memory_size(value: object) -> object:
         return read_size(value.strip())
     except ValueError:
         raise ValueError("a memory size is written 512M or 2G") from None
+
+
+def _devices(value: object) -> object:
+    return read_devices(value.strip()) if isinstance(value, str) else value
 
 
 def _http_address(value: str) -> str:
@@ -215,6 +221,7 @@ class ServeSettings(BaseSettings):
     max_batch_tokens: Positive | None = Field(None, description=meaning_of("max_batch_tokens"))
     max_batch_seqs: Positive | None = Field(None, description=meaning_of("max_batch_seqs"))
     prefix_caching: bool = Field(True, description=meaning_of("prefix_caching"))
+    speculative: Speculative = Field("auto", description=meaning_of("speculative"))
     hrm_dialect: HrmDialect = Field("auto", description=meaning_of("hrm_dialect"))
     hrm_config: str | None = Field(None, description=meaning_of("hrm_config"))
     hrm_num_heads: Positive | None = Field(None, description=meaning_of("hrm_num_heads"))
@@ -230,7 +237,9 @@ class ServeSettings(BaseSettings):
     quantize: Quantization = Field("none", description=meaning_of("quantize"))
     kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
     backend: BackendName = Field("auto", description=meaning_of("backend"))
-    tensor_parallel: Positive = Field(1, description=meaning_of("tensor_parallel"))
+    tensor_parallel: Annotated[Positive | Literal["auto"], BeforeValidator(_devices)] = Field(
+        1, description=meaning_of("tensor_parallel")
+    )
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
     )
@@ -239,6 +248,8 @@ class ServeSettings(BaseSettings):
     )
     cuda_graph_max_bs: Positive | None = Field(None, description=meaning_of("cuda_graph_max_bs"))
     deterministic: bool = Field(False, description=meaning_of("deterministic"))
+    kernel_choices: str = Field("off", description=meaning_of("kernel_choices"))
+    cascade_attention: bool = Field(False, description=meaning_of("cascade_attention"))
 
     # network
     served_model_name: Texts = Field(
@@ -472,10 +483,13 @@ class ServeSettings(BaseSettings):
             cuda_graphs=not self.disable_cuda_graph,
             cuda_graph_max_bs=self.cuda_graph_max_bs,
             deterministic=self.deterministic,
+            kernel_choices=self.kernel_choices,
+            cascade_attention=self.cascade_attention,
             serving=True,
             max_batch_tokens=self.max_batch_tokens,
             max_batch_seqs=self.max_batch_seqs,
             prefix_caching=self.prefix_caching,
+            speculative=self.speculative,
             hrm_dialect=self.hrm_dialect,
             hrm_config=self.hrm_config,
             hrm_num_heads=self.hrm_num_heads,

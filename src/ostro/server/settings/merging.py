@@ -187,20 +187,24 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
     device, backend = (str(merged[name].value) if name in merged else "auto" for name in ("device", "backend"))
     notes = []
     dtype, devices = (merged[name] if _is_from(file, merged, name) else None for name in ("dtype", "tensor_parallel"))
-    if dtype is not None and dtype.value not in ("float32", *backend_here(device, backend).dtypes):
+    kind = backend_here(device, backend)
+    if dtype is not None and dtype.value not in ("float32", *kind.dtypes):
         del merged["dtype"]
         notes.append(
-            f"{dtype.origin} asks for {dtype.value}, which needs a GPU: the CPU computes in its own precision."
+            f"{dtype.origin} asks for {dtype.value}, which does not run on a {kind.label}: its usual precision is used."
         )
-    if devices is not None and devices.value != 1 and not _has_devices(device, backend, int(str(devices.value))):
+    if devices is not None and not _has_devices(device, backend, devices.value):
         del merged["tensor_parallel"]
         notes.append(f"{devices.origin} asks for {devices.value} devices, which are not here: one is used.")
     return tuple(notes)
 
 
-def _has_devices(device: str, backend: str, number: int) -> bool:
+def _has_devices(device: str, backend: str, asked: object) -> bool:
     """As far as can be seen from here: those of JAX may belong to other hosts."""
     kind = backend_here(device, backend)
+    if asked in (1, "auto"):
+        return True
+    number = int(str(asked))
     return can_divide(backend, device) and (backend == "jax" or kind.name != "cuda" or kind.memory(number) is not None)
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import yaml
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSource
@@ -171,6 +172,12 @@ def _known_keys() -> dict[str, str]:
     return known | {alias: name for name, names in ALIASES.items() for alias in names.yaml}
 
 
+def _can_be_off(name: str) -> bool:
+    """Whether `off` is a value of the setting, which is no switch."""
+    info = ServeSettings.model_fields[name]
+    return info.default == "off" or "off" in get_args(info.annotation)
+
+
 def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object]]:
     """Key, setting and value of each entry in a file or section."""
     if content is None:
@@ -185,7 +192,9 @@ def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object
         elif name in REFUSED:
             raise BadRequest(f"{path}: {key} is not supported: {REFUSED[name]}")
         elif name in known:
-            yield str(key), known[name], value
+            # YAML reads an unquoted off as false.
+            is_off = value is False and _can_be_off(known[name])
+            yield str(key), known[name], "off" if is_off else value
         else:
             close = difflib.get_close_matches(name, known, 1)
             cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."

@@ -1,0 +1,33 @@
+"""Which of a model's matmuls on a GPU will use our own kernels, as far as that is known without loading it."""
+
+from collections.abc import Mapping
+
+from ostro.backends import BACKENDS, runs_on_jax
+from ostro.config import ResolvedConfig
+from ostro.machine import gpu_name
+from ostro.models.architecture import Architecture, Description
+from ostro.runner.gpu.choices import Choices, described_products, known_for
+
+MEASURED_LATER = "measured at the first start"
+
+
+def own_kernels(config: ResolvedConfig, described: Description) -> Mapping[str, str] | None:
+    """For each matmul the numbers of rows for which it is ours; None if this machine's GPU, or the model's shapes on
+    it, are not known, or if another format or mode decides.
+    """
+    decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1 or runs_on_jax(config)
+    if config.device != "cuda" or decided or not isinstance(described, Architecture):
+        return None
+    gpu = gpu_name()
+    if gpu is None:
+        return None
+    choices = known_for(config.kernel_choices, gpu)
+    if choices is None:
+        if config.kernel_choices != "auto":
+            return None
+        choices = Choices()
+    bits = 32 if BACKENDS["cuda"].compute_dtype(config.dtype) == "float32" else 16
+    return {
+        name: MEASURED_LATER if config.kernel_choices == "auto" and each not in choices else choices.own_rows(each)
+        for name, each in described_products(described, bits).items()
+    }

@@ -1,0 +1,120 @@
+"""The floor that GPU benchmarks are measured against: its arithmetic on sizes that can be computed by hand."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from tiny_configs import BY_MODEL_TYPE
+
+from floor import H200, Rates, floor_seconds, steps
+from ostro.models.architecture import Architecture
+from ostro.models.registry import describe
+from workloads import Work
+
+NO_LIMIT = 1e30
+SLOW_MEMORY = Rates(bytes_per_second=1.0, flops_per_second=NO_LIMIT, fp8_flops_per_second=NO_LIMIT)
+SLOW_MATHS = Rates(bytes_per_second=NO_LIMIT, flops_per_second=1.0, fp8_flops_per_second=2.0)
+
+# The tiny Llama: 2 layers, hidden size 16, 4 heads of 4 numbers, 2 of them for keys, inner size 24, 32 tokens.
+LAYERS = 2 * (16 * (16 + 8 + 8) + 16 * 16 + 3 * 16 * 24)
+HEAD = 16 * 32
+KEY_BYTES = 2 * 2 * 2 * 4 * 2
+"""Of one token's key and value, in both layers, 2 bytes a number."""
+
+
+def architecture(name: str = "llama", **changes: object) -> Architecture:
+    described = describe({**BY_MODEL_TYPE[name], **changes})
+    assert isinstance(described, Architecture)
+    return described
+
+
+def test_first_step_computes_prompts_and_each_further_one_continues_those_that_are_not_finished() -> None:
+    work = [Work([1, 2, 3], 1), Work([4, 5], 3)]
+    prompts, second, third = steps(work, {None})
+    assert (prompts.tokens, prompts.sampled, prompts.read) == (5, 2, Counter())
+    assert prompts.attended == {None: (1 + 2 + 3) + (1 + 2)}
+    assert [(each.tokens, each.sampled) for each in (second, third)] == [(1, 1), (1, 1)]
+    assert [each.read[None] for each in (second, third)] == [3, 4]
+    assert [each.attended[None] for each in (second, third)] == [3, 4]
+
+
+def test_a_shared_beginning_is_computed_once_and_read_once_a_step() -> None:
+    work = [Work([1, 2, 3, 4, end], 2) for end in (7, 8, 9)]
+    prompts, second = steps(work, {None})
+    assert prompts.tokens == 4 + 3
+    # The shared tokens attend once, and each own one to all five.
+    assert prompts.attended == {None: (1 + 2 + 3 + 4) + 3 * 5}
+    assert second.read == {None: 4 + 3 * 2}
+    assert second.attended == {None: 3 * 6}
+
+
+def test_of_equal_prompts_the_last_token_is_computed_for_each() -> None:
+    prompts, _ = steps([Work([1, 2, 3], 2)] * 4, {None})
+    assert prompts.tokens == 2 + 4
+
+
+def test_windows_bound_what_is_read_and_attended_to() -> None:
+    work = [Work([1, 2, 3, 4, 5, 6], 3)]
+    prompts, second, third = steps(work, {4, None})
+    assert prompts.attended == {4: 1 + 2 + 3 + 4 + 4 + 4, None: 21}
+    assert [each.read for each in (second, third)] == [{4: 4, None: 7}, {4: 4, None: 8}]
+
+
+def test_of_a_shared_beginning_only_what_some_window_reaches_is_read() -> None:
+    work = [Work([1, 2, 3, 4, end], 3) for end in (7, 8)]
+    _, second, third = steps(work, {3})
+    # Six tokens each, the last three of them at 3, 4 and 5: one shared, two own.
+    assert second.read == {3: 1 + 2 * 2}
+    assert third.read == {3: 2 * 3}
+    assert third.attended == {3: 2 * 3}
+
+
+def test_memory_bound_steps_read_all_weights_and_each_key() -> None:
+    found = floor_seconds(architecture(), [Work([1, 2, 3], 3)], rates=SLOW_MEMORY)
+    assert found == pytest.approx(3 * 2 * (LAYERS + HEAD) + (4 + 5) * KEY_BYTES)
+
+
+def test_compute_bound_steps_multiply_each_row() -> None:
+    found = floor_seconds(architecture(), [Work([1, 2, 3], 2)], rates=SLOW_MATHS)
+    rows = 2 * LAYERS * (3 + 1) + 2 * HEAD * (1 + 1)
+    pairs = 2 * 4 * 16 * ((1 + 2 + 3) + 4)
+    assert found == pytest.approx(rows + pairs)
+
+
+def test_each_step_is_bound_by_what_is_longer_in_it() -> None:
+    """The maximum of sums is less than the sum of maxima: with many rows arithmetic rules, with the last few memory."""
+    # Reading the weights takes as long as multiplying two rows.
+    rates = Rates(bytes_per_second=1.0, flops_per_second=2.0, fp8_flops_per_second=2.0)
+    # As large as its weights, without keys to speak of.
+    described = architecture(intermediate_size=2000)
+    sizes = 2 * (16 * (16 + 8 + 8) + 16 * 16 + 3 * 16 * 2000) + HEAD
+    work = [Work([each], output) for each, output in enumerate([2, 2, 2, 2, 3])]
+    # One step of five prompts, one of five rows, one of a single row.
+    assert floor_seconds(described, work, rates=rates) == pytest.approx(sizes * (5 + 5 + 2), rel=0.01)
+
+
+def test_8_bit_weights_and_keys_take_half_the_bytes_but_for_the_head() -> None:
+    work = [Work([1, 2, 3], 2)]
+    halves = {
+        "fp8_weights": 2 * (LAYERS + 2 * HEAD) + 4 * KEY_BYTES,
+        "fp8_kv": 2 * 2 * (LAYERS + HEAD) + 4 * KEY_BYTES / 2,
+    }
+    for name, expected in halves.items():
+        options: Mapping[str, bool] = {name: True}
+        assert floor_seconds(architecture(), work, rates=SLOW_MEMORY, **options) == pytest.approx(expected)
+
+
+def test_plain_mlps_have_two_matrices_and_windows_hold_in_their_layers_only() -> None:
+    work = [Work(list(range(20)), 2)]
+    narrow = architecture("gemma3_text", layer_types=["sliding_attention", "full_attention"], sliding_window=8)
+    wide = architecture("gemma3_text")
+    saved = (21 - 8) * KEY_BYTES / 2
+    assert floor_seconds(wide, work, rates=SLOW_MEMORY) - floor_seconds(narrow, work, rates=SLOW_MEMORY) == saved
+    plain = architecture("gpt2")
+    matrices = 2 * (16 * 48 + 16 * 16 + 2 * 16 * 64) + HEAD
+    assert floor_seconds(plain, [Work([1], 1)], rates=SLOW_MEMORY) == 2 * matrices
+
+
+@pytest.mark.parametrize("name", [name for name in BY_MODEL_TYPE if name != "hrm_text"])
+def test_every_family_has_a_floor(name: str) -> None:
+    assert floor_seconds(architecture(name), [Work([1, 2], 2)], rates=H200) > 0

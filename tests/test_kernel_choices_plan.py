@@ -1,0 +1,93 @@
+"""What `ostro plan` says about the choice of kernels on a machine with a GPU."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tiny_configs import BY_MODEL_TYPE
+
+from ostro import machine
+from ostro.backends import BACKENDS
+from ostro.config import EngineConfig
+from ostro.errors import BadRequest
+from ostro.kernels.gpu.tilings import DotTiling, Multiprocessors
+from ostro.models.architecture import Architecture
+from ostro.models.registry import describe
+from ostro.planning.kernel_choices import MEASURED_LATER, own_kernels
+from ostro.runner.gpu.choices import Choices, Gpu, described_products, keep
+
+H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
+QWEN3_06B = {
+    **BY_MODEL_TYPE["qwen3"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+
+
+@pytest.fixture(autouse=True)
+def an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *name*) echo "NVIDIA H200" ;; *) exit 6 ;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "_has_driver", lambda: True)
+
+
+def planned(config: Mapping[str, object], **settings: object) -> Mapping[str, str] | None:
+    resolved = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
+    return own_kernels(resolved, describe(dict(config), max_seq_len=None))
+
+
+def test_shipped_choices_are_shown() -> None:
+    names = ("qkv", "output", "up", "down", "head")
+    assert planned(QWEN3_06B) == planned(QWEN3_06B, kernel_choices="auto") == dict.fromkeys(names, "1-64")
+
+
+def test_what_is_not_known_yet_will_be_measured_or_is_the_librarys() -> None:
+    names, tiny = ("qkv", "output", "up", "down", "head"), BY_MODEL_TYPE["llama"]
+    assert planned(tiny, kernel_choices="auto") == dict.fromkeys(names, MEASURED_LATER)
+    assert planned(tiny) == dict.fromkeys(names, "1")
+
+
+def test_what_an_earlier_start_measured_is_shown() -> None:
+    described = describe(dict(BY_MODEL_TYPE["llama"]), max_seq_len=None)
+    assert isinstance(described, Architecture)
+    products = described_products(described, 16)
+    keep(Choices({products["down"]: {16: DotTiling(64, 32, 4, stages=2), 64: None}}), H200)
+    shown = planned(BY_MODEL_TYPE["llama"], kernel_choices="auto")
+    assert shown is not None
+    assert (shown["down"], shown["up"]) == ("1-16", MEASURED_LATER)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"deterministic": True}, {"quantize": "fp8"}, {"tensor_parallel": 2}],
+    ids=lambda each: next(iter(each)),
+)
+def test_where_something_else_decides_nothing_is_shown(settings: dict[str, object]) -> None:
+    assert planned(QWEN3_06B, **settings) is None
+
+
+def test_a_file_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(BadRequest, match="nowhere"):
+        planned(QWEN3_06B, kernel_choices="/nowhere.json")
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("value", ["auto", "choices.json"])
+def test_choices_are_refused_where_there_are_none(device: str, value: str) -> None:
+    with pytest.raises(BadRequest, match=f"kernel_choices {value} is for NVIDIA GPUs"):
+        BACKENDS[device].resolve(EngineConfig(device=device, kernel_choices=value))  # type: ignore[arg-type]
+
+
+def test_deterministic_results_leave_nothing_to_choose() -> None:
+    with pytest.raises(BadRequest, match="leave out kernel_choices"):
+        BACKENDS["cuda"].resolve(EngineConfig(device="cuda", deterministic=True, kernel_choices="auto"))
+    with pytest.raises(BadRequest, match="auto, off or a file"):
+        EngineConfig(kernel_choices="")
