@@ -230,16 +230,21 @@ def test_what_arrived_before_the_engine_died_is_read_before_the_error(monkeypatc
         async with started() as handle:
             await handle.settled()
             assert handle.pid is not None
-            stream = handle.submit(request(max_tokens=None))
-            await asyncio.sleep(0.3)
+            unread = handle.submit(request(1, max_tokens=None))
+            # In the same steps as the first, and read: what has arrived of one has arrived of the other.
+            companion = handle.submit(request(2, max_tokens=None))
+            seen = 0
+            while seen <= 5:
+                seen += sum(len(step.token_ids) for step in await first(companion))
             os.kill(handle.pid, signal.SIGKILL)
             await until(lambda: handle.state is State.LOADING)
-            reader = aiter(stream)
+            reader = aiter(unread)
             [step] = await anext(reader)
-            assert len(step.token_ids) > 5
+            assert len(step.token_ids) >= seen
             with pytest.raises(Unavailable):
                 await anext(reader)
-            stream.close()
+            unread.close()
+            companion.close()
 
     asyncio.run(scenario())
 
