@@ -1,0 +1,130 @@
+"""What each optional way to compute a step is worth on one GPU: a model of a named shape, weights random.
+
+    python bench/gpu_switches.py single batch8 nano --config bench/configs/qwen3-0.6b.json
+    python bench/gpu_switches.py shared --switches cascade --config bench/configs/llama-3.1-8b.json
+
+One engine is measured with none of the switches, with each of them alone, and with all, by turns: each variant keeps
+its own graphs, so that the runs which count capture nothing. Figures are the better of two runs, and ratios are to the
+variant with none.
+
+    choices    our own kernels where measuring says that they are faster, instead of where the shipped file says so
+    folded     norms' weights as part of the matrices, so that products norm their own inputs
+    rotate     attention norms and rotates queries and keys, and stores keys and values
+    mixed      steps with prompts of few tokens as graphs
+    cascade    rows that share a prefix read it together
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu import defaults, engine, run
+from workloads import WORKLOADS
+
+
+class Switches:
+    """The switches of an engine that was made with all of them on."""
+
+    def __init__(self, core) -> None:  # type: ignore[no-untyped-def]
+        from ostro.runner.gpu.choices import known
+        from ostro.runner.gpu.measuring import this_gpu
+        from ostro.runner.gpu.mixed_graphs import paying_tokens
+
+        runner = core.runner
+        self._runner, self._part, self._decoder = runner, runner.part, runner.part.decoder
+        self._measured = self._decoder.choices
+        self._shipped = self._measured
+        if runner.device.type == "cuda":
+            self._shipped = known("off", this_gpu(runner.device)).of(self._decoder.products)
+        self._prefixes, self._most_tokens = runner._prefixes, paying_tokens(runner.model)
+        self._made: dict[frozenset[str], list[tuple[dict[Any, Any], Any]]] = {}
+        self._used: frozenset[str] | None = None
+
+    @property
+    def by_name(self) -> Mapping[str, Callable[[bool], None]]:
+        return {
+            "choices": self._set_choices,
+            "folded": self._set_folded,
+            "rotate": self._set_rotate,
+            "mixed": self._set_mixed,
+            "cascade": self._set_cascade,
+        }
+
+    def use(self, names: frozenset[str]) -> None:
+        """Exactly these, with the graphs that were captured for them before."""
+        graphs = [self._part.graphs, self._part.mixed.graphs, self._runner._draws]
+        if self._used is not None:
+            self._made[self._used] = [(each._graphs, each._pool) for each in graphs]
+        self._used = names
+        for each, (made, pool) in zip(graphs, self._made.get(names, [({}, None) for _ in graphs]), strict=True):
+            each._graphs, each._pool = made, pool
+        for name, switch in self.by_name.items():
+            switch(name in names)
+
+    def _set_choices(self, on: bool) -> None:
+        self._decoder.choices = self._measured if on else self._shipped
+
+    def _set_folded(self, on: bool) -> None:
+        # Their weights stay folded: it is the kernels that differ.
+        self._decoder._layers = tuple(
+            replace(layer, folded_norms=on) if layer.can_fold_norms else layer for layer in self._decoder._layers
+        )
+
+    def _set_rotate(self, on: bool) -> None:
+        self._decoder.rotates_in_attention = on
+
+    def _set_mixed(self, on: bool) -> None:
+        self._part.mixed.most = self._most_tokens if on else 0
+
+    def _set_cascade(self, on: bool) -> None:
+        self._runner._prefixes = self._prefixes if on else None
+
+
+def compare(core, switches: Switches, name: str, variants: Mapping[str, frozenset[str]]) -> None:  # type: ignore[no-untyped-def]
+    work = WORKLOADS[name]()
+    tokens = sum(each.output for each in work)
+    seconds: dict[str, list[float]] = {variant: [] for variant in variants}
+    for turn in range(3):
+        for variant, names in variants.items():
+            switches.use(names)
+            took, _ = run(core, work)
+            # The first turn captures graphs, and compiles what only this variant needs.
+            if turn:
+                seconds[variant].append(took)
+    base = min(seconds["none"])
+    for variant, runs in seconds.items():
+        rates = " ".join(f"{tokens / each:9.0f}" for each in runs)
+        print(f"{name:8} {variant:10} {rates} tok/s  {base / min(runs):.3f}", flush=True)
+
+
+def main() -> None:
+    known = ["choices", "folded", "rotate", "mixed", "cascade"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="+", choices=list(WORKLOADS))
+    parser.add_argument("--config", type=Path, required=True, help="a config.json that names the shape")
+    parser.add_argument("--switches", nargs="+", choices=known, default=known)
+    parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
+    options = parser.parse_args()
+    chosen: list[str] = options.switches
+    made = defaults(
+        cascade_attention="cascade" in chosen,
+        folded_norms="folded" in chosen,
+        kernel_choices="auto" if "choices" in chosen else "off",
+        quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
+    )
+    core = engine(json.loads(options.config.read_text(encoding="utf-8")), made)
+    variants = {"none": frozenset[str](), **{name: frozenset({name}) for name in chosen}}
+    if len(chosen) > 1:
+        variants["all"] = frozenset(chosen)
+    switches = Switches(core)
+    for name in options.workloads:
+        compare(core, switches, name, variants)
+
+
+if __name__ == "__main__":
+    main()
