@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from tiny_configs import HRM_TEXT
+from tiny_configs import HRM_TEXT, MIXTURES
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE, slow_in_the_interpreter
@@ -28,6 +28,7 @@ from ostro.runner.logprobs import folded, logprob_table
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer
+from ostro.torch_models.layers import GatedMLP
 
 ON_GPU = DEVICE.type == "cuda"
 # The interpreter takes milliseconds for what a GPU does in none: there the models and the prompts are smaller.
@@ -232,15 +233,18 @@ def test_prefix_hits_and_preemption_leave_the_numbers_alone(device: torch.device
 
 
 def test_models_that_fused_kernels_do_not_run_are_refused(device: torch.device) -> None:
-    with pytest.raises(BadRequest, match="needs the fused kernels, and its layers run several times") as refusal:
-        engine(random_model(HRM_TEXT).to(device))
-    assert refusal.value.param == "deterministic"
+    reasons = (HRM_TEXT, "its layers run several times"), (MIXTURES["olmoe"], "it is a mixture of experts")
+    for config, reason in reasons:
+        with pytest.raises(BadRequest, match=f"needs the fused kernels, and {reason}") as refusal:
+            engine(random_model(config).to(device))
+        assert refusal.value.param == "deterministic"
 
 
 def test_8_bit_weights_are_refused(device: torch.device) -> None:
     model = random_model(MODELS["llama"]).to(device)
     layer = model.get_submodule("model.layers.0")
     assert isinstance(layer, DecoderLayer)
+    assert isinstance(layer.mlp, GatedMLP)
     layer.mlp.down_proj = Fp8Linear(layer.mlp.down_proj)
     with pytest.raises(BadRequest, match="quantize") as refusal:
         engine(model)

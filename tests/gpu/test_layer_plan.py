@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from dense_context import dense_logits
-from tiny_configs import BY_MODEL_TYPE
+from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES
 from tiny_models import random_model
 from torch import Tensor
 from triton_device import slow_in_the_interpreter
@@ -19,7 +19,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SLOT, TOKEN
 from ostro.kernels.gpu.tilings import Product, Tiling, default_tiling
 from ostro.models.registry import FAMILIES
 from ostro.runner.gpu.choices import Choices, described_products, kept
-from ostro.runner.gpu.layer_plan import layer_plans
+from ostro.runner.gpu.layer_plan import layer_plans, why_unfused
 from ostro.runner.gpu.measuring import this_gpu
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import product_of
@@ -48,7 +48,7 @@ def variant(name: str, **changes: object) -> Config:
 
 
 VARIANTS: Mapping[str, Config] = {
-    **{name: variant(name) for name in BY_MODEL_TYPE if name != "hrm_text"},
+    **{name: variant(name) for name in BY_MODEL_TYPE if name not in ("hrm_text", *MIXTURES)},
     "gemma2": variant("gemma2", **SLIDING),
     "gemma3_text": variant("gemma3_text", **SLIDING, attention_bias=True),
     "olmo3": variant("olmo3", **SLIDING),
@@ -282,8 +282,14 @@ def test_a_model_with_measured_kernels_gives_the_twins_logits(
         assert all(product in kept(this_gpu(device)) for product in steps.part.decoder.products)
 
 
-def test_every_family_but_hrm_text_is_among_them() -> None:
-    assert {family.model_type for family in FAMILIES} - set(VARIANTS) == {"hrm_text"}
+def test_every_family_but_hrm_text_and_mixtures_of_experts_is_among_them() -> None:
+    assert {family.model_type for family in FAMILIES} - set(VARIANTS) == {"hrm_text", *MIXTURES}
+
+
+def test_other_models_have_none_for_a_reason() -> None:
+    assert why_unfused(random_model(HRM_TEXT)) == "its layers run several times a token"
+    assert {why_unfused(random_model(config)) for config in MIXTURES.values()} == {"it is a mixture of experts"}
+    assert why_unfused(random_model(BY_MODEL_TYPE["llama"])) is None
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -8,6 +8,7 @@ import torch
 from hrm_brain import write_brain
 from peft_directory import random_adapter
 from test_gpu_runner import GREEDY, ON_GPU, QWEN3, gpu_engine, on_cpu, on_gpu, requests, run, tokens
+from tiny_configs import EXPERT_SIZES
 from tiny_models import LLAMA, VOCAB, random_model
 from triton_device import slow_in_the_interpreter
 
@@ -50,6 +51,8 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "H_cycles": 2,
         "L_cycles": 3,
     },
+    "olmoe": {**WIDE, "architectures": ["OlmoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2},
+    "qwen2_moe": {**WIDE, **EXPERT_SIZES, "architectures": ["Qwen2MoeForCausalLM"]},
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": VOCAB,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import tiny_models
 import torch
-from tiny_configs import GPT2, LLAMA
+from tiny_configs import EXPERT_SIZES, GPT2, LLAMA
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import FAMILIES, describe
@@ -28,6 +28,7 @@ def architecture_of(config: Config) -> Architecture:
 def config_of(family: str, **changes: object) -> Config:
     return {
         **tiny_models.GEMMA2,
+        **EXPERT_SIZES,
         **(GPT2 if family == "gpt2" else {}),
         "architectures": None,
         "model_type": family,

@@ -3,7 +3,7 @@
 import re
 
 from doc_pages import ROOT
-from tiny_configs import BY_MODEL_TYPE
+from tiny_configs import BY_MODEL_TYPE, MIXTURES
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import FAMILIES, describe
@@ -20,16 +20,19 @@ def native(model_type: str) -> bool:
     return True
 
 
-def test_all_families_but_hrm_text_run_natively_as_the_pages_say() -> None:
-    assert [family.model_type for family in FAMILIES if not native(family.model_type)] == ["hrm_text"]
-    assert "All families except HRM-Text and HRM run on the native core" in (ROOT / "docs/cpu.md").read_text()
-    assert "On a CPU all families but HRM run on the native core" in (ROOT / "README.md").read_text()
+def test_the_families_that_run_natively_are_those_that_the_pages_name() -> None:
+    assert {family.model_type for family in FAMILIES if not native(family.model_type)} == {"hrm_text", *MIXTURES}
+    named = "HRM-Text, HRM and mixtures of experts"
+    assert f"All families except {named} run on the native core" in (ROOT / "docs/cpu.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert "On a CPU all families but HRM and mixtures of experts run on the native core" in readme
 
 
-def test_all_families_but_hrm_text_have_a_layer_plan_for_fused_kernels_as_the_page_says() -> None:
+def test_the_families_with_a_layer_plan_for_fused_kernels_are_those_that_the_page_names() -> None:
     described = {family.model_type: describe(BY_MODEL_TYPE[family.model_type]) for family in FAMILIES}
-    assert [name for name, each in described.items() if not isinstance(each, Architecture)] == ["hrm_text"]
-    assert "All families except HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
+    dense = {name for name, each in described.items() if isinstance(each, Architecture) and not each.has_experts}
+    assert described.keys() - dense == {"hrm_text", *MIXTURES}
+    assert "All families except HRM-Text and mixtures of experts run on these" in (ROOT / "docs/gpu.md").read_text()
 
 
 def test_the_page_on_levanter_names_every_type_that_is_served() -> None:

@@ -8,7 +8,7 @@ import torch
 from dense_context import dense_logits
 from divided_models import FAMILIES, ThreadCollective, ThreadGroup, divided
 from native_models import ModelCheckpoint, savable_model
-from tiny_configs import HRM_TEXT
+from tiny_configs import HRM_TEXT, MIXTURES
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture
@@ -29,7 +29,7 @@ def described(config: Mapping[str, object]) -> Architecture:
 
 
 def test_all_families_are_here() -> None:
-    assert {*FAMILIES, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
+    assert {*FAMILIES, *MIXTURES, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -128,11 +128,20 @@ def test_the_most_ranks_are_those_that_the_model_can_be_cut_for(
     assert cut(model, ranks).ranks == ranks
 
 
-def test_hrm_text_stays_on_one_device() -> None:
-    assert most_ranks(describe(HRM_TEXT), 8) == 1
+UNDIVIDED = pytest.mark.parametrize(
+    ("config", "name"), [(HRM_TEXT, "HRM-Text"), (MIXTURES["olmoe"], "mixture of experts")], ids=["hrm_text", "olmoe"]
+)
 
 
-def test_hrm_text_is_refused_by_name() -> None:
+@UNDIVIDED
+def test_what_cannot_be_divided_stays_on_one_device(config: Mapping[str, object], name: str) -> None:
+    assert most_ranks(describe(config), 8) == 1
+
+
+@UNDIVIDED
+def test_what_cannot_be_divided_is_refused_by_name(config: Mapping[str, object], name: str) -> None:
     shard = Shard(0, cut(described(FAMILIES["llama"]), 2), ThreadCollective(ThreadGroup(2), 0))
-    with pytest.raises(UnsupportedModel, match="HRM-Text"):
-        build_model(HRM_TEXT, dtype=torch.float32, shard=shard)
+    with pytest.raises(UnsupportedModel, match=name):
+        build_model(config, dtype=torch.float32, shard=shard)
+    with pytest.raises(UnsupportedModel, match=name):
+        cut(describe(config), 2)

@@ -71,6 +71,13 @@ GRANITE: Config = {
     "residual_multiplier": 0.4,
     "logits_scaling": 2.0,
 }
+MIXTURE: Config = {
+    **TINY,
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
 HRM_TEXT: Config = {**TINY, "model_type": "hrm_text", "head_dim": 16}
 GPT2: Config = {"vocab_size": 160, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
 
@@ -162,6 +169,22 @@ CASES: Mapping[str, Config] = {
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         "rope_scaling": {**YARN, "attention_factor": 1.2},
     },
+    "olmoe": {**MIXTURE, "model_type": "olmoe"},
+    "olmoe-normalized": {**MIXTURE, "model_type": "olmoe", "norm_topk_prob": True, "attention_bias": True},
+    "mixtral": {**MIXTURE, "model_type": "mixtral", "rope_theta": 500.0, "sliding_window": 16},
+    "granitemoe": {**MIXTURE, "model_type": "granitemoe", **GRANITE, "tie_word_embeddings": True},
+    "qwen3_moe": {**MIXTURE, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
+    "qwen3_moe-some-plain": {
+        **MIXTURE,
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+    },
+    "qwen2_moe": {**MIXTURE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 56},
     "hrm_text": {**HRM_TEXT, "num_hidden_layers": 2, "embedding_scale": 12.0},
     "hrm_text-cycles": {
         **HRM_TEXT,
@@ -200,9 +223,13 @@ CASES: Mapping[str, Config] = {
 
 
 def _is_native(values: Config) -> bool:
-    """All but HRM-Text; and longrope's factors above are for narrower heads."""
+    """All but HRM-Text and mixtures of experts; and longrope's factors above are for narrower heads."""
     scaling = values.get("rope_scaling")
-    return values["model_type"] != "hrm_text" and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
+    return (
+        values["model_type"] != "hrm_text"
+        and "num_experts" not in values
+        and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
+    )
 
 
 def reference_model(values: Config, *, headless: bool = False) -> transformers.PreTrainedModel:
@@ -290,7 +317,7 @@ def test_native_scores_equal_those_of_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["mistral", "gemma2", "gemma3", "gpt2", "gpt_neox", "hrm_text", "olmo2", "phi3-longrope", "qwen3"]
+    "name", ["mistral", "gemma2", "gemma3", "gpt2", "gpt_neox", "hrm_text", "olmo2", "olmoe", "phi3-longrope", "qwen3"]
 )
 def test_a_sequence_fed_in_chunks_gives_the_logits_of_the_whole(name: str) -> None:
     model = our_model(CASES[name], reference_model(CASES[name]))

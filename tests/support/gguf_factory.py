@@ -1,5 +1,6 @@
 """Builds small GGUF files the way converters do: from a transformers model, by its config and state dict."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ def write_gguf(
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, array in tensors.items():
-        if quantize is not None and array.ndim == 2:
+        if quantize is not None and array.ndim > 1:
             writer.add_tensor(name, gguf.quants.quantize(array, quantize), raw_dtype=quantize)
         else:
             writer.add_tensor(name, np.ascontiguousarray(array))
@@ -78,7 +79,19 @@ def interleave(rows: Array, heads: int) -> Array:
     return mixed.reshape(rows.shape)
 
 
-_INTERLEAVED = frozenset({"llama", "granite", "smollm3"})
+_INTERLEAVED = frozenset({"llama", "granite", "granitemoe", "smollm3"})
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.(gate|router|experts\.gate_up_proj|experts\.down_proj)(\.weight)?")
+
+
+def _expert_tensors(name: str, array: Array) -> dict[str, Array] | None:
+    """Those that a converter makes of a tensor of a mixture of experts; None for any other."""
+    if (match := _EXPERTS.fullmatch(name)) is None:
+        return None
+    layer, part, _ = match.groups()
+    if part == "experts.gate_up_proj":
+        gate, up = np.split(array, 2, axis=1)
+        return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+    return {f"blk.{layer}.{'ffn_down_exps' if part == 'experts.down_proj' else 'ffn_gate_inp'}.weight": array}
 
 
 def gguf_tensors(
@@ -91,6 +104,9 @@ def gguf_tensors(
         if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         array: Array = tensor.float().numpy()
+        if (experts := _expert_tensors(hf_name, array)) is not None:
+            tensors |= experts
+            continue
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None, hf_name
         if arch in _INTERLEAVED and "attn_q." in name:

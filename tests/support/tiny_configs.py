@@ -35,6 +35,34 @@ GRANITE_SCALES: Mapping[str, object] = {
     "logits_scaling": 2.0,
 }
 GRANITE: Mapping[str, object] = {**LLAMA, **GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
+EXPERTS: Mapping[str, object] = {"num_experts": 4, "num_experts_per_tok": 2}
+LOCAL_EXPERTS: Mapping[str, object] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MIXTURES: Mapping[str, Mapping[str, object]] = {
+    "granitemoe": {**LLAMA, **GRANITE_SCALES, **LOCAL_EXPERTS, "architectures": ["GraniteMoeForCausalLM"]},
+    "mixtral": {**LLAMA, **LOCAL_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 12},
+    "olmoe": {**LLAMA, **EXPERTS, "architectures": ["OlmoeForCausalLM"]},
+    "qwen2_moe": {
+        **LLAMA,
+        **EXPERTS,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 20,
+    },
+    "qwen3_moe": {
+        **LLAMA,
+        **EXPERTS,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 8,
+        "decoder_sparse_step": 1,
+    },
+}
+"""Families with experts."""
+EXPERT_SIZES: Mapping[str, object] = {
+    **EXPERTS,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 20,
+}
+"""What all of them read, for configs that are given to every family."""
 GPT_NEOX: Mapping[str, object] = {
     **_SIZES,
     "architectures": ["GPTNeoXForCausalLM"],
@@ -76,6 +104,7 @@ BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
     "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
     "olmo3": {**LLAMA, "architectures": ["Olmo3ForCausalLM"], "sliding_window": 12},
     "phi3": PHI3,
+    **MIXTURES,
     "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "smollm3": {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
@@ -101,6 +130,8 @@ def with_eight_heads(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 DIVISIBLE: Mapping[str, Mapping[str, object]] = {
-    name: with_eight_heads(config) for name, config in BY_MODEL_TYPE.items() if name != "hrm_text"
+    name: with_eight_heads(config)
+    for name, config in BY_MODEL_TYPE.items()
+    if name != "hrm_text" and name not in MIXTURES
 }
 """Every family that can be divided over devices."""

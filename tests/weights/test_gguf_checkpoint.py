@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from dense_context import dense_logits
 from gguf_factory import Array, gguf_tensors, interleave, write_gguf
 from native_models import needs_library
 from transformers.core_model_loading import revert_weight_conversion
@@ -21,6 +22,8 @@ from ostro.models.registry import FAMILIES
 from ostro.runner.load import load_runner
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights
 from ostro.weights import GgufCheckpoint, open_checkpoint
 
 SIZES: dict[str, object] = {
@@ -45,6 +48,13 @@ DECODER: dict[str, object] = {
     "attention.layer_norm_rms_epsilon": 1e-5,
     "rope.freq_base": 50000.0,
 }
+MIXTURE: dict[str, object] = SIZES | {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "tie_word_embeddings": False,
+    "num_experts_per_tok": 2,
+}
+ROUTED: dict[str, object] = {"expert_count": 4, "expert_used_count": 2}
 NEOX: dict[str, object] = {
     "block_count": 3,
     "context_length": 256,
@@ -229,6 +239,25 @@ CASES = {
         | {"use_bias": False, "sliding_window": 8},
         NEOX | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "attention.sliding_window": 8},
     ),
+    "mixtral": Case(
+        "llama",
+        MIXTURE | {"model_type": "mixtral", "num_local_experts": 4},
+        DECODER | ROUTED | {"rope.dimension_count": 16},
+    ),
+    "olmoe": Case("olmoe", MIXTURE | {"model_type": "olmoe", "num_experts": 4}, DECODER | ROUTED),
+    "granitemoe": Case(
+        "granitemoe",
+        MIXTURE
+        | {"model_type": "granitemoe", "num_local_experts": 4, "attention_multiplier": 0.2, "residual_multiplier": 0.4},
+        DECODER | ROUTED | {"attention.scale": 0.2, "residual_scale": 0.4},
+    ),
+    "qwen3_moe": Case(
+        "qwen3moe",
+        MIXTURE
+        | {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        | {"head_dim": 32},
+        DECODER | ROUTED | {"attention.key_length": 32, "attention.value_length": 32, "expert_feed_forward_length": 32},
+    ),
     "gpt2": Case(
         "gpt2",
         {"model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4}
@@ -284,7 +313,8 @@ def test_there_is_a_case_of_each_architecture() -> None:
     assert {case.arch for case in CASES.values()} == {family.gguf.architecture for family in FAMILIES if family.gguf}
 
 
-@pytest.mark.parametrize("name", CASES)
+# Gates and ups of Granite's experts are one tensor on the Hub, and two in GGUF.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "granitemoe"])
 def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = build(case.config)
@@ -299,7 +329,11 @@ def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: s
         torch.testing.assert_close(tensor, expected[key], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
+def has_experts(name: str) -> bool:
+    return "expert_count" in CASES[name].metadata
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not has_experts(name)])
 def test_a_model_built_from_the_derived_config_computes_the_same_logits(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = build(case.config)
@@ -312,6 +346,18 @@ def test_a_model_built_from_the_derived_config_computes_the_same_logits(tmp_path
     rebuilt.tie_weights()
     # Longer than every window and every original context, so that each layer's kind and rotation shows.
     torch.testing.assert_close(logits(rebuilt, 100), logits(model, 100), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if has_experts(name)])
+def test_a_mixture_of_experts_computes_the_logits_of_transformers(tmp_path: Path, name: str) -> None:
+    """Whose modules stack the matrices of all experts, so that ours are loaded instead."""
+    case = CASES[name]
+    model = build(case.config)
+    checkpoint = open_one(save(tmp_path / "tiny.gguf", case, model))
+    ours = build_model(checkpoint.config, dtype=torch.float32)
+    load_weights(ours, checkpoint.tensors())
+    ids = (torch.arange(100) * 7 % 96).tolist()
+    torch.testing.assert_close(dense_logits(ours, ids), logits(model, 100)[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "gpt2"])
@@ -329,7 +375,7 @@ def test_quantised_weights_equal_those_that_transformers_unpacks(tmp_path: Path,
 
 @needs_library
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if not has_experts(name)])
 def test_the_native_core_gives_the_scores_of_torch(
     tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,12 +547,19 @@ def test_a_directory_with_one_gguf_opens_and_with_two_asks_which(whole: Path) ->
         open_checkpoint(whole.parent)
 
 
-def small(path: Path, arch: str = "llama", *, changes: dict[str, object] | None = None, extra: str = "") -> Path:
+def small(
+    path: Path,
+    arch: str = "llama",
+    *,
+    changes: dict[str, object] | None = None,
+    extra: str = "",
+    shape: tuple[int, ...] = (4,),
+) -> Path:
     """A file with an embedding and metadata only. A change to None leaves the key out; `extra` names a tensor more."""
     metadata = {f"{arch}.{key}": value for key, value in DECODER.items()} | (changes or {})
     tensors: dict[str, Array] = {"token_embd.weight": np.zeros((96, 64), np.float32)}
     if extra:
-        tensors[extra] = np.zeros(4, np.float32)
+        tensors[extra] = np.zeros(shape, np.float32)
     return write_gguf(path, arch, {key: value for key, value in metadata.items() if value is not None}, tensors)
 
 
@@ -521,9 +574,17 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
         open_checkpoint(small(tmp_path / "m.gguf", extra="blk.0.odd.weight"))
 
 
-def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_in_a_family_without_them_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="mixture of experts"):
-        open_checkpoint(small(tmp_path / "m.gguf", changes={"llama.expert_count": 8}))
+        open_checkpoint(small(tmp_path / "m.gguf", "qwen3", changes={"qwen3.expert_count": 8}))
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (4, 96, 64, 2), (5000, 1, 32)])
+def test_experts_that_are_no_stack_of_matrices_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    changes: dict[str, object] = {"llama.expert_count": 4, "llama.expert_used_count": 2}
+    path = small(tmp_path / "m.gguf", changes=changes, extra="blk.0.ffn_up_exps.weight", shape=shape)
+    with pytest.raises(BadCheckpoint, match=r"'blk\.0\.ffn_up_exps\.weight' has shape"):
+        open_checkpoint(path)
 
 
 def test_head_counts_that_differ_between_layers_are_refused(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol, Self, TypeVar
 
-from ostro.errors import BadCheckpoint
-from ostro.models.architecture import Architecture
+from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.models.architecture import Architecture, Experts
 
 
 class Shaped(Protocol):
@@ -27,30 +27,50 @@ def described_terms(
 ) -> dict[str, dict[str, ReorderableT]]:
     """All adapters' terms, keyed by the names of the model's parts of projections, whose rows they have in order.
 
-    Raises BadCheckpoint if an adapter belongs to another model.
+    Raises BadCheckpoint if an adapter belongs to another model, UnsupportedModel if it changes experts.
     """
+    experts = expert_names(described)
     found = [(part, each) for layer in described.layers for each in layer.projections for part in each.parts]
     shapes = {part.name: (part.rows, each.columns) for part, each in found}
     heads = {part.name: each.by_head for part, each in found}
     return {
         adapter: {
             name: term.by_part(heads[name])
-            for name, term in placed(adapter, terms, shapes, backbone=described.backbone).items()
+            for name, term in placed(adapter, terms, shapes, backbone=described.backbone, experts=experts).items()
         }
         for adapter, terms in adapters.items()
     }
 
 
+def expert_names(described: Architecture) -> frozenset[str]:
+    """The matrices of experts and routers, which adapters cannot change."""
+    mixtures = [layer.mlp for layer in described.layers if isinstance(layer.mlp, Experts)]
+    changeable = {tensor.name for each in mixtures for own in each.projections for tensor in own.tensors()}
+    names = {tensor.name for each in mixtures for tensor in each.tensors()} - changeable
+    return frozenset(name.removesuffix(".weight") for name in names)
+
+
 def placed(
-    adapter: str, terms: Mapping[str, TermT], projections: Mapping[str, tuple[int, int]], *, backbone: str
+    adapter: str,
+    terms: Mapping[str, TermT],
+    projections: Mapping[str, tuple[int, int]],
+    *,
+    backbone: str,
+    experts: frozenset[str] = frozenset(),
 ) -> dict[str, TermT]:
     """The terms, keyed by the full names of their projections, whose shapes are given.
 
-    An adapter's names may omit the backbone prefix. A term without a projection or with the wrong shape is an error.
+    An adapter's names may omit the backbone prefix. A term without a projection or with the wrong shape is an error,
+    and so is one for a matrix of `experts`.
     """
     found: dict[str, TermT] = {}
     for given, term in terms.items():
         name = given if given in projections else f"{backbone}.{given}"
+        if not experts.isdisjoint((given, name)):
+            raise UnsupportedModel(
+                f"Adapter {adapter!r} changes {given!r}, which belongs to a mixture of experts. Adapters can change "
+                "attention alone there: train one without experts and routers, or merge this one into its base model."
+            )
         if name not in projections:
             raise BadCheckpoint(
                 f"Adapter {adapter!r} changes {given!r}, which this model does not have; it may be made for another."

@@ -144,11 +144,101 @@ class MLP:
     activation: Activation
     gated: bool
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.up, self.down
+
+    @property
+    def width(self) -> int:
+        """The longest row that it computes per token."""
+        return self.down.columns
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.up.tensors()
+        yield from self.down.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """One matrix per expert, all of the same shape."""
+
+    experts: int
+    columns: int
+    parts: tuple[Part, ...]
+    """Rows of each matrix, stored as separate tensors. In a name, `{}` stands for the expert's number; a tensor whose
+    name has none holds the rows of all experts, [experts, rows, columns].
+    """
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        for part in self.parts:
+            if is_stacked(part):
+                yield StoredTensor(f"{part.name}.weight", (self.experts, part.rows, self.columns))
+                continue
+            for expert in range(self.experts):
+                yield StoredTensor(f"{part.name.format(expert)}.weight", (part.rows, self.columns))
+
+
+def is_stacked(part: Part) -> bool:
+    """Whether one tensor holds this part of all experts."""
+    return "{}" not in part.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts: each token's row goes through the few gated MLPs for which the router's logits are highest,
+    and their outputs are added up, each times a weight. Of equal logits, the first expert's counts as higher.
+    """
+
+    router: Projection
+    """A row per expert."""
+    up: ExpertMatrices
+    """Its first half is the gate."""
+    down: ExpertMatrices
+    activation: Activation
+    chosen: int
+    """Experts per token."""
+    normalized: bool
+    """Whether a token's weights add up to one: they are the softmax of its chosen experts' logits. Otherwise they are
+    those experts' part of the softmax over all.
+    """
+    shared: MLP | None = None
+    """An MLP that every token goes through as well."""
+    shared_gate: Projection | None = None
+    """A single row, whose product's sigmoid multiplies the shared MLP's output."""
+
+    @property
+    def count(self) -> int:
+        return self.up.experts
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Those that all tokens go through, but for the router."""
+        return () if self.shared is None else self.shared.projections
+
+    @property
+    def width(self) -> int:
+        """The longest row that it computes per token: the chosen experts' rows one after the other."""
+        shared = 0 if self.shared is None else self.shared.width
+        return max(self.chosen * max(self.down.columns, self.up.columns), shared)
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.router.tensors()
+        yield from self.up.tensors()
+        yield from self.down.tensors()
+        if self.shared is not None:
+            yield from self.shared.tensors()
+        if self.shared_gate is not None:
+            yield from self.shared_gate.tensors()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     attention: Attention
-    mlp: MLP
+    mlp: MLP | Experts
     attention_norm: Norm | None = None
     attention_post_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -164,13 +254,20 @@ class Layer:
         return tuple(norm for norm in norms if norm is not None)
 
     @property
-    def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
-        """Queries, keys and values; attention's output; up; down."""
-        return self.attention.qkv, self.attention.output, self.mlp.up, self.mlp.down
+    def dense(self) -> MLP:
+        """The MLP of a layer that is known to have no experts."""
+        assert isinstance(self.mlp, MLP)
+        return self.mlp
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Queries, keys and values; attention's output; the MLP's up and down. Adapters may change these."""
+        return self.attention.qkv, self.attention.output, *self.mlp.projections
 
     def tensors(self) -> Iterator[StoredTensor]:
-        for projection in self.projections:
-            yield from projection.tensors()
+        yield from self.attention.qkv.tensors()
+        yield from self.attention.output.tensors()
+        yield from self.mlp.tensors()
         for norm in self.norms:
             yield from norm.tensors()
         if self.attention.qk_norm is not None:
@@ -217,7 +314,11 @@ class Architecture:
     @property
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
-        return max(max(layer.mlp.down.columns, layer.attention.output.columns) for layer in self.layers)
+        return max(max(layer.mlp.width, layer.attention.output.columns) for layer in self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.mlp, Experts) for layer in self.layers)
 
     def tensors(self) -> Iterator[StoredTensor]:
         """All tensors that a checkpoint must contain."""

@@ -84,6 +84,15 @@ class ConfigReader:
             raise BadCheckpoint(f"{self.source}: {key!r} must be a list of strings, got {shown(value)}.")
         return tuple(value)
 
+    def indices(self, key: str) -> tuple[int, ...]:
+        """A list of integers from 0; empty if absent."""
+        value = self.values.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or any(type(item) is not int or item < 0 for item in value):
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of integers from 0, got {shown(value)}.")
+        return tuple(value)
+
     def flags(self, key: str) -> tuple[bool, ...]:
         """A list of booleans, or of 1 and 0; empty if absent."""
         value = self.values.get(key)

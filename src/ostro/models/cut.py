@@ -44,14 +44,16 @@ class Share:
 
 def divisible(described: Description) -> Architecture:
     """The description of a model that can be divided. Raises UnsupportedModel for another kind."""
-    if isinstance(described, Architecture):
-        return described
-    raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
+    if not isinstance(described, Architecture):
+        raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
+    if described.has_experts:
+        raise UnsupportedModel("A mixture of experts does not run on several devices. Leave out tensor_parallel.")
+    return described
 
 
 def most_ranks(described: Description, devices: int) -> int:
     """The largest number of ranks, at most `devices`, that the model can be divided over."""
-    if not isinstance(described, Architecture):
+    if not isinstance(described, Architecture) or described.has_experts:
         return 1
     return max(ranks for ranks in possible_ranks(described) if ranks <= devices)
 
@@ -107,7 +109,7 @@ def input_share(projection: Projection, cut: Cut, rank: int) -> Share:
 
 def layer_shares(shape: ModelShape, layer: Layer, cut: Cut, rank: int) -> tuple[Share, Share, Share, Share]:
     """Of the layer's projections, in order."""
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, layer.dense
     return (
         qkv_share(shape, attention.qkv, cut, rank),
         input_share(attention.output, cut, rank),
@@ -176,7 +178,7 @@ def _problem(described: Architecture, ranks: int) -> str | None:
         return f"the model's {heads} attention heads do not divide by it"
     if kv_heads % ranks and ranks % kv_heads:
         return f"it is neither a divisor nor a multiple of the model's {kv_heads} KV heads"
-    for inner in sorted({layer.mlp.down.columns for layer in described.layers}):
+    for inner in sorted({layer.dense.down.columns for layer in described.layers}):
         if inner % ranks:
             return f"the MLP's width, {inner}, does not divide by it"
     return None

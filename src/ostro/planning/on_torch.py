@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from ostro.backends import BACKENDS
 from ostro.config import ResolvedConfig
 from ostro.errors import ModelError, Unsupported
-from ostro.models.architecture import Description, ModelShape
+from ostro.models.adapter_places import expert_names
+from ostro.models.architecture import Architecture, Description, ModelShape
 from ostro.models.cut import Cut, cut, divisible, rank_shapes
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
-from ostro.runner.precision import in_words
+from ostro.runner.precision import check_torch_format, in_words
 from ostro.weights.stored import Stored, TensorHeader
 
 _MIB = 1 << 20
@@ -58,9 +59,10 @@ def _on_host(
     stored: Stored, config: ResolvedConfig, described: Description, memory: int, *, dtype: str, packs: bool
 ) -> Parts:
     """`packs` says whether matrices get a second layout if there is memory for it. All ranks share the memory."""
+    check_torch_format(described, config.quantize)
     itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
     own, shape = _rank(stored, described, ranks)
-    weights = _count(own, config, itemsize, ranks)
+    weights = _count(own, config, itemsize, ranks, experts=_expert_tensors(described))
     # Each rank unpacks whole tensors, of which it then keeps its part.
     unpacked = ranks * _unpacked_bytes(stored)
     shared = (ranks - 1) * _SHARED
@@ -102,6 +104,7 @@ def _on_host(
 
 def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total: int, free: int) -> Parts:
     """Sizes are those of one GPU."""
+    check_torch_format(described, config.quantize)
     own, shape = _rank(stored, described, config.tensor_parallel)
     dtype = BACKENDS["cuda"].compute_dtype(config.dtype)
     itemsize = _ITEMSIZE[dtype]
@@ -172,8 +175,18 @@ class _Weights:
     """Peak size of weights waiting to be quantized."""
 
 
-def _count(stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 1) -> _Weights:
-    """For as many equal ranks as `copies`, in the same memory."""
+def _expert_tensors(described: Description) -> frozenset[str]:
+    """Names of all experts' matrices, with and without the backbone's prefix."""
+    if not isinstance(described, Architecture):
+        return frozenset()
+    names = [f"{name}.weight" for name in expert_names(described)]
+    return frozenset(names).union(name.removeprefix(f"{described.backbone}.") for name in names)
+
+
+def _count(
+    stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 1, experts: frozenset[str] = frozenset()
+) -> _Weights:
+    """For as many equal ranks as `copies`, in the same memory. Experts' matrices have no second layout."""
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     adapters = adapter_values(config, tensors)
     plain = [tensor.values * itemsize for tensor in tensors]
@@ -181,7 +194,9 @@ def _count(stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
     return _Weights(
         kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize) for tensor in tensors) + adapters * itemsize),
-        kept_plain=copies * sum(t.values * itemsize for t in tensors if len(t.shape) == 2) if quantize == "none" else 0,
+        kept_plain=copies * itemsize * sum(t.values for t in tensors if len(t.shape) == 2 and t.name not in experts)
+        if quantize == "none"
+        else 0,
         staged=staged,
     )
 

@@ -1,9 +1,22 @@
-"""Describes a model's number formats in words. Imports no torch."""
+"""Describes a model's number formats in words, and refuses those that torch has no kernels for. Imports no torch."""
 
 from collections.abc import Iterable
+
+from ostro.errors import Unsupported
+from ostro.models.architecture import Architecture, Description
 
 
 def in_words(weights: Iterable[str], cells: str | None) -> str:
     """Such as: Q4_1 and Q8_0 weights, float16 keys and values. `cells` is None for a model without a KV cache."""
     kept = f"{' and '.join(weights)} weights"
     return kept if cells is None else f"{kept}, {cells} keys and values"
+
+
+def check_torch_format(described: Description, quantize: str) -> None:
+    """Raises Unsupported if torch's modules of such a model cannot be quantized."""
+    if quantize != "none" and isinstance(described, Architecture) and described.has_experts:
+        raise Unsupported(
+            f"quantize {quantize} of a mixture of experts needs the native core, and this one runs on torch. Leave it "
+            "out.",
+            param="quantize",
+        )

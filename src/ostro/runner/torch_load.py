@@ -20,6 +20,7 @@ from ostro.models.registry import describe
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.division import choose_ranks
 from ostro.runner.memory import num_pages
+from ostro.runner.precision import check_torch_format
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
 from ostro.runner.recompute import RecomputeRunner
 from ostro.runner.torch_part import TorchPart
@@ -63,6 +64,7 @@ def _load_model(
     checkpoint: Checkpoint, config: EngineConfig, device: torch.device, shard: Shard | None = None
 ) -> Model:
     dtype = pick_dtype(config.dtype, device)
+    check_torch_format(describe(checkpoint.config, max_seq_len=config.max_seq_len), config.quantize)
     model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=dtype, device=device, shard=shard)
     tensors = checkpoint.tensors()
     # Adapters inspect the original projections, so with adapters the whole model is loaded before it is quantized.

@@ -47,6 +47,11 @@ class Model(Module, ABC):
         """The same in the model's dtype, for samplers that convert to float32 themselves."""
 
     @property
+    def captures(self) -> bool:
+        """Whether a CUDA graph can hold `forward`: it never waits for the device."""
+        return True
+
+    @property
     @abstractmethod
     def has_head(self) -> bool:
         """Whether `logits` works."""

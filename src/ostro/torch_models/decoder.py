@@ -6,6 +6,7 @@ from ostro.errors import Unsupported
 from ostro.models import architecture as arch
 from ostro.models.cut import vocabulary_share
 from ostro.torch_models.base import AttentionContext, Model, Module
+from ostro.torch_models.experts import Experts
 from ostro.torch_models.layers import (
     Attention,
     CutEmbedding,
@@ -32,7 +33,7 @@ class DecoderLayer(Module):
         self.self_attn = Attention(described.attention, index, shape, shard)
         self.attention_post_norm = _norm(described.attention_post_norm)
         self.mlp_norm = _norm(described.mlp_norm)
-        self.mlp = GatedMLP(described.mlp, shard) if described.mlp.gated else PlainMLP(described.mlp, shard)
+        self.mlp = _mlp(described.mlp, shard)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel
 
@@ -46,6 +47,13 @@ class DecoderLayer(Module):
 
     def _scaled(self, added: Tensor) -> Tensor:
         return added if self.residual_scale == 1.0 else added.mul_(self.residual_scale)
+
+
+def _mlp(described: arch.MLP | arch.Experts, shard: Shard | None) -> GatedMLP | PlainMLP | Experts:
+    if isinstance(described, arch.Experts):
+        assert shard is None, "experts are not divided over ranks"
+        return Experts(described)
+    return GatedMLP(described, shard) if described.gated else PlainMLP(described, shard)
 
 
 def _norm(described: arch.Norm | None) -> RMSNorm | LayerNorm | None:
@@ -162,6 +170,10 @@ class Decoder(CausalLM):
         backbone = self.get_submodule(self.backbone_name)
         assert isinstance(backbone, Backbone)
         return backbone
+
+    @property
+    def captures(self) -> bool:
+        return all(layer.mlp.captures for layer in self.layers if isinstance(layer.mlp, Experts))
 
     @property
     def layers(self) -> list[DecoderLayer]:

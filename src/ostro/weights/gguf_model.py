@@ -6,7 +6,8 @@ Each family (`models.families`) describes how GGUF renames and transforms its te
 import math
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, GgufTensorInfo, MetadataValue, damaged
 from ostro.models.families.gguf_names import Config, GgufNames
 from ostro.models.family import Family
+from ostro.models.limits import MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS
 from ostro.models.registry import FAMILIES
 from ostro.weights.pooling import Pooling, PoolingMode
 
@@ -22,6 +24,8 @@ _BY_ARCHITECTURE = {family.gguf.architecture: (family, family.gguf) for family i
 _FLOAT32_MAX = 3.4e38
 # Per-layer lists are allocated before the model is built, so bound their length.
 _MOST_BLOCKS = 4096
+# A header of few bytes can claim many matrices, each of which becomes an object.
+_MOST_WEIGHTS = 8 * MOST_EXPERTS_OF_ALL_LAYERS
 
 
 class Undo(Enum):
@@ -164,7 +168,7 @@ def describe(headers: tuple[GgufHeader, ...]) -> GgufModel:
     family, names = _BY_ARCHITECTURE[facts.arch]
     if (blocks := facts.integer("block_count", 0)) > _MOST_BLOCKS:
         raise damaged(facts.path, f"it claims {blocks} blocks, and {_MOST_BLOCKS} are the most")
-    if facts.integer("expert_count", 0):
+    if facts.integer("expert_count", 0) and not names.has_experts:
         raise UnsupportedModel(f"{facts.path} is a mixture of experts, which Ostro does not support for {facts.arch}.")
     return GgufModel(
         _config(family, names, facts), _generation_config(facts), _pooling(facts), _weights(names, facts, headers)
@@ -237,12 +241,30 @@ _NOT_WEIGHTS = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short|blk
 
 
 def _weights(names: GgufNames, facts: _Facts, headers: tuple[GgufHeader, ...]) -> tuple[GgufWeight, ...]:
-    return tuple(
-        _weight(names, facts, header.path, info)
-        for header in headers
-        for info in header.tensors
-        if not _NOT_WEIGHTS.fullmatch(info.name)
-    )
+    found: list[GgufWeight] = []
+    for header in headers:
+        for info in header.tensors:
+            if not _NOT_WEIGHTS.fullmatch(info.name):
+                found += _unstacked(_weight(names, facts, header.path, info))
+            if len(found) > _MOST_WEIGHTS:
+                raise damaged(header.path, "it claims more experts than any model has")
+    return tuple(found)
+
+
+def _unstacked(weight: GgufWeight) -> Iterator[GgufWeight]:
+    """The matrices of a tensor that stacks those of all experts; any other tensor as it is."""
+    if "{}" not in weight.name:
+        yield weight
+        return
+    info = weight.info
+    if len(info.shape) != 3 or info.shape[0] > MOST_EXPERTS:
+        raise damaged(
+            weight.path, f"tensor {info.name!r} has shape {info.shape}, which is no stack of experts' matrices"
+        )
+    each = info.nbytes // max(info.shape[0], 1)
+    for expert in range(info.shape[0]):
+        part = replace(info, shape=info.shape[1:], offset=info.offset + expert * each, nbytes=each)
+        yield replace(weight, name=weight.name.format(expert), info=part)
 
 
 def _weight(names: GgufNames, facts: _Facts, path: Path, info: GgufTensorInfo) -> GgufWeight:

@@ -8,6 +8,7 @@ read are ignored.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import repr as shown
+from typing import NamedTuple
 
 from ostro.errors import BadRequest, UnsupportedModel
 from ostro.models.architecture import (
@@ -17,6 +18,8 @@ from ostro.models.architecture import (
     Attention,
     AttentionSpec,
     Embedding,
+    ExpertMatrices,
+    Experts,
     Head,
     Layer,
     ModelShape,
@@ -26,7 +29,17 @@ from ostro.models.architecture import (
     QKNorm,
 )
 from ostro.models.config import ConfigReader
-from ostro.models.limits import EPS, MOST_HEAD_DIM, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB
+from ostro.models.limits import (
+    EPS,
+    MOST_EXPERTS,
+    MOST_EXPERTS_OF_ALL_LAYERS,
+    MOST_HEAD_DIM,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_INNER,
+    MOST_LAYERS,
+    MOST_VOCAB,
+)
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -101,6 +114,43 @@ def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[i
     return tuple(name == "sliding_attention" for name in types)
 
 
+class ExpertNames(NamedTuple):
+    """What a layer's mixture of experts is called in checkpoints, as in `ExpertMatrices`."""
+
+    router: str = "mlp.gate"
+    up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    """Gate and up, or one tensor for both."""
+    down: str = "mlp.experts.{}.down_proj"
+
+    @property
+    def by_gguf_name(self) -> dict[str, str]:
+        """For checkpoints that store gates and ups apart, as GGUF does."""
+        gate, up = self.up
+        return {"ffn_gate_inp": self.router, "ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": self.down}
+
+
+EXPERT_NAMES = ExpertNames()
+
+
+class Mixture(NamedTuple):
+    """The sizes of a layer's mixture of experts."""
+
+    experts: int
+    chosen: int
+    inner_size: int
+
+
+def mixture(config: ConfigReader, shape: ModelShape, *, inner_size: str = "intermediate_size") -> Mixture:
+    """`inner_size` is the family's key for the width of an expert."""
+    # Whichever the family's own key is, newer versions of transformers may write the first.
+    experts = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+    count = config.integer(experts, most=min(MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS // shape.num_layers))
+    chosen = config.integer("num_experts_per_tok", most=MOST_EXPERTS)
+    if chosen > count:
+        raise config.bad("num_experts_per_tok", chosen, f"at most {experts!r} ({count})")
+    return Mixture(count, chosen, config.integer(inner_size, most=MOST_INNER))
+
+
 @dataclass(frozen=True, slots=True)
 class HubLayer:
     """Builds one layer's parts, with RMS norms, under the names used in most Hub checkpoints."""
@@ -112,7 +162,7 @@ class HubLayer:
     norm_offset: float = 0.0
 
     def norm(self, name: str, size: int | None = None) -> Norm:
-        return Norm(self._named(name), size or self.shape.hidden_size, self.eps, offset=self.norm_offset)
+        return Norm(self.named(name), size or self.shape.hidden_size, self.eps, offset=self.norm_offset)
 
     def attention(
         self,
@@ -145,17 +195,31 @@ class HubLayer:
         queries, keys = (heads * self.shape.head_dim for heads in (self.shape.num_heads, self.shape.num_kv_heads))
         return QKNorm(self.norm("self_attn.q_norm", queries), self.norm("self_attn.k_norm", keys), over="width")
 
-    def gated_mlp(self, act: Activation, *, bias: bool = False, stored_fused: bool = False) -> MLP:
+    def gated_mlp(self, act: Activation, *, bias: bool = False, stored_fused: bool = False, parent: str = "mlp") -> MLP:
         hidden, inner = self.shape.hidden_size, self.inner_size
         parts = {"gate_up_proj": 2 * inner} if stored_fused else {"gate_proj": inner, "up_proj": inner}
         return MLP(
-            up=self._projection("mlp", hidden, parts, bias=bias),
-            down=self._projection("mlp", inner, {"down_proj": hidden}, bias=bias),
+            up=self._projection(parent, hidden, parts, bias=bias),
+            down=self._projection(parent, inner, {"down_proj": hidden}, bias=bias),
             activation=act,
             gated=True,
         )
 
-    def pre_norm(self, attention: Attention, mlp: MLP) -> Layer:
+    def experts(
+        self, sizes: Mixture, act: Activation, *, normalized: bool, names: ExpertNames = EXPERT_NAMES
+    ) -> Experts:
+        hidden, inner = self.shape.hidden_size, sizes.inner_size
+        parts = tuple(Part(self.named(name), 2 * inner // len(names.up)) for name in names.up)
+        return Experts(
+            router=Projection(hidden, (Part(self.named(names.router), sizes.experts),)),
+            up=ExpertMatrices(sizes.experts, hidden, parts),
+            down=ExpertMatrices(sizes.experts, inner, (Part(self.named(names.down), hidden),)),
+            activation=act,
+            chosen=sizes.chosen,
+            normalized=normalized,
+        )
+
+    def pre_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
         """Attention and MLP each read the normed stream."""
         return Layer(
             attention=attention,
@@ -164,7 +228,7 @@ class HubLayer:
             mlp_norm=self.norm("post_attention_layernorm"),
         )
 
-    def post_norm(self, attention: Attention, mlp: MLP) -> Layer:
+    def post_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
         """Attention's and MLP's outputs are normed before they are added to the stream."""
         return Layer(
             attention=attention,
@@ -173,7 +237,7 @@ class HubLayer:
             mlp_post_norm=self.norm("post_feedforward_layernorm"),
         )
 
-    def sandwich_norm(self, attention: Attention, mlp: MLP) -> Layer:
+    def sandwich_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
         """Norms both before and after."""
         return Layer(
             attention=attention,
@@ -185,10 +249,10 @@ class HubLayer:
         )
 
     def _projection(self, parent: str, columns: int, parts: Mapping[str, int], *, bias: bool) -> Projection:
-        named = tuple(Part(self._named(f"{parent}.{name}"), rows) for name, rows in parts.items())
+        named = tuple(Part(self.named(f"{parent}.{name}"), rows) for name, rows in parts.items())
         return Projection(columns, named, bias=bias)
 
-    def _named(self, name: str) -> str:
+    def named(self, name: str) -> str:
         return f"model.layers.{self.index}.{name}"
 
 

@@ -56,7 +56,9 @@ class GgufNames:
     architecture: str
     """The value of `general.architecture`."""
     blocks: Mapping[str, str]
-    """Names within a block: GGUF's to ours."""
+    """Names within a block: GGUF's to ours. GGUF stacks all experts' matrices; in our names, `{}` stands for the
+    number of each.
+    """
     config: Callable[[GgufFacts], Config]
     """Builds a model's config.json, except for the fields common to all families."""
     block_prefix: str = "model.layers"
@@ -69,6 +71,10 @@ class GgufNames:
     """Stored as [out, in]; the original is [in, out]."""
     by_head: frozenset[str] = frozenset()
     """Stored as all queries, then all keys, then all values; the original interleaves them by head."""
+
+    @property
+    def has_experts(self) -> bool:
+        return any("{}" in ours for ours in self.blocks.values())
 
 
 def decoder_config(facts: GgufFacts) -> Config:
@@ -96,6 +102,11 @@ def rotary_config(facts: GgufFacts) -> Config:
         "rope_theta": facts.number("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(facts),
     }
+
+
+def expert_config(facts: GgufFacts) -> Config:
+    """The fields of a mixture of experts."""
+    return {"num_experts": facts.integer("expert_count"), "num_experts_per_tok": facts.integer("expert_used_count")}
 
 
 def rope_scaling(facts: GgufFacts) -> Config | None:

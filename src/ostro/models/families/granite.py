@@ -1,29 +1,31 @@
 """Granite 3: Llama with multipliers on embeddings, attention scores, residuals and logits."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from ostro.models.architecture import Architecture, AttentionSpec
+from ostro.models.architecture import MLP, Architecture, AttentionSpec, Experts
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import llama
-from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
+from ostro.models.families.common import HubLayer, activation, decoder, decoder_shape, hub_layers
 from ostro.models.family import Family
 
 _MULTIPLIER = (1e-6, 1e6)
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    act, bias = activation(config, "hidden_act", "silu"), config.flag("mlp_bias", False)
+    return scaled(config, max_seq_len, lambda layer: layer.gated_mlp(act, bias=bias))
+
+
+def scaled(config: ConfigReader, max_seq_len: int | None, mlp: Callable[[HubLayer], MLP | Experts]) -> Architecture:
     shape = decoder_shape(config, max_seq_len)
     spec = AttentionSpec(scale=config.within("attention_multiplier", _MULTIPLIER, 1.0))
     residual_scale = config.within("residual_multiplier", _MULTIPLIER, 1.0)
-    attention_bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
-    act = activation(config, "hidden_act", "silu")
+    bias = config.flag("attention_bias", False)
     layers = [
         replace(
-            layer.pre_norm(
-                layer.attention(spec, qkv_bias=attention_bias, output_bias=attention_bias),
-                layer.gated_mlp(act, bias=mlp_bias),
-            ),
+            layer.pre_norm(layer.attention(spec, qkv_bias=bias, output_bias=bias), mlp(layer)),
             residual_scale=residual_scale,
         )
         for layer in hub_layers(config, shape)
@@ -37,7 +39,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     )
 
 
-def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return llama.gguf_config(facts) | {
         # Absent fields mean the usual values here, unlike in a config.json.
         "attention_multiplier": facts.number("attention.scale", max(gguf.head_dim(facts), 1) ** -0.5),
@@ -53,5 +55,5 @@ FAMILY = Family(
     "GraniteForCausalLM",
     "GraniteModel",
     describe,
-    gguf=replace(llama.GGUF, architecture="granite", config=_gguf_config),
+    gguf=replace(llama.GGUF, architecture="granite", config=gguf_config),
 )

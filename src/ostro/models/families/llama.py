@@ -1,9 +1,12 @@
 """Llama 1 to 3.x, and models of the same architecture, such as SmolLM2."""
 
+from dataclasses import replace
+
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import levanter_names as levanter
+from ostro.models.families import mixtral
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
 from ostro.models.family import Family
 
@@ -29,6 +32,15 @@ def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return gguf.decoder_config(facts) | {"head_dim": facts.integer("attention.key_length", rotated)}
 
 
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    config = gguf_config(facts)
+    if not facts.integer("expert_count", 0):
+        return config
+    # Llama with experts is Mixtral.
+    named: gguf.Config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    return config | named | gguf.expert_config(facts)
+
+
 def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
     config = levanter.llama_config(settings, head_dim)
     if not settings.flag("use_qk_norm"):
@@ -37,9 +49,12 @@ def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> leva
     return config | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
-# Mistral and SmolLM2 files also say llama, and compute the same.
+# Mistral, SmolLM2 and Mixtral files also say llama, and compute the same.
 GGUF = gguf.GgufNames(
-    "llama", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config, rotate_halves=frozenset({"attn_q", "attn_k"})
+    "llama",
+    gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS,
+    gguf_config,
+    rotate_halves=frozenset({"attn_q", "attn_k"}),
 )
 FAMILY = Family(
     "Llama 1 to 3.x, SmolLM2",
@@ -47,7 +62,7 @@ FAMILY = Family(
     "LlamaForCausalLM",
     "LlamaModel",
     describe,
-    gguf=GGUF,
+    gguf=replace(GGUF, blocks={**GGUF.blocks, **mixtral.NAMES.by_gguf_name}, config=_gguf_config),
     levanter=(
         levanter.LevanterNames(
             type="llama",

@@ -78,7 +78,7 @@ def described_products(model: Architecture, bits: int) -> Mapping[str, Product]:
     epilogues: tuple[Epilogue, ...] = (
         "plain",
         adding(normed=layer.attention_post_norm is not None or layer.parallel, reduced=False),
-        "gated" if layer.mlp.gated else "activated",
+        "gated" if layer.dense.gated else "activated",
         adding(normed=layer.mlp_post_norm is not None, reduced=False),
     )
     found = {

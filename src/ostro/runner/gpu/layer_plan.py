@@ -16,7 +16,9 @@ from ostro.kernels.gpu.tilings import Epilogue
 from ostro.models import architecture as arch
 from ostro.runner.gpu.choices import adding
 from ostro.runner.gpu.projections import Fp8Linear
+from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer
+from ostro.torch_models.experts import Experts
 from ostro.torch_models.layers import Attention, CutWidthNorm, GatedMLP, HeadNorm, LayerNorm, Linear, RMSNorm
 
 
@@ -99,6 +101,13 @@ class LayerPlan:
         return (attention.qkv, "plain"), (attention.output, output), (mlp.up, mlp.epilogue), (mlp.down, down)
 
 
+def why_unfused(model: Model) -> str | None:
+    """The reason why there is no layer plan for a model; None if there is one."""
+    if not isinstance(model, Decoder):
+        return "its layers run several times a token"
+    return "it is a mixture of experts" if model.described.has_experts else None
+
+
 def layer_plans(model: Decoder) -> tuple[LayerPlan, ...]:
     return tuple(
         _layer(layer, described) for layer, described in zip(model.layers, model.described.layers, strict=True)
@@ -110,7 +119,8 @@ def norm_weights(norm: RMSNorm | LayerNorm) -> NormWeights:
 
 
 def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
-    mlp = layer.mlp
+    mlp, dense = layer.mlp, described.dense
+    assert not isinstance(mlp, Experts)
     before, after = (layer.attention_norm, layer.mlp_norm), (layer.attention_post_norm, layer.mlp_post_norm)
     attention_norm, mlp_norm = (None if norm is None else norm_weights(norm) for norm in before)
     attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
@@ -120,8 +130,8 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
         mlp=MlpPlan(
             up=mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj,
             down=mlp.down_proj,
-            activation=described.mlp.activation,
-            gated=described.mlp.gated,
+            activation=dense.activation,
+            gated=dense.gated,
         ),
         attention_norm=attention_norm,
         attention_post_norm=attention_post_norm,

@@ -12,6 +12,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, TOKEN, StepInputs, unp
 from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
+from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.mixed_graphs import MixedGraphs
 from ostro.runner.gpu.step_plan import Decode, Head, Mixed, Prelude, StepKind, Tokens
 from ostro.runner.gpu.transfer import send
@@ -49,7 +50,8 @@ class GpuPart:
         """
         parameter = next(model.parameters())
         self.model, self.device, self._adapters = model, parameter.device, adapters
-        # None for HRM-Text, whose layers run several times a token: its own `forward` runs on the same attention.
+        unfused = why_unfused(model)
+        # None for models without a layer plan: their own `forward` runs on the same attention.
         self.decoder = (
             FusedDecoder(
                 model,
@@ -58,13 +60,12 @@ class GpuPart:
                 rotates_in_attention=rotates_in_attention,
                 folded_norms=folded_norms and adapters is None,
             )
-            if isinstance(model, Decoder)
+            if isinstance(model, Decoder) and unfused is None
             else None
         )
-        if self.decoder is None and kernel_choices != "off":
+        if unfused is not None and kernel_choices != "off":
             raise BadRequest(
-                "kernel_choices is for models on the fused kernels, and this one's layers run several times a token. "
-                "Leave it out.",
+                f"kernel_choices is for models on the fused kernels, and this one is not: {unfused}. Leave it out.",
                 param="kernel_choices",
             )
         self.attention = AttentionWorkspace(

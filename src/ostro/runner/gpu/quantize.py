@@ -7,9 +7,10 @@ import torch
 
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import MULTIPLE
+from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.torch_models.base import Model
-from ostro.torch_models.decoder import Decoder, DecoderLayer
+from ostro.torch_models.decoder import DecoderLayer
 from ostro.torch_models.layers import Linear
 from ostro.torch_models.shard import Collective
 
@@ -36,9 +37,9 @@ def quantize_fp8(model: Model, group: Collective | None = None) -> None:
 
 def _check(model: Model, layers: list[DecoderLayer]) -> None:
     refusal = "quantize fp8 cannot be done: "
-    if not isinstance(model, Decoder):
+    if (unfused := why_unfused(model)) is not None:
         raise Unsupported(
-            f"{refusal}it needs the fused kernels, and the model's layers run several times a token. Leave it out.",
+            f"{refusal}it needs the fused kernels, and the model has none: {unfused}. Leave it out.",
             param="quantize",
         )
     weights = [module.weight for layer in layers for module in layer.modules() if isinstance(module, Linear)]

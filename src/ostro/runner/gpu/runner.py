@@ -35,6 +35,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLO
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
 from ostro.runner.gpu.graphs import StepGraphs
+from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
@@ -60,7 +61,6 @@ from ostro.runner.torch_profiler import TorchProfiler
 from ostro.runner.tp.messages import Begin, Peers
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
-from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 from ostro.weights import Pooling
@@ -142,7 +142,7 @@ class GpuRunner:
         self._drawn = DrawnTokens(max_batch_seqs, self.device)
         self._rows = DecodeRows([])
         self._logits: Tensor | None = None
-        captures = self.device.type == "cuda" and (ranks is None or ranks.can_capture)
+        captures = self.device.type == "cuda" and model.captures and (ranks is None or ranks.can_capture)
         captured = _captured_rows(graph_max_rows or max_batch_seqs, graphs=graphs, captures=captures)
         if ranks is not None:
             # The others make their parts at the same time.
@@ -631,10 +631,10 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             "On a GPU the products of adapters depend on the batch: leave out deterministic, or the adapters.",
             param="deterministic",
         )
-    if not isinstance(model, Decoder):
+    if (unfused := why_unfused(model)) is not None:
         raise BadRequest(
-            "On a GPU this model's results depend on the batch: deterministic needs the fused kernels, and its layers "
-            "run several times a token. Leave it off, or serve the model on a CPU.",
+            "On a GPU this model's results depend on the batch: deterministic needs the fused kernels, and "
+            f"{unfused}. Leave it off, or serve the model on a CPU.",
             param="deterministic",
         )
     if any(isinstance(module, Fp8Linear) for module in model.modules()):

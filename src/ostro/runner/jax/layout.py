@@ -13,9 +13,13 @@ from ostro.models.cut import Cut, layer_shares
 
 def jax_architecture(described: Description) -> Architecture:
     """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
-    if isinstance(described, Architecture):
-        return described
-    raise UnsupportedModel("The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch.")
+    if not isinstance(described, Architecture):
+        raise UnsupportedModel(
+            "The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch."
+        )
+    if described.has_experts:
+        raise UnsupportedModel("The JAX backend cannot run mixtures of experts. Use --backend torch.")
+    return described
 
 
 class Vector(NamedTuple):
@@ -70,7 +74,7 @@ def _vector_sizes(described: Architecture, cut: Cut) -> Iterator[tuple[str, int]
         yield f"{attention.qk_norm.query.name}.weight", cut.heads * head_dim
         yield f"{attention.qk_norm.key.name}.weight", cut.kv_heads * head_dim
     for layer in described.layers:
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.attention, layer.dense
         sizes = (
             (attention.qkv, (cut.heads + 2 * cut.kv_heads) * head_dim),
             (attention.output, attention.output.rows),
@@ -88,7 +92,7 @@ def matrix_values(described: Architecture, cut: Cut) -> int:
     if described.embedding.positions is not None:
         values += described.embedding.positions.rows * shape.hidden_size
     for layer in described.layers:
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.attention, layer.dense
         values += (cut.heads + 2 * cut.kv_heads) * shape.head_dim * attention.qkv.columns
         divided = (attention.output, mlp.up, mlp.down)
         values += sum(projection.rows * projection.columns for projection in divided) // cut.ranks

@@ -198,7 +198,7 @@ class _LayerStep:
         flat = attended.reshape(len(x), -1)
         added = self._summed(layer.attention.output, self.weights.output, self.terms.output, flat)
         x = x + layer.residual_scale * self._normed(added, layer.attention_post_norm)
-        added = self._mlp(layer.mlp, self._normed(before if layer.parallel else x, layer.mlp_norm))
+        added = self._mlp(layer.dense, self._normed(before if layer.parallel else x, layer.mlp_norm))
         return x + layer.residual_scale * self._normed(added, layer.mlp_post_norm), pages
 
     def _normed(self, x: jax.Array, norm: Norm | None) -> jax.Array:

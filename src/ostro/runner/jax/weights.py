@@ -115,7 +115,7 @@ def qkv_rows(described: Architecture, cut: Cut, rank: int) -> Rows:
 
 
 def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
-    return lambda rank: rows_of(up_share(layer.mlp, cut, rank))
+    return lambda rank: rows_of(up_share(layer.dense, cut, rank))
 
 
 def rows_of(share: Share) -> Rows:
@@ -137,7 +137,7 @@ def _rank_vectors(
         yield f"{attention.qk_norm.query.name}.weight", both[0][own[:queries]]
         yield f"{attention.qk_norm.key.name}.weight", both[1][own[queries : queries + keys] - num_heads]
     for layer in described.layers:
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.attention, layer.dense
         if attention.qkv.bias:
             yield bias_name(attention.qkv), _bias(vectors, attention.qkv)[own]
         if mlp.up.bias:
@@ -219,8 +219,8 @@ def _places(described: Architecture, cut: Cut) -> Iterator[tuple[str, _Place]]:
     for layer in described.layers:
         yield from _row_places(layer.attention.qkv, partial(qkv_rows, described, cut))
         yield _column_place(layer.attention.output, cut)
-        yield from _row_places(layer.mlp.up, _up_rows(layer, cut))
-        yield _column_place(layer.mlp.down, cut)
+        yield from _row_places(layer.dense.up, _up_rows(layer, cut))
+        yield _column_place(layer.dense.down, cut)
 
 
 def _row_places(projection: Projection, rows: Callable[[int], Rows]) -> Iterator[tuple[str, _Place]]:
@@ -293,8 +293,8 @@ class _Placer:
                 LayerWeights(
                     qkv=arrays[layer.attention.qkv.parts[0].name],
                     output=arrays[layer.attention.output.parts[0].name],
-                    up=arrays[layer.mlp.up.parts[0].name],
-                    down=arrays[layer.mlp.down.parts[0].name],
+                    up=arrays[layer.dense.up.parts[0].name],
+                    down=arrays[layer.dense.down.parts[0].name],
                 )
                 for layer in described.layers
             ),

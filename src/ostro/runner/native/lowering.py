@@ -152,11 +152,11 @@ class Lowering:
         attention, scale, inner = layer.attention, layer.residual_scale, 0
         self._attention(attention, layer.attention_norm, number)
         if layer.parallel:
-            inner = self._up(layer.mlp, layer.mlp_norm)
+            inner = self._up(layer.dense, layer.mlp_norm)
         self._add_to_stream(attention.output, self._ATTENDED, layer.attention_post_norm, scale)
         if not layer.parallel:
-            inner = self._up(layer.mlp, layer.mlp_norm)
-        self._add_to_stream(layer.mlp.down, self._INNER, layer.mlp_post_norm, scale)
+            inner = self._up(layer.dense, layer.mlp_norm)
+        self._add_to_stream(layer.dense.down, self._INNER, layer.mlp_post_norm, scale)
         return inner
 
     def _add_to_stream(self, projection: Projection, source: int, norm: Norm | None, scale: float) -> None:

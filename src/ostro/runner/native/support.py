@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import Activation, Architecture, Description
+from ostro.models.architecture import MLP, Activation, Architecture, Description
 
 GATED: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
 ACTIVATIONS: Mapping[Activation, After] = {**GATED, "gelu": After.EXACT_GELU, "relu": After.RELU}
@@ -27,6 +27,8 @@ def native_architecture(described: Description, panel: int) -> Architecture:
     if shape.hidden_size % panel:
         raise WrongPanel(f"its hidden size, {shape.hidden_size}, is not a multiple of {panel}")
     for layer in described.layers:
+        if not isinstance(layer.mlp, MLP):
+            raise NotNative("it is a mixture of experts, which has no native kernels")
         if layer.mlp.activation not in (GATED if layer.mlp.gated else ACTIVATIONS):
             raise NotNative(f"its activation, {layer.mlp.activation}, has no native kernel")
     return described

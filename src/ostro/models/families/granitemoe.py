@@ -1,0 +1,48 @@
+"""Granite 3 MoE: Granite 3 with a mixture of experts in every layer."""
+
+from dataclasses import replace
+
+from ostro.models.architecture import Architecture
+from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families import granite, llama
+from ostro.models.families.common import ExpertNames, activation, decoder_shape, mixture
+from ostro.models.family import Family
+
+_STACKED = ExpertNames(
+    router="block_sparse_moe.router.layer",
+    up=("block_sparse_moe.input_linear",),
+    down="block_sparse_moe.output_linear",
+)
+# GGUF stores gates and ups apart, which the Hub's checkpoints do not.
+_APART = ExpertNames(
+    router=_STACKED.router,
+    up=("block_sparse_moe.experts.{}.gate_proj", "block_sparse_moe.experts.{}.up_proj"),
+    down="block_sparse_moe.experts.{}.down_proj",
+)
+_APART_KEY = "experts_stored_apart"
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    sizes = mixture(config, decoder_shape(config, max_seq_len))
+    act, names = activation(config, "hidden_act", "silu"), _APART if config.flag(_APART_KEY, False) else _STACKED
+    return granite.scaled(config, max_seq_len, lambda layer: layer.experts(sizes, act, normalized=True, names=names))
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return granite.gguf_config(facts) | gguf.expert_config(facts) | {_APART_KEY: True}
+
+
+FAMILY = Family(
+    "Granite 3 MoE",
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeModel",
+    describe,
+    gguf=replace(
+        llama.GGUF,
+        architecture="granitemoe",
+        blocks=gguf.ATTENTION | _APART.by_gguf_name | gguf.PRE_NORMS,
+        config=_gguf_config,
+    ),
+)

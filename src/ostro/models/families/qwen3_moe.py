@@ -1,0 +1,55 @@
+"""Qwen 3 MoE: Qwen 3 with a mixture of experts in most layers."""
+
+from collections.abc import Callable
+
+from ostro.models.architecture import MLP, Architecture, AttentionSpec, Experts, ModelShape
+from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families.common import EXPERT_NAMES, HubLayer, activation, decoder, decoder_shape, hub_layers, mixture
+from ostro.models.families.qwen2 import gguf_config
+from ostro.models.family import Family
+
+
+def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
+    shape = decoder_shape(config, max_seq_len)
+    bias, mlp = config.flag("attention_bias", False), sparse_mlp(config, shape)
+    # Unlike Qwen 2 and 3, all layers have the window.
+    window = config.optional_integer("sliding_window") if config.flag("use_sliding_window", False) else None
+    spec = AttentionSpec(scale=shape.head_dim**-0.5, window=window)
+    layers = [
+        layer.pre_norm(layer.attention(spec, qkv_bias=bias, output_bias=bias, qk_norm=layer.head_norms()), mlp(layer))
+        for layer in hub_layers(config, shape)
+    ]
+    return decoder(config, shape, layers)
+
+
+def sparse_mlp(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], MLP | Experts]:
+    """Builds a layer's mixture of experts, or its plain MLP if it is one of those that have none."""
+    act = activation(config, "hidden_act", "silu")
+    sizes = mixture(config, shape, inner_size="moe_intermediate_size")
+    period, plain = config.integer("decoder_sparse_step", 1), frozenset(config.indices("mlp_only_layers"))
+    normalized = config.flag("norm_topk_prob", False)
+
+    def build(layer: HubLayer) -> MLP | Experts:
+        if layer.index in plain or (layer.index + 1) % period:
+            return layer.gated_mlp(act)
+        return layer.experts(sizes, act, normalized=normalized)
+
+    return build
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    own = {"moe_intermediate_size": facts.integer("expert_feed_forward_length"), "norm_topk_prob": True}
+    return gguf_config(facts) | gguf.expert_config(facts) | own
+
+
+FAMILY = Family(
+    "Qwen 3 MoE",
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    "Qwen3MoeModel",
+    describe,
+    gguf=gguf.GgufNames(
+        "qwen3moe", gguf.ATTENTION | gguf.QK_NORMS | EXPERT_NAMES.by_gguf_name | gguf.PRE_NORMS, _gguf_config
+    ),
+)

@@ -1,0 +1,99 @@
+"""A mixture of experts as torch modules. Knows no family.
+
+    x ── router ── the experts of each token, their weights
+    rows of x, one per token and expert, sorted by expert ── gate and up ── down ── weighted sums, token by token
+
+A token's sum adds its experts in the order of their logits, whatever other tokens a step has.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro.models import architecture as arch
+from ostro.torch_models.base import Module
+from ostro.torch_models.layers import ACTIVATIONS, GatedMLP, Projection, parameter
+from ostro.torch_models.loading import Place, Weighted
+
+_ALIGNMENT = 8
+"""`grouped_mm` takes bfloat16 rows whose lengths are multiples of 16 bytes."""
+
+
+def route(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+    """Each row's experts, by falling logit, and their weights in float32: see `arch.Experts`."""
+    # A stable sort, because topk picks any of several equal logits.
+    ranked, experts = logits.float().sort(dim=-1, descending=True, stable=True)
+    # The softmax of the chosen alone is their part of all, made to add up to one.
+    weights = ranked[:, :chosen].softmax(-1) if normalized else ranked.softmax(-1)[:, :chosen]
+    return experts[:, :chosen], weights
+
+
+class ExpertMatrices(Weighted):
+    """A matrix per expert, [experts, out, in]."""
+
+    def __init__(self, described: arch.ExpertMatrices) -> None:
+        super().__init__()
+        self.weight = parameter(described.experts, described.rows, described.columns)
+        self.described = described
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether one kernel multiplies the rows of all experts."""
+        weight = self.weight
+        aligned = not any(size % _ALIGNMENT for size in weight.shape[1:])
+        return weight.is_cuda and weight.dtype == torch.bfloat16 and aligned
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Rows sorted by expert, each times its expert's matrix. `ends` has the end of each expert's rows, as int32."""
+        if self.is_grouped:
+            return F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
+        out = x.new_empty(len(x), self.weight.shape[1])
+        start = 0
+        for expert, end in enumerate(ends.tolist()):
+            if end > start:
+                torch.mm(x[start:end], self.weight[expert].T, out=out[start:end])
+            start = end
+        return out
+
+    def places(self, path: str) -> dict[str, Place]:
+        parts = self.described.parts
+        places: dict[str, Place] = {}
+        for part, rows in zip(parts, self.weight.data.split([part.rows for part in parts], 1), strict=True):
+            if arch.is_stacked(part):
+                places[f"{part.name}.weight"] = Place(rows)
+            else:
+                places |= {f"{part.name.format(expert)}.weight": Place(own) for expert, own in enumerate(rows)}
+        return places
+
+
+class Experts(Module):
+    def __init__(self, described: arch.Experts) -> None:
+        super().__init__()
+        self.router = Projection(described.router)
+        self.up, self.down = ExpertMatrices(described.up), ExpertMatrices(described.down)
+        self.shared = None if described.shared is None else GatedMLP(described.shared)
+        self.shared_gate = None if described.shared_gate is None else Projection(described.shared_gate)
+        self.act = ACTIVATIONS[described.activation]
+        self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
+
+    @property
+    def captures(self) -> bool:
+        """Otherwise the numbers of the experts' rows must be known to launch their products."""
+        return self.up.is_grouped and self.down.is_grouped
+
+    def forward(self, x: Tensor) -> Tensor:
+        experts, weights = route(self.router(x), self.chosen, normalized=self.normalized)
+        in_order, order = experts.flatten().sort(stable=True)
+        numbers = torch.arange(self.count, device=x.device)
+        ends = torch.searchsorted(in_order, numbers, right=True, out_int32=True)
+        gate, up = self.up(x[order // self.chosen], ends).chunk(2, -1)
+        rows = self.down(self.act(gate).mul_(up), ends)
+        # Back to the order of tokens, and of each token's experts.
+        by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.chosen, -1)
+        total = (by_token * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+        return total if self.shared is None else total.add_(self._shared_rows(x))
+
+    def _shared_rows(self, x: Tensor) -> Tensor:
+        assert self.shared is not None
+        rows: Tensor = self.shared(x)
+        return rows if self.shared_gate is None else rows.mul_(torch.sigmoid(self.shared_gate(x)))

@@ -1,0 +1,162 @@
+"""Mixtures of experts: who is chosen, what others in a batch change, and configs that lie."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_models import ModelCheckpoint, savable_model
+from tiny_configs import MIXTURES
+from tiny_models import random_model
+
+from ostro.config import EngineConfig
+from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
+from ostro.models import architecture as arch
+from ostro.models.registry import describe
+from ostro.planning import plan
+from ostro.runner.load import load_runner
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.experts import Experts, route
+from ostro.torch_models.loading import load_weights
+from ostro.torch_models.lora import Adapters
+from ostro.weights.adapter import LowRank
+
+HIDDEN, INNER, COUNT = 16, 24, 6
+
+
+def described(chosen: int, *, normalized: bool = True) -> arch.Experts:
+    gate_up = arch.Part("gate.{}", INNER), arch.Part("up.{}", INNER)
+    return arch.Experts(
+        router=arch.Projection(HIDDEN, (arch.Part("router", COUNT),)),
+        up=arch.ExpertMatrices(COUNT, HIDDEN, gate_up),
+        down=arch.ExpertMatrices(COUNT, INNER, (arch.Part("down.{}", HIDDEN),)),
+        activation="silu",
+        chosen=chosen,
+        normalized=normalized,
+    )
+
+
+def module(chosen: int, *, normalized: bool = True) -> Experts:
+    made = Experts(described(chosen, normalized=normalized))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in made.parameters():
+        parameter.data.normal_(0.0, 0.4, generator=generator)
+    return made
+
+
+def plain(experts: Experts, row: torch.Tensor) -> torch.Tensor:
+    """One token, expert by expert, as the definition says it."""
+    logits = (experts.router.weight @ row).tolist()
+    chosen = sorted(range(COUNT), key=lambda expert: (-logits[expert], expert))[: experts.chosen]
+    among = chosen if experts.normalized else range(COUNT)
+    total = sum(torch.tensor(logits[expert]).exp() for expert in among)
+    out = torch.zeros(HIDDEN)
+    for expert in chosen:
+        gate, up = (experts.up.weight[expert] @ row).chunk(2)
+        weight = torch.tensor(logits[expert]).exp() / total
+        out += weight * (experts.down.weight[expert] @ (torch.nn.functional.silu(gate) * up))
+    return out
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("chosen", [1, 2, COUNT])
+def test_a_token_goes_through_its_experts_alone(chosen: int, normalized: bool) -> None:
+    experts = module(chosen, normalized=normalized)
+    x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(experts(x), torch.stack([plain(experts, row) for row in x]), atol=1e-5, rtol=1e-5)
+
+
+# Few values, so that many logits are equal.
+LOGITS = st.lists(st.sampled_from([-1.0, -0.0, 0.0, 0.5, 2.0, 1e30]), min_size=COUNT, max_size=COUNT)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rows=st.lists(LOGITS, min_size=1, max_size=5), chosen=st.integers(1, COUNT), normalized=st.booleans())
+def test_of_equal_logits_the_first_experts_are_chosen(rows: list[list[float]], chosen: int, normalized: bool) -> None:
+    experts, weights = route(torch.tensor(rows), chosen, normalized=normalized)
+    expected = [sorted(range(COUNT), key=lambda expert: (-row[expert], expert))[:chosen] for row in rows]
+    assert experts.tolist() == expected
+    assert bool(weights.isfinite().all())
+    sums = weights.sum(-1)
+    assert bool(((sums - 1).abs() < 1e-6).all() if normalized else (sums < 1 + 1e-6).all())
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(cuts=st.sets(st.integers(1, 11)), seed=st.integers(0, 99))
+def test_a_tokens_output_does_not_depend_on_how_a_batch_is_cut(cuts: set[int], seed: int) -> None:
+    experts = module(2)
+    x = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(seed))
+    whole = experts(x)
+    ends = [*sorted(cuts), 12]
+    parts = [experts(x[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_logits_that_are_no_numbers_are_passed_on() -> None:
+    x = torch.full((2, HIDDEN), torch.nan)
+    assert bool(module(2)(x).isnan().all())
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_experts": 0, "num_local_experts": None}, "num_experts"),
+        ({"num_experts": 10**6, "num_local_experts": None}, "num_experts"),
+        ({"num_local_experts": 5000}, "num_local_experts"),
+        ({"num_local_experts": 4096, "num_hidden_layers": 1000}, "num_local_experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be_are_refused_by_name(family: str, changes: Mapping[str, object], field: str) -> None:
+    with pytest.raises(BadCheckpoint, match=f"'{field}'"):
+        describe({**MIXTURES[family], **changes})
+
+
+@pytest.mark.parametrize("layers", [[-1], [True], ["0"], 3])
+def test_layers_without_experts_must_be_numbers(layers: object) -> None:
+    with pytest.raises(BadCheckpoint, match="'mlp_only_layers'"):
+        describe({**MIXTURES["qwen3_moe"], "mlp_only_layers": layers})
+
+
+def test_clipped_queries_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="'clip_qkv'"):
+        describe({**MIXTURES["olmoe"], "clip_qkv": 8.0})
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_tensors_of_experts_are_checked_by_name(family: str) -> None:
+    model = savable_model(MIXTURES[family])
+    tensors = dict(ModelCheckpoint(model, MIXTURES[family]).tensors())
+    name = next(name for name in tensors if "expert" in name or "input_linear" in name)
+    with pytest.raises(BadCheckpoint, match=name):
+        load_weights(model, {**tensors, name: tensors[name][..., :-1]}.items())
+    with pytest.raises(BadCheckpoint, match=name):
+        load_weights(model, {key: tensor for key, tensor in tensors.items() if key != name}.items())
+
+
+def term(rows: int, columns: int) -> LowRank:
+    a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(2)) for shape in ((2, columns), (rows, 2)))
+    return LowRank(a.numpy(), b.numpy(), 1.0)
+
+
+def test_adapters_may_change_attention_and_not_experts() -> None:
+    model = random_model(MIXTURES["qwen3_moe"])
+    assert isinstance(model, Decoder)
+    Adapters(model, {"a": {"model.layers.0.self_attn.o_proj": term(16, 16)}})
+    for name, rows in (("mlp.gate", 4), ("mlp.experts.1.up_proj", 8)):
+        with pytest.raises(UnsupportedModel, match=rf"'a' changes 'layers\.1\.{name}', which belongs to a mixture"):
+            Adapters(model, {"a": {f"layers.1.{name}": term(rows, 16)}})
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_on_torch_they_are_not_quantized(quantize: str, tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(random_model(MIXTURES["olmoe"]), MIXTURES["olmoe"])
+    engine = EngineConfig(device="cpu", backend="torch", quantize=quantize)  # type: ignore[arg-type]
+    for ask in (plan, load_runner):
+        with pytest.raises(Unsupported, match=f"quantize {quantize} of a mixture of experts"):
+            ask(checkpoint, engine)
