@@ -129,6 +129,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "torch_models": "anywhere",
         "weights": "inside functions",
         "weights.arrays": "anywhere",
+        "weights.quantized": "anywhere",
     },
     "llguidance": {"grammar": "inside functions"},
     "tokenizers": {"text": "anywhere"},

@@ -232,7 +232,7 @@ def as_html(path: Path) -> None:
 
 def with_quantization(path: Path) -> None:
     config = path.with_name("config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": "awq"}}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": "hqq"}}))
 
 
 def of_unknown_architecture(path: Path) -> None:
@@ -254,7 +254,7 @@ def without_tokenizer(path: Path) -> None:
         (truncated, "model.safetensors"),
         (with_header_size(2**62), "model.safetensors"),
         (as_html, "model.safetensors"),
-        (with_quantization, "awq"),
+        (with_quantization, "hqq"),
         (of_unknown_architecture, "MysteryForCausalLM is not supported; supported: Gemma2ForCausalLM"),
         (without_config, "config.json"),
         (without_tokenizer, "tokenizer.json"),

@@ -165,7 +165,7 @@ def test_a_directory_without_weights_says_what_is_missing(tmp_path: Path) -> Non
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8"])
+@pytest.mark.parametrize("method", ["aqlm", "hqq", "quark", "torchao"])
 def test_a_quantised_checkpoint_is_refused_with_its_method(tmp_path: Path, method: str) -> None:
     make_model(tmp_path, LLAMA | {"quantization_config": {"quant_method": method}})
     with pytest.raises(UnsupportedModel, match=rf"quantised with {method}.* Use the original model"):

@@ -65,6 +65,8 @@ def _table(plan: Plan) -> str:
         "other": f"{_size(plan.other_bytes)}, the process and a step's work",
         "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({_where(plan)})",
     }
+    if plan.stored_as is not None:
+        rows["stored as"] = plan.stored_as
     if plan.not_native is not None:
         rows["not natively"] = plan.not_native
     if backend.has_own_memory:

@@ -12,6 +12,7 @@ engines.
 native      whether the native core can run a model, and the memory it takes
 on_torch    the memory a model takes with torch
 on_jax      the memory a model takes with JAX, on each device
+quantized   what becomes of a quantised checkpoint's numbers
 outcome     the plan itself
 """
 
@@ -29,6 +30,7 @@ from ostro.planning.native import on_native
 from ostro.planning.on_jax import on_jax
 from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
+from ostro.planning.quantized import stored_as
 from ostro.runner.division import choose_ranks
 from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
@@ -68,6 +70,7 @@ def plan(
     planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
     parts = planner(stored, resolved, described, there)
     found = put_together(model.name, resolved, described.shape, there.free, parts)
+    found = replace(found, stored_as=stored_as(stored, natively=parts.backend.startswith("native")))
     return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described))
 
 

@@ -53,6 +53,8 @@ class Plan:
     """Longest sequence that can run: limited by the model's context and by the number of pages."""
     max_batch_seqs: int
     sequences: tuple[Fit, ...]
+    stored_as: str | None = None
+    """A quantised checkpoint's format, and what becomes of its numbers."""
     own_kernels: Mapping[str, str] | None = None
     """On this machine's GPU, if known: for each matmul the numbers of rows for which our own kernel computes it."""
 

@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,36 @@ _BLOCK_TYPES = {each.name: number for number, each in GGML_TYPES.items() if each
 _CHUNK_VALUES = 1 << 20
 
 _FORMATS = {np.float64: "F64", np.float32: "F32", np.float16: "F16", np.uint16: "BF16"}
+_TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _INTEGERS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}
+
+
+class Weight(Protocol):
+    """One weight of a checkpoint."""
+
+    @property
+    def format(self) -> str:
+        """GGUF's name of the format of `stored`, or safetensors' name if GGUF has none."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def is_float(self) -> bool: ...
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is stored in blocks."""
+
+    @property
+    def format_name(self) -> str:
+        """The format's common name."""
+
+    def floats(self) -> Floats:
+        """The weight in float32. Only for floating-point and quantized formats."""
+
+    def stored(self) -> "WeightArray":
+        """The weight in its format, which is made now if the files have another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +103,14 @@ class WeightArray:
         # NaN and overflow are left to the caller to detect.
         with np.errstate(invalid="ignore", over="ignore"):
             values = dequantized(self.raw, self.format) if self.is_quantized else _DECODERS[self.format](self.raw)
-        values = values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
+        if self.transposed:
+            *stack, rows, columns = self.shape
+            values = values.reshape(*stack, columns, rows).swapaxes(-1, -2)
+        values = values.reshape(self.shape)
         return values if self.order is None else values[self.order]
+
+    def stored(self) -> Self:
+        return self
 
     def cut(self, index: tuple[slice, ...]) -> Self:
         """A part of it. Only for plain arrays."""
@@ -132,6 +167,15 @@ def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterato
         yield name, _mapped_array(header[name], mapped[size:])
 
 
+def tensor_of(weight: Weight) -> "torch.Tensor":
+    """The weight as a torch tensor; floats keep their format, and share memory where they can."""
+    import torch
+
+    if isinstance(weight, WeightArray) and weight.is_plain and (dtype := _TORCH_TYPES.get(weight.format)) is not None:
+        return torch.from_numpy(weight.raw.reshape(-1)).view(getattr(torch, dtype)).reshape(weight.shape)
+    return torch.from_numpy(np.ascontiguousarray(weight.floats()))
+
+
 def array_of(tensor: "torch.Tensor") -> WeightArray:
     """Converts a torch tensor."""
     import torch
@@ -177,5 +221,6 @@ _DECODERS: Mapping[str, Callable[[Bytes], Floats]] = {
     "BF16": _bfloat16,
     "F64": lambda raw: raw.view(np.float64).astype(np.float32),
     "F8_E4M3": _float8_e4m3,
+    "F8_E8M0": lambda raw: np.ldexp(np.float32(1), raw.astype(np.int32) - 127),
     "F8_E5M2": lambda raw: (raw.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32),
 }

@@ -28,7 +28,7 @@ from ostro.weights.stored import Stored
 if TYPE_CHECKING:
     import torch
 
-    from ostro.weights.arrays import WeightArray
+    from ostro.weights.arrays import Weight
     from ostro.weights.slices import SlicedWeight
 
 
@@ -66,7 +66,7 @@ class Checkpoint(Protocol):
     def stored(self) -> Stored:
         """The contents of the files, from their headers."""
 
-    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+    def arrays(self) -> Iterator[tuple[str, "Weight"]]:
         """The weights one at a time, memory-mapped where the file format allows, without torch."""
 
     def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:

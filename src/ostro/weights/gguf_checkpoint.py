@@ -4,11 +4,8 @@ Code that can compute on quantized blocks uses `arrays`; everything else uses `t
 """
 
 import mmap
-import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.models.families.gguf_names import Config
+from ostro.weights.ahead import ahead
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored, TensorHeader
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     _Named = tuple[str, torch.Tensor]
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class GgufCheckpoint:
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Floats stay as stored and memory-mapped; quantized types become float32."""
         maps = self._maps()
-        return _ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
+        return ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
 
     def _maps(self) -> dict[Path, mmap.mmap]:
         return {path: _map_file(path) for path in self.files}
@@ -197,19 +194,3 @@ def _dequantize(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[np.float32]
             f"Tensor {info.name!r} of {weight.path} has type {ggml.name}, which cannot be unpacked. "
             "Use a model quantised to another type."
         ) from error
-
-
-def _ahead(jobs: Iterable[Callable[[], "_Named"]]) -> Iterator["_Named"]:
-    """The results in order, computed a few ahead of the consumer in threads (numpy releases the GIL)."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="unpack") as pool:
-        waiting: deque[Future[_Named]] = deque()
-        try:
-            for job in jobs:
-                waiting.append(pool.submit(job))
-                if len(waiting) > _THREADS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ostro.weights.arrays import Floats, WeightArray
+from ostro.weights.arrays import Floats, Weight, WeightArray
 
 Index = tuple[slice, ...]
 """One range per dimension, each with a start and a stop."""
@@ -32,7 +32,7 @@ class SlicedWeight(Protocol):
 class SlicedArray:
     """Parts of an array that is in memory or mapped."""
 
-    array: WeightArray
+    array: Weight
     _decoded: Floats | None = None
 
     @property
@@ -48,7 +48,7 @@ class SlicedArray:
         return self.array.format_name
 
     def read(self, index: Index) -> Floats:
-        if self.array.is_plain:
+        if isinstance(self.array, WeightArray) and self.array.is_plain:
             return self.array.cut(index).floats()
         # Decoded once, not for each part: blocks of quantized numbers cannot be cut, and reordering needs all rows.
         if self._decoded is None:
@@ -56,5 +56,5 @@ class SlicedArray:
         return self._decoded[index]
 
 
-def sliced(arrays: Iterable[tuple[str, WeightArray]]) -> Iterator[tuple[str, SlicedWeight]]:
+def sliced(arrays: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, SlicedWeight]]:
     return ((name, SlicedArray(array)) for name, array in arrays)

@@ -18,6 +18,8 @@ class TensorHeader:
     shape: tuple[int, ...]
     format: str
     """GGUF's name of the format, or safetensors' name if GGUF has none."""
+    repacked: str | None = None
+    """If the file stores another format, what becomes of its numbers in this one, in words."""
 
     @property
     def values(self) -> int:
@@ -35,6 +37,8 @@ class Stored:
     """Total size of all files with tensors."""
     largest_file: int
     """The most that a reader maps at a time if it reads the files one after another."""
+    quantization: str | None = None
+    """The format of a quantised Hub checkpoint, in words."""
 
 
 def safetensors_headers(path: Path) -> list[TensorHeader]:

@@ -1,25 +1,29 @@
 """Packs a checkpoint's tensors into a file for the native core. Imports no torch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
-from ostro.models.architecture import Architecture, ModelShape
+from ostro.models.architecture import Architecture, ModelShape, StoredTensor
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.native.formats import KINDS, kind_of
-from ostro.runner.native.lowering import FLOATS, Lowering, Sizes, padded
+from ostro.runner.native.lowering import Lowering, Sizes, padded
 from ostro.runner.native.support import NotNative
-from ostro.weights.arrays import Bytes, WeightArray
+from ostro.weights.arrays import Bytes, Weight, WeightArray
 from ostro.weights.checkpoint import Checkpoint
+from ostro.weights.quantized.blocks import DoesNotFit
+from ostro.weights.quantized.weight import QuantizedWeight
 
 Addresses = npt.NDArray[np.uint64]
+_log = logging.getLogger(__name__)
 _Number = TypeVar("_Number", np.uint64, np.float32)
 
 
@@ -43,87 +47,88 @@ def pack(
     return Lowering(described, _Packer(tensors, writer), bits=bits).program()
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in place: the addresses of its rows, in GGUF's type `kind`."""
+class _Rows(NamedTuple):
+    """The addresses of a matrix's rows, one per output."""
 
-    kind: int
-    rows: Addresses
-    cols: int
+    addresses: Addresses
     memory: Bytes
-    """The memory that the addresses point into, one row each."""
-    transposed: bool = False
-    """Whether the rows are columns of the checkpoint's tensor."""
+    """What the addresses point into."""
+
+
+class _Matrix(NamedTuple):
+    """A stored matrix, and its place in the description."""
+
+    weight: Weight
+    place: StoredTensor
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The checkpoint tensor's shape."""
-        return (self.cols, len(self.rows)) if self.transposed else (len(self.rows), self.cols)
+    def kind(self) -> int:
+        kind = kind_of(self.weight.format)
+        assert kind is not None, "it was checked"
+        return kind
 
 
 class _Tensors:
-    """A checkpoint's tensors, keyed by their names in the description."""
+    """A checkpoint's tensors, keyed by their names in the description. Matrices stay in the files until packed."""
 
     def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
-        self._matrices: dict[str, Stored] = {}
+        self._matrices: dict[str, _Matrix] = {}
         self._vectors: dict[str, Floats] = {}
-        self._to_transpose: set[str] = set()
         wanted = {tensor.name: tensor for tensor in described.tensors()}
-        for given, tensor in _stored(checkpoint):
+        for given, weight in checkpoint.arrays():
+            if kind_of(weight.format) is None:
+                raise not_floats(given, weight.format_name)
             name = given if given in wanted else f"{described.backbone}.{given}"
             place = wanted.pop(name, None)
             if place is None:
                 if REDUNDANT.fullmatch(given):
                     continue
                 raise no_place(given)
-            if place.shape != tensor.shape:
-                raise misshapen(given, tensor.shape, place.shape)
-            if isinstance(tensor, Stored):
-                self._matrices[name] = replace(tensor, rows=_by_part(tensor.rows, place.by_head))
-                if tensor.transposed != place.transposed:
-                    self._to_transpose.add(name)
-            elif not np.isfinite(tensor).all():
+            if place.shape != weight.shape:
+                raise misshapen(given, weight.shape, place.shape)
+            if len(weight.shape) == 2:
+                self._matrices[name] = _Matrix(weight, place)
+                continue
+            values = weight.floats()
+            if not np.isfinite(values).all():
                 raise not_finite(given)
-            else:
-                self._vectors[name] = _by_part(tensor, place.by_head) + np.float32(place.offset)
+            self._vectors[name] = _by_part(values, place.by_head) + np.float32(place.offset)
         if wanted:
             raise lacking(wanted)
+        self._log_repacked()
 
     def kind(self, name: str) -> int:
         return self._matrices[name].kind
 
-    def matrix(self, name: str) -> Stored:
-        """The matrix with a row per output; a copy if the checkpoint stores the transpose."""
-        found = self._matrices[name]
-        if name not in self._to_transpose:
-            return found
-        if found.kind not in FLOATS:
-            raise NotNative(f"{name} is stored in a form that cannot be packed")
-        numbers = found.memory.view(f"u{found.memory.shape[1] // found.cols}")
-        turned = WeightArray.of(np.ascontiguousarray(numbers.T))
-        return Stored(found.kind, turned.row_addresses(), turned.shape[1], turned.raw)
+    def matrix(self, name: str) -> _Rows:
+        """The matrix as it is packed; a copy if the checkpoint stores another format, or the transpose."""
+        weight, place = self._matrices[name]
+        try:
+            # Other float formats have no kernels: they are packed from a float32 copy.
+            whole = weight.stored() if weight.format in KINDS else WeightArray.of(weight.floats())
+        except DoesNotFit as error:
+            raise NotNative(f"{name} cannot be repacked: {error}") from error
+        if whole.transposed != place.transposed:
+            if whole.is_quantized:
+                raise NotNative(f"{name} is stored in a form that cannot be packed")
+            numbers = whole.raw.view(f"u{whole.raw.shape[1] // whole.shape[0 if whole.transposed else 1]}")
+            whole = WeightArray.of(np.ascontiguousarray(numbers.T))
+        return _Rows(_by_part(whole.row_addresses(), place.by_head), whole.raw)
 
     def vector(self, name: str) -> Floats:
         return self._vectors[name]
+
+    def _log_repacked(self) -> None:
+        packings = Counter(
+            each.weight.packing for each in self._matrices.values() if isinstance(each.weight, QuantizedWeight)
+        )
+        for packing, count in packings.most_common():
+            _log.info("%d quantised matrices become %s, %s", count, packing.format, packing.how)
 
 
 def _by_part(rows: npt.NDArray[_Number], heads: int) -> npt.NDArray[_Number]:
     """Reorders rows that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
     return rows.reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1) if heads else rows
-
-
-def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, Stored | Floats]]:
-    """All tensors: matrices in place, vectors as floats."""
-    for name, array in checkpoint.arrays():
-        if (kind := kind_of(array.format)) is None:
-            raise not_floats(name, array.format_name)
-        if len(array.shape) != 2:
-            yield name, array.floats()
-            continue
-        # Other float formats have no kernels: they are packed from a float32 copy.
-        whole = array if array.format in KINDS else WeightArray.of(array.floats())
-        cols = whole.shape[0 if whole.transposed else 1]
-        yield name, Stored(kind, whole.row_addresses(), cols, whole.raw, whole.transposed)
 
 
 class _Packer:
@@ -135,7 +140,7 @@ class _Packer:
 
     def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
         parts = [self._tensors.matrix(name) for name in names]
-        addresses = self._in_order(np.concatenate([part.rows for part in parts]), by_turns)
+        addresses = self._in_order(np.concatenate([part.addresses for part in parts]), by_turns)
         found = self._writer.matrix(self.kind(names[0]), addresses, cols, bits)
         assert found is not None, "its size was asked for"
         return found

@@ -1,0 +1,78 @@
+"""Checkpoints with `quant_method: mxfp4`, as of gpt-oss: stacks of experts' matrices in blocks of 32.
+
+    NAME_blocks   uint8 [experts, out, in / 32, 16]   two codes of 4-bit floats (e2m1) a byte, the lower first
+    NAME_scales   uint8 [experts, out, in / 32]       exponents of two, plus 127
+
+NAME itself becomes [experts, in, out], as Hub checkpoints that are not quantised have it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ostro.models.config import ConfigReader
+from ostro.weights.arrays import Bytes, Floats, WeightArray
+from ostro.weights.quantized import blocks
+from ostro.weights.quantized.parts import Parts, T, unpacked
+from ostro.weights.quantized.scheme import Scheme, Shape
+from ostro.weights.quantized.weight import Packing, QuantizedWeight
+
+_BLOCK = 32
+_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice the number that each code means: integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4(Scheme):
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(?P<module>.+)_(?P<part>blocks|scales)")
+    named: ClassVar[str] = "{module}"
+
+    @classmethod
+    def read(cls, config: ConfigReader) -> Self:
+        del config
+        return cls()
+
+    @property
+    def label(self) -> str:
+        return "MXFP4"
+
+    def header(self, parts: Parts[T]) -> tuple[Shape, Packing]:
+        experts, rows, groups, width = parts.take("blocks", ["U8"], 4).shape
+        if width != _BLOCK // 2:
+            raise parts.wrong("blocks", f"has blocks of {width} bytes instead of {_BLOCK // 2}")
+        parts.shaped("scales", ["U8"], (experts, rows, groups))
+        return (experts, groups * _BLOCK, rows), Packing("Q8_0", "repacked with scales in float16")
+
+    def weight(self, parts: Parts[WeightArray]) -> QuantizedWeight:
+        shape, packing = self.header(parts)
+        stack = BlockFloats(
+            parts["blocks"].raw.reshape(-1, shape[-2] // 2), parts["scales"].raw.reshape(-1, shape[-2] // _BLOCK)
+        )
+        return QuantizedWeight(shape, packing, stack.decode, stack.repack, transposed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFloats:
+    """Rows of 4-bit floats in blocks that share a power of two."""
+
+    codes: Bytes
+    """[rows, columns / 2]"""
+    exponents: Bytes
+    """[rows, columns / 32]"""
+
+    def decode(self, rows: slice) -> Floats:
+        doubled = self._doubled(rows).astype(np.float32).reshape(rows.stop - rows.start, -1, _BLOCK)
+        doubled *= self._scales(rows)[..., None]
+        return doubled.reshape(len(doubled), -1)
+
+    def repack(self, rows: slice) -> Bytes:
+        return blocks.q8_0(self._doubled(rows), self._scales(rows))
+
+    def _doubled(self, rows: slice) -> npt.NDArray[np.int8]:
+        return _DOUBLED[unpacked(self.codes[rows], 4)]
+
+    def _scales(self, rows: slice) -> Floats:
+        return np.ldexp(np.float32(1), self.exponents[rows].astype(np.int32) - 128)

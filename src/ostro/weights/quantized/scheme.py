@@ -1,0 +1,103 @@
+"""What the readers of quantised formats have in common. Imports no torch.
+
+The tensors themselves tell which weights are quantised: those that come in parts. `modules_to_not_convert`, `ignore`
+and `targets` say the same once more, in patterns that would have to be trusted. A weight that lacks parts is noticed
+without them, because it does not hold floats.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, TypeVar
+
+from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.weights.arrays import WeightArray
+from ostro.weights.quantized.parts import Parts, T
+from ostro.weights.quantized.weight import Packing, QuantizedWeight
+from ostro.weights.stored import TensorHeader
+
+WEIGHT = "weight"
+_PLAIN = ("F64", "F32", "F16", "BF16")
+Shape = tuple[int, ...]
+U = TypeVar("U")
+
+
+class Scheme(ABC):
+    """How a checkpoint is quantised, as its quantization_config says."""
+
+    pattern: ClassVar[re.Pattern[str]]
+    """Matches the names of parts: the group `module` is what a weight's parts have in common, `part` the rest."""
+    unused: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    """Matches tensors that only concern the rounding of activations, which are not rounded here."""
+    named: ClassVar[str] = "{module}.weight"
+    """A weight's name."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The format, in words."""
+
+    @abstractmethod
+    def header(self, parts: Parts[T]) -> tuple[Shape, Packing]:
+        """A weight's shape and packing, from its parts' headers. Raises BadCheckpoint if they do not fit together."""
+
+    @abstractmethod
+    def weight(self, parts: Parts[WeightArray]) -> QuantizedWeight:
+        """The same with the numbers, checked as far as that takes no look at every weight."""
+
+    def headers(self, tensors: Iterable[TensorHeader]) -> Iterator[TensorHeader]:
+        """A header for each weight."""
+        found = list(tensors)
+
+        def build(parts: Parts[TensorHeader]) -> TensorHeader:
+            shape, packing = self.header(parts)
+            return TensorHeader(parts.name, shape, packing.format, packing.how)
+
+        names = [tensor.name for tensor in found]
+        return (tensor for _, tensor in self._assembled(names, ((each.name, each) for each in found), build))
+
+    def weights(
+        self, names: Iterable[str], arrays: Iterable[tuple[str, WeightArray]]
+    ) -> Iterator[tuple[str, WeightArray | QuantizedWeight]]:
+        """The weights, each as soon as all of its parts have come; other tensors as they are.
+
+        `names` are those of all tensors that will come.
+        """
+        return self._assembled(names, arrays, self.weight)
+
+    def _assembled(
+        self, names: Iterable[str], tensors: Iterable[tuple[str, T]], build: Callable[[Parts[T]], U]
+    ) -> Iterator[tuple[str, T | U]]:
+        expected: dict[str, set[str]] = {}
+        for name in names:
+            if (match := self.pattern.fullmatch(name)) is not None:
+                expected.setdefault(match["module"], set()).add(match["part"])
+        waiting: dict[str, dict[str, T]] = {}
+        whole: set[str] = set()
+        for name, tensor in tensors:
+            match = self.pattern.fullmatch(name)
+            if match is None:
+                if not self.unused.fullmatch(name):
+                    yield name, tensor
+                continue
+            module, part = match["module"], match["part"]
+            found = waiting.setdefault(module, {})
+            if part in found or module in whole:
+                raise BadCheckpoint(f"The checkpoint holds tensor {name!r} twice. Fetch the model again.")
+            found[part] = tensor
+            if found.keys() != expected[module]:
+                continue
+            whole.add(module)
+            parts = Parts(self.named.format(module=module), name.removesuffix(part), waiting.pop(module))
+            yield parts.name, tensor if _is_plain(parts) else build(parts)
+
+
+def _is_plain(parts: Parts[T]) -> bool:
+    return parts.found.keys() == {WEIGHT} and parts[WEIGHT].format in _PLAIN
+
+
+def refused(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The model is quantised with {what}, which Ostro does not read. Use the original model in safetensors, a GGUF "
+        "of it, or one in FP8, compressed-tensors, GPTQ, AWQ, bitsandbytes or MXFP4."
+    )

@@ -1,0 +1,99 @@
+"""One quantised weight of a checkpoint: decoded, or repacked for the native core, a few rows at a time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from ostro.weights.arrays import Bytes, Floats, WeightArray
+from ostro.weights.quantized.blocks import BLOCK_BYTES, GROUP, requantized
+
+# Values decoded at a time: bounds temporary memory.
+_CHUNK_VALUES = 1 << 20
+# The most codes that share a 32-bit word along the rows.
+_ROW_MULTIPLE = 8
+
+
+class Packing(NamedTuple):
+    """How the native core packs a weight."""
+
+    format: str
+    """GGUF's name of the type."""
+    how: str
+    """What becomes of the stored numbers, in words."""
+
+
+REQUANTIZED = "requantised to 8 bits"
+
+
+def repacked_at_best(columns: int) -> Packing:
+    """For numbers that are on no integer grid: nearly four times as precise as 4-bit and FP8 codes are."""
+    return Packing("F32", "widened to float32") if columns % GROUP else Packing("Q8_0", REQUANTIZED)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A matrix, or a stack of them, that is stored in several tensors."""
+
+    shape: tuple[int, ...]
+    packing: Packing
+    decode: Callable[[slice], Floats]
+    """Some rows in float32. All matrices of a stack count as one."""
+    repack: Callable[[slice], Bytes] | None = None
+    """The same rows in the packing's blocks; None to requantise what is decoded."""
+    transposed: bool = False
+    """Whether the rows are the weight's columns."""
+
+    @property
+    def format(self) -> str:
+        """The one in which `stored` returns it."""
+        return self.packing.format
+
+    @property
+    def format_name(self) -> str:
+        return self.packing.format
+
+    @property
+    def is_float(self) -> bool:
+        return self.format == "F32"
+
+    @property
+    def is_quantized(self) -> bool:
+        return not self.is_float
+
+    def floats(self) -> Floats:
+        """The weight in float32, as exactly as that can be."""
+        values = np.empty(self._matrix, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for rows in self._chunks():
+                values[rows] = self.decode(rows)
+        stacked = values.reshape(self._rows_shape)
+        return stacked.swapaxes(-1, -2) if self.transposed else stacked
+
+    def stored(self) -> WeightArray:
+        """The weight repacked for the native core. Raises DoesNotFit if that is impossible."""
+        if self.is_float:
+            return WeightArray.of(self.floats())
+        num_rows, columns = self._matrix
+        raw = np.empty((num_rows, columns // GROUP * BLOCK_BYTES[self.format]), np.uint8)
+        for rows in self._chunks():
+            raw[rows] = requantized(self.decode(rows)) if self.repack is None else self.repack(rows)
+        raw = raw.reshape(*self._rows_shape[:-1], -1)
+        return WeightArray(self.format, self.shape, raw, transposed=self.transposed)
+
+    @property
+    def _rows_shape(self) -> tuple[int, ...]:
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
+
+    @property
+    def _matrix(self) -> tuple[int, int]:
+        """All rows, and their length."""
+        *outer, columns = self._rows_shape
+        return prod(outer), columns
+
+    def _chunks(self) -> Iterator[slice]:
+        num_rows, columns = self._matrix
+        step = max(1, _CHUNK_VALUES // columns // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))

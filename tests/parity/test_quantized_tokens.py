@@ -1,0 +1,118 @@
+"""Quantised checkpoints of each format: the tokens that transformers finds with their twins in float32."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from native_directory import load
+from native_models import needs_library
+from quantized_packers import FORMATS, write_quantized
+
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
+from ostro.runner.native.runner import NativeRunner
+from ostro.runner.torch_runner import TorchRunner
+from ostro.sampling_params import SamplingParams
+
+CONFIG: Mapping[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+PROMPT = tuple(torch.randint(3, 160, (24,), generator=torch.Generator().manual_seed(1)).tolist())
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def reference() -> transformers.PreTrainedModel:
+    """With weights of a size at which every one of them matters."""
+    settings = {key: value for key, value in CONFIG.items() if key not in ("architectures", "model_type")}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter += 0.3 * noise
+            else:
+                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
+    return model
+
+
+@pytest.fixture(scope="module")
+def weights(reference: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+
+
+def greedy(model: transformers.PreTrainedModel, twin: Mapping[str, torch.Tensor]) -> list[int]:
+    model.load_state_dict(dict(twin))
+    ids = list(PROMPT)
+    with torch.inference_mode():
+        for _ in range(LENGTH):
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(PROMPT) :]
+
+
+def logprobs(model: transformers.PreTrainedModel, twin: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of the prompt's tokens but the first."""
+    model.load_state_dict(dict(twin))
+    with torch.inference_mode():
+        scores: torch.Tensor = model(torch.tensor([PROMPT]), use_cache=False).logits[0].log_softmax(-1)
+    return scores[torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])]
+
+
+def ran(runner: NativeRunner | TorchRunner, params: SamplingParams) -> tuple[list[int], torch.Tensor]:
+    core = EngineCore(runner)
+    core.add(Request(id=0, prompt_ids=PROMPT, params=params, seed=0, prompt_logprobs_from=1))
+    tokens: list[int] = []
+    scores: list[float] = []
+    while core.has_work:
+        for gain in core.step():
+            tokens += gain.token_ids
+            scores += [each.logprob for each in gain.prompt_logprobs]
+    return tokens, torch.tensor(scores)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tokens_on_torch_are_those_of_the_twin(
+    name: str, reference: transformers.PreTrainedModel, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    twin = write_quantized(tmp_path, CONFIG, weights, FORMATS[name])
+    expected = greedy(reference, twin)
+    assert len(set(expected)) > 3, "the test would not see a difference"
+    runner = load(tmp_path, backend="torch")
+    assert isinstance(runner, TorchRunner)
+    assert ran(runner, SamplingParams(max_tokens=LENGTH, temperature=0))[0] == expected
+
+
+@needs_library
+@pytest.mark.parametrize("name", FORMATS)
+def test_native_scores_are_those_of_the_twin_but_for_rounding(
+    name: str,
+    reference: transformers.PreTrainedModel,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Activations are rounded to 8 bits, as with any weights in blocks."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    format = FORMATS[name]
+    twin = write_quantized(tmp_path / "model", CONFIG, weights, format)
+    runner = load(tmp_path / "model")
+    assert isinstance(runner, NativeRunner)
+    assert format.native in runner.spec.precision
+    _, scores = ran(runner, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
+    # The model amplifies rounding; a single wrong code or scale moves scores by ten times as much.
+    assert (scores - logprobs(reference, twin)).abs().mean() < 0.1
