@@ -36,6 +36,8 @@ class Backend(ABC):
     max_batch_tokens: ClassVar[int]
     max_batch_tokens_serving: ClassVar[int]
     """For serving, where steps must be short because people read along."""
+    max_encoded_tokens: ClassVar[int] = 1024
+    """For encoders, which take whole texts in a step, and nobody reads along."""
 
     @abstractmethod
     def check(self, config: EngineConfig) -> None:
@@ -60,6 +62,10 @@ class Backend(ABC):
     def compute_dtype(self, asked: DType) -> DType:
         """Without the native core."""
         return self.dtypes[0] if asked == "auto" else asked
+
+    def encoded_tokens(self, config: EngineConfig) -> int:
+        """Most tokens in a step of an encoder."""
+        return config.max_batch_tokens or self.max_encoded_tokens
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
         """The settings for this device, with defaults filled in. Raises BadRequest like `check`.
@@ -109,6 +115,7 @@ class _Cuda(Backend):
     smaller = "--quantize fp8"
     page_size, max_batch_seqs = 64, 256
     max_batch_tokens, max_batch_tokens_serving = 16384, 8192
+    max_encoded_tokens = 16384
 
     def check(self, config: EngineConfig) -> None:
         if config.quantize in ("int8", "int4"):

@@ -320,19 +320,33 @@ class EngineConfig:
                 )
 
     def check_recomputing(self) -> None:
-        """Raises BadRequest for settings that do not apply to a model without a KV cache."""
-        for name, idle in (
-            ("adapters", ()),
-            ("quantize", "none"),
-            ("kv_dtype", "auto"),
-            ("kernel_choices", "off"),
-            ("max_running_tokens", None),
-            ("pages_per_seq", None),
-            ("tensor_parallel", 1),
-        ):
+        """Raises BadRequest for settings that do not apply to an HRM."""
+        self._check_without_kv("An HRM", {})
+
+    def check_encoding(self) -> None:
+        """Raises BadRequest for settings that do not apply to an encoder."""
+        self.check_causal()
+        self._check_without_kv(
+            "An encoder",
+            {"kv_memory": None, "page_size": None, "deterministic": False, "cascade_attention": False},
+        )
+
+    def _check_without_kv(self, kind: str, also: Mapping[str, object]) -> None:
+        """Of settings for a KV cache and for projections; `also` has further ones, each with its idle value."""
+        unserved = {
+            "adapters": (),
+            "quantize": "none",
+            "kv_dtype": "auto",
+            "kernel_choices": "off",
+            "max_running_tokens": None,
+            "pages_per_seq": None,
+            "tensor_parallel": 1,
+            **also,
+        }
+        for name, idle in unserved.items():
             if getattr(self, name) != idle:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
-                raise BadRequest(f"An HRM does not take {name}. {cure}", param=name)
+                raise BadRequest(f"{kind} does not take {name}. {cure}", param=name)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

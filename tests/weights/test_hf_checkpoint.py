@@ -396,8 +396,10 @@ def test_an_unknown_pooling_is_refused(tmp_path: Path, config: object) -> None:
 
 
 def test_a_dense_module_is_refused_rather_than_left_out(tmp_path: Path) -> None:
+    directory = make_embedding_model(tmp_path, {"pooling_mode_cls_token": True}, "Dense")
+    write_json(directory / "2_Dense" / "config.json", {"in_features": 8, "out_features": 8})
     with pytest.raises(UnsupportedModel, match="with a Dense module"):
-        open_checkpoint(make_embedding_model(tmp_path, {"pooling_mode_cls_token": True}, "Dense"))
+        open_checkpoint(directory)
 
 
 def test_modules_that_point_outside_their_directory_are_refused(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def _table(plan: Plan) -> str:
         "model": f"{plan.model}, {plan.parameters / 1e6:,.0f} million parameters",
         "runs on": f"{plan.backend}, {plan.precision}",
         "weights": f"{_size(plan.weights_bytes)}{second}",
-        "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens",
+        "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens"
+        if plan.page_bytes
+        else "none, an encoder keeps nothing",
         "other": f"{_size(plan.other_bytes)}, the process and a step's work",
         "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({_where(plan)})",
     }

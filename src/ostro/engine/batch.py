@@ -69,7 +69,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     @property
     def recomputed(self) -> int:
         """Tokens that a model without a KV cache computes: each position in `asked` takes a pass over all up to it."""
-        if self.seq.request.one_pass or self.seq.request.task is Task.SOLVE:
+        if self.seq.request.one_pass or self.seq.request.task is not Task.GENERATE:
             return self.end
         return sum(position + 1 for position in self.asked)
 

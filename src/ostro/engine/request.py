@@ -10,6 +10,7 @@ from ostro.sampling_params import SamplingParams
 class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
+    """A vector for the whole prompt; from a classifier, a number for each label."""
     SOLVE = "solve"
     """Predicts a token for every position of the prompt at once; only for an HRM of upstream's dialect."""
 
@@ -47,6 +48,8 @@ class Request:
     """What the output of each choice must match."""
     shown_ids: frozenset[int] = frozenset()
     """Special tokens that are not stripped when the output is detokenised. The engine ignores them."""
+    second_at: int = 0
+    """Where the second text of a pair begins, for encoders that tell the two apart; 0 if there is none."""
     puzzle: int = 0
     """The puzzle whose embedding an HRM sees before the tokens; 0 if none in particular."""
 

@@ -360,6 +360,3 @@ class HrmText:
     def widest(self) -> int:
         """The longest row that a layer computes per token: gates, queries, keys and values."""
         return max(self.inner_size, 4 * self.shape.num_heads * self.shape.head_dim)
-
-
-Description = Architecture | HrmText

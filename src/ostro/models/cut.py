@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 
 from ostro.errors import BadRequest, UnsupportedModel
-from ostro.models.architecture import MLP, Architecture, Description, Layer, ModelShape, Projection
+from ostro.models.architecture import MLP, Architecture, Layer, ModelShape, Projection
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 
 BLOCK = 128
 """Tokens that race as one when a token is drawn (`runner.distribution`): no rank holds part of a block."""
@@ -45,7 +47,8 @@ class Share:
 def divisible(described: Description) -> Architecture:
     """The description of a model that can be divided. Raises UnsupportedModel for another kind."""
     if not isinstance(described, Architecture):
-        raise UnsupportedModel("HRM-Text does not run on several devices. Leave out tensor_parallel.")
+        kind = "An encoder" if isinstance(described, Encoder) else "HRM-Text"
+        raise UnsupportedModel(f"{kind} does not run on several devices. Leave out tensor_parallel.")
     if described.has_experts:
         raise UnsupportedModel("A mixture of experts does not run on several devices. Leave out tensor_parallel.")
     return described

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostro.models.architecture import Description
 from ostro.models.config import ConfigReader
+from ostro.models.description import Description
 from ostro.models.families.gguf_names import GgufNames
 from ostro.models.families.levanter_names import LevanterNames
 
@@ -24,6 +24,8 @@ class Family:
     """The prefix of all tensor names but the head's. Checkpoints of the bare backbone may omit it."""
     head: str = "lm_head"
     """The head's name, unless it is tied to the embedding."""
+    others: tuple[str, ...] = ()
+    """An encoder's further architectures: the bare one with a head that is only for training."""
     wrapper: str | None = None
     """A multimodal architecture whose language model, configured by its `text_config`, is what gets served."""
     tied: bool = False

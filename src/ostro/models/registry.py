@@ -1,7 +1,7 @@
 """The table of model families that Ostro serves. Imports no torch, and runs no remote code.
 
-A family is one file in `models.families` and one line here. HRM-Text has its own kind of description; the HRM ACT-v1
-models, which are not decoders, are not listed (see `torch_models.hrm`).
+A family is one file in `models.families` and one line here. HRM-Text has its own kind of description, and encoders have
+one, which embed and classify texts; the HRM ACT-v1 models are not listed (see `torch_models.hrm`).
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,10 @@ from dataclasses import replace
 from importlib import import_module
 
 from ostro.errors import UnsupportedModel
-from ostro.models.architecture import Description
+from ostro.models.architecture import Architecture, HrmText
 from ostro.models.config import ConfigReader
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 from ostro.models.family import Family
 
 _FILES = (
@@ -35,7 +37,17 @@ _FILES = (
     "smollm3",
     "starcoder2",
 )
-FAMILIES: tuple[Family, ...] = tuple(import_module(f"ostro.models.families.{name}").FAMILY for name in _FILES)
+_ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
+
+
+def _families(files: tuple[str, ...]) -> tuple[Family, ...]:
+    return tuple(import_module(f"ostro.models.families.{name}").FAMILY for name in files)
+
+
+FAMILIES = _families(_FILES)
+"""Those that generate."""
+ENCODERS = _families(_ENCODER_FILES)
+"""Those that embed or classify; their `architecture` is the classifier's."""
 
 
 def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) -> Description:
@@ -49,11 +61,13 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
     names, family = reader.texts("architectures"), family_of(config)
     if family is None:
         found = ", ".join(names) or reader.text("model_type", "(none named)")
-        known = ", ".join(family.architecture for family in FAMILIES)
+        known = ", ".join([*(each.architecture for each in FAMILIES), *(each.bare for each in ENCODERS)])
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
     if reader.get("tie_word_embeddings") is None:
         reader = ConfigReader({**config, "tie_word_embeddings": family.tied})
     described = replace(family.describe(reader, max_seq_len), backbone=family.backbone)
+    if isinstance(described, Encoder):
+        return described if family.architecture in names else replace(described, head=None)
     return _without_head(described) if family.bare in names else described
 
 
@@ -61,14 +75,18 @@ def family_of(config: Mapping[str, object]) -> Family | None:
     """The family named by a config.json; None if it is not listed."""
     reader = ConfigReader(config)
     names = reader.texts("architectures")
-    for family in FAMILIES:
+    for family in (*FAMILIES, *ENCODERS):
         by_type = not names and family.model_type == reader.get("model_type")
-        if family.architecture in names or family.bare in names or by_type:
+        if by_type or not {family.architecture, family.bare, *family.others}.isdisjoint(names):
             return family
     return None
 
 
-def _without_head(described: Description) -> Description:
+def is_encoder(config: Mapping[str, object]) -> bool:
+    return family_of(config) in ENCODERS
+
+
+def _without_head(described: Architecture | HrmText) -> Architecture | HrmText:
     """Drops an untied head; a tied one is part of the embedding."""
     if described.head is None or described.head.is_tied:
         return described

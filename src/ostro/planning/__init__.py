@@ -23,15 +23,17 @@ from pathlib import Path
 from ostro.backends import BACKENDS, Backend, Memory, backend_here, check_together, runs_on_jax
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.errors import BadRequest, Unsupported
-from ostro.models.architecture import Description
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 from ostro.models.registry import describe
 from ostro.planning.kernel_choices import own_kernels
 from ostro.planning.native import on_native
 from ostro.planning.on_jax import on_jax
-from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_gpu
+from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_encoder, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
 from ostro.planning.quantized import stored_as
 from ostro.runner.division import choose_ranks
+from ostro.runner.native.support import NO_NATIVE_ENCODERS
 from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
 
@@ -67,8 +69,13 @@ def plan(
     there = backend.memory(resolved.tensor_parallel) if memory is None else Memory(memory, memory)
     if there is None:
         raise BadRequest(_unknown_memory(backend, resolved.tensor_parallel))
-    planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
-    parts = planner(stored, resolved, described, there)
+    if isinstance(described, Encoder) and not runs_on_jax(resolved):
+        replace(config, tensor_parallel=resolved.tensor_parallel).check_encoding()
+        resolved = replace(resolved, max_batch_tokens=backend.encoded_tokens(config))
+        parts = _on_any(stored, resolved, described, there)
+    else:
+        planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
+        parts = planner(stored, resolved, described, there)
     found = put_together(model.name, resolved, described.shape, there.free, parts)
     found = replace(found, stored_as=stored_as(stored, natively=parts.backend.startswith("native")))
     return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described))
@@ -92,6 +99,16 @@ def _unknown_memory(backend: Backend, devices: int) -> str:
     else:
         missing, each = f"{devices} {backend.label}s that Ostro could use were not found here", "each of them has"
     return f"device is {backend.name!r}, but {missing}. Say how much memory {each}: --memory 80G."
+
+
+def _on_any(stored: Stored, config: ResolvedConfig, described: Encoder, memory: Memory) -> Parts:
+    parts = on_encoder(stored, config, described, memory)
+    if not BACKENDS[config.device].has_native_core:
+        return parts
+    reason = "backend is torch" if config.backend == "torch" else NO_NATIVE_ENCODERS
+    if config.backend == "native":
+        raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
+    return replace(parts, not_native=reason)
 
 
 def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:

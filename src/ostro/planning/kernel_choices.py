@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from ostro.backends import BACKENDS, runs_on_jax
 from ostro.config import ResolvedConfig
 from ostro.machine import gpu_name
-from ostro.models.architecture import Architecture, Description
+from ostro.models.architecture import Architecture
+from ostro.models.description import Description
 from ostro.runner.gpu.choices import Choices, described_products, known_for
 
 MEASURED_LATER = "measured at the first start"

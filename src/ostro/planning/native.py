@@ -16,7 +16,8 @@ from ostro.kernels.cpu.library import (
     panel_of,
     why_missing,
 )
-from ostro.models.architecture import Architecture, Description
+from ostro.models.architecture import Architecture
+from ostro.models.description import Description
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import num_pages, page_bytes

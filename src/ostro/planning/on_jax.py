@@ -7,8 +7,9 @@ from dataclasses import replace
 from ostro.backends import BACKENDS, Memory
 from ostro.config import ResolvedConfig
 from ostro.errors import ModelError
-from ostro.models.architecture import Architecture, Description, ModelShape
+from ostro.models.architecture import Architecture, ModelShape
 from ostro.models.cut import Cut, cut
+from ostro.models.description import Description
 from ostro.planning.adapters import adapter_ranks
 from ostro.planning.outcome import Parts
 from ostro.runner.jax.layout import (

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ostro.backends import BACKENDS
+from ostro.backends import BACKENDS, Memory
 from ostro.config import ResolvedConfig
 from ostro.errors import ModelError, Unsupported
 from ostro.models.adapter_places import expert_names
-from ostro.models.architecture import Architecture, Description, ModelShape
+from ostro.models.architecture import Architecture, ModelShape
 from ostro.models.cut import Cut, cut, divisible, rank_shapes
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
@@ -141,6 +143,31 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         other=_GPU_CONTEXT + step,
         peak=0,
         host=config.tensor_parallel * _GPU_PROCESS,
+    )
+
+
+def on_encoder(stored: Stored, config: ResolvedConfig, described: Encoder, memory: Memory) -> Parts:
+    """On any device; mirrors `runner.encoder`. There is no KV cache: the sequences of a batch have seats only."""
+    backend, dtype = BACKENDS[config.device], BACKENDS[config.device].compute_dtype(config.dtype)
+    itemsize, shape = _ITEMSIZE[dtype], described.shape
+    kept = sum(tensor.values for tensor in stored.tensors) * itemsize
+    step = config.max_batch_tokens * _ROWS_ALIVE * described.widest * itemsize
+    linear = sum(layer.num_weights for layer in described.layers) * itemsize
+    free = max(0, memory.free - _PROCESS - kept)
+    second = linear if config.device == "cpu" and second_layout_fits(linear, free) else 0
+    on_host = not backend.has_own_memory
+    process = _PROCESS + (_ONEDNN if second else 0) if on_host else _GPU_CONTEXT
+    return Parts(
+        backend=_backend(config.device, 1),
+        precision=in_words(_formats(stored.tensors, "none", dtype), None),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=kept,
+        second=second,
+        page=0,
+        pages=config.max_batch_seqs * -(-shape.max_seq_len // config.page_size),
+        other=process + step,
+        peak=_LOADED + kept + stored.largest_file if on_host else 0,
+        host=None if on_host else _GPU_PROCESS,
     )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from ostro.errors import Unsupported
-from ostro.models.architecture import Architecture, Description
+from ostro.models.architecture import Architecture
+from ostro.models.description import Description
 
 
 def in_words(weights: Iterable[str], cells: str | None) -> str:

@@ -15,10 +15,12 @@ from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit, free_memory
 from ostro.models.cut import Cut, cut
+from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.division import choose_ranks
+from ostro.runner.encoder import EncoderRunner
 from ostro.runner.memory import num_pages
 from ostro.runner.precision import check_torch_format
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
@@ -27,9 +29,9 @@ from ostro.runner.torch_part import TorchPart
 from ostro.runner.torch_runner import TorchRunner
 from ostro.runner.tp.messages import Join, Load
 from ostro.torch_models.base import Model
-from ostro.torch_models.build import build_model
+from ostro.torch_models.build import build_encoder, build_model
 from ostro.torch_models.hrm import HrmConfig, load_hrm
-from ostro.torch_models.loading import load_weights
+from ostro.torch_models.loading import fill, load_weights, places_of
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective, Shard
 from ostro.weights import Checkpoint, Pooling
@@ -54,6 +56,9 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     BACKENDS[device.type].check(config)
     if is_hrm(checkpoint.config):
         return _recompute_runner(checkpoint, config, device)
+    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
+    if isinstance(described, Encoder):
+        return _encoder_runner(checkpoint, described, config, device)
     config.check_causal()
     if ranks > 1:
         return _first_rank(checkpoint, config, device, ranks)
@@ -298,6 +303,21 @@ def _recompute_runner(checkpoint: Checkpoint, config: EngineConfig, device: torc
         halting=config.hrm_halting,
         max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
         max_batch_seqs=BACKENDS[device.type].resolve(config).max_batch_seqs,
+    )
+
+
+def _encoder_runner(
+    checkpoint: Checkpoint, described: Encoder, config: EngineConfig, device: torch.device
+) -> EncoderRunner:
+    config.check_encoding()
+    model = build_encoder(described, dtype=pick_dtype(config.dtype, device), device=device)
+    fill(places_of(model), checkpoint.tensors())
+    backend = BACKENDS[device.type]
+    return EncoderRunner(
+        model,
+        checkpoint.pooling,
+        max_batch_tokens=backend.encoded_tokens(config),
+        max_batch_seqs=backend.resolve(config).max_batch_seqs,
     )
 
 

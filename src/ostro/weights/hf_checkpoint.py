@@ -17,10 +17,12 @@ from ostro.errors import BadCheckpoint, ModelNotFound, Unsupported, UnsupportedM
 from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
 from ostro.models.architecture import Architecture
-from ostro.models.registry import FAMILIES, describe, family_of
+from ostro.models.encoder import Encoder
+from ostro.models.registry import FAMILIES, describe, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.ahead import ahead
-from ostro.weights.pooling import Pooling, read_pooling
+from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
+from ostro.weights.pooling import Dense, Pooling
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 
 if TYPE_CHECKING:
@@ -177,7 +179,14 @@ def _checkpoint(
     generation_file = directory / "generation_config.json"
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     scheme = _scheme(directory, config, files)
-    return HfCheckpoint(path, name, config, generation_config, read_pooling(directory), directory, files, scheme)
+    if is_encoder(config):
+        if scheme is not None:
+            raise UnsupportedModel(f"{directory} is a quantised encoder. Fetch the unquantised model.")
+        config = encoder_config(directory, config)
+        pooling = encoder_pooling(directory, describe(config))
+    else:
+        pooling = decoder_pooling(directory)
+    return HfCheckpoint(path, name, config, generation_config, pooling, directory, files, scheme)
 
 
 def _scheme(directory: Path, config: dict[str, object], files: Iterable[Path]) -> "Scheme | None":
@@ -268,6 +277,8 @@ _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bi
 def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
     """Maps stored names to canonical names, or to None for tensors that are not weights of the language model."""
     family, tied = family_of(config), bool(config["tie_word_embeddings"])
+    if is_encoder(config) and isinstance(described := describe(config), Encoder):
+        return encoder_renamer(described)
     backbone, head = ("model.", "lm_head.") if family is None else (f"{family.backbone}.", f"{family.head}.")
 
     def rename(name: str) -> str | None:
@@ -316,6 +327,14 @@ def _safetensors_names(path: Path) -> frozenset[str]:
         raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
     except OSError as error:
         raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+
+
+def dense_tensors(dense: Dense) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """The weights of a module that follows an embedding model's pooling."""
+    path = dense.directory / SINGLE
+    if not path.is_file():
+        raise ModelNotFound(f"There is no {path}, which has the weights of a Dense module. Download it, or convert it.")
+    return read_safetensors(path, _safetensors_names(path))
 
 
 def read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:

@@ -1,22 +1,84 @@
-"""How an embedding model pools token vectors into one, according to its sentence-transformers files."""
+"""How an embedding model makes a vector of a text, according to its sentence-transformers files.
 
-from dataclasses import dataclass
+modules.json                        the modules, in order: Transformer, Pooling, Dense …, Normalize
+N_Pooling/config.json               how token vectors become one
+N_Dense/config.json                 a linear layer after that; model.safetensors beside it has the weights
+config_sentence_transformers.json   prompts to put before texts
+sentence_bert_config.json           the longest text
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from ostro.errors import BadCheckpoint, UnsupportedModel
+from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.formats.json_file import read_json_list, read_json_object
+from ostro.models.config import ConfigReader
+from ostro.models.limits import MOST_HIDDEN
 
-PoolingMode = Literal["mean", "cls", "lasttoken"]
-_MODES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
-_FLAGS = {
+PoolingMode = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
+_FLAGS: Mapping[str, PoolingMode] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+DenseActivation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
+_ACTIVATIONS: Mapping[str, DenseActivation] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "Sigmoid": "sigmoid",
+}
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+# What sentence-transformers calls the prompts of the two sides of a search.
+_QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer that pooled vectors pass through."""
+
+    directory: Path
+    """Has the weights, `linear.weight` and `linear.bias`."""
+    columns: int
+    rows: int
+    bias: bool
+    activation: DenseActivation
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Texts to put before an input, by name."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    """The name of the one that inputs get unless another is named."""
+
+    def named(self, name: str | None) -> str:
+        """Raises BadRequest for a name that the model does not have."""
+        if name is None:
+            return "" if self.default is None else self.texts[self.default]
+        if name not in self.texts:
+            known = ", ".join(sorted(self.texts)) or "none"
+            raise BadRequest(f"This model has no prompt {name!r}; it has: {known}.", param="prompt_name")
+        return self.texts[name]
+
+    @property
+    def query(self) -> str | None:
+        """The name of the prompt for what is searched for, and that for what is searched; None is the default's."""
+        return self._first(_QUERY)
+
+    @property
+    def document(self) -> str | None:
+        return self._first(_DOCUMENT)
+
+    def _first(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self.texts), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +86,104 @@ class Pooling:
     mode: PoolingMode
     normalize: bool
     """Whether the pooled vector is scaled to length one."""
+    keeps_start: bool = False
+    """Whether a text that is too long loses its end, as an encoder's does, and not its beginning."""
+    dense: tuple[Dense, ...] = ()
+    prompts: Prompts = Prompts()
 
 
 def read_pooling(directory: Path) -> Pooling | None:
-    """The settings in modules.json and the pooling module's config; None if this is no embedding model."""
+    """The settings in modules.json and the modules' configs; None if this is no embedding model."""
     modules_file = directory / "modules.json"
     if not modules_file.is_file():
         return None
-    kinds: dict[str, str] = {}
+    modules: list[tuple[str, str]] = []
     for module in read_json_list(modules_file):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise BadCheckpoint(f"{modules_file} lists a module without a type. Download it again.")
-        kinds[module["type"].rpartition(".")[2]] = str(module.get("path", ""))
-    unknown = kinds.keys() - {"Transformer", "Pooling", "Normalize"}
+        modules.append((module["type"].rpartition(".")[2], str(module.get("path", ""))))
+    kinds = [kind for kind, _ in modules]
+    unknown = set(kinds) - set(_MODULES)
     if unknown:
         raise UnsupportedModel(f"{directory} is an embedding model with a {min(unknown)} module; Ostro knows none.")
     if "Pooling" not in kinds:
         return None
-    return Pooling(_mode(directory, kinds["Pooling"]), normalize="Normalize" in kinds)
+    if kinds != sorted(kinds, key=_MODULES.index) or any(kinds.count(kind) > 1 for kind in kinds if kind != "Dense"):
+        raise UnsupportedModel(
+            f"{modules_file} lists {', '.join(kinds)}; Ostro runs one of each, and any number of Dense, in the order "
+            f"{', '.join(_MODULES)}."
+        )
+    folders = dict(modules)
+    prompts = _prompts(directory)
+    return Pooling(
+        _mode(_config(directory, folders["Pooling"]), prompts),
+        normalize="Normalize" in kinds,
+        dense=tuple(_dense(directory, path) for kind, path in modules if kind == "Dense"),
+        prompts=prompts,
+    )
 
 
-def _mode(directory: Path, folder: str) -> PoolingMode:
+def max_text_length(directory: Path) -> int | None:
+    """The longest text, in tokens, that sentence-transformers would not truncate; None if the files do not say."""
+    path = directory / "sentence_bert_config.json"
+    if not path.is_file():
+        return None
+    return ConfigReader(read_json_object(path), path.name).optional_integer("max_seq_length")
+
+
+def _config(directory: Path, folder: str) -> ConfigReader:
     config_file = directory / folder / "config.json"
     if not config_file.resolve().is_relative_to(directory.resolve()):
         raise BadCheckpoint(f"{directory / 'modules.json'} points outside its directory, to {folder!r}.")
-    config = read_json_object(config_file)
+    return ConfigReader(read_json_object(config_file), str(config_file))
+
+
+def _mode(config: ConfigReader, prompts: Prompts) -> PoolingMode:
+    if prompts.texts and not config.flag("include_prompt", True):
+        raise UnsupportedModel(f"{config.source}: 'include_prompt' is false; Ostro pools over the prompt too.")
     named = config.get("pooling_mode")
-    modes = [str(named)] if named is not None else [mode for flag, mode in _FLAGS.items() if config.get(flag)]
-    if len(modes) != 1 or modes[0] not in _MODES:
+    modes = [str(each) for each in (named if isinstance(named, list) else [named])]
+    if named is None:
+        modes = [mode for flag, mode in _FLAGS.items() if config.flag(flag, False)]
+    for mode in get_args(PoolingMode):
+        if modes == [mode]:
+            found: PoolingMode = mode
+            return found
+    raise UnsupportedModel(
+        f"{config.source} pools by {' and '.join(modes) or 'nothing'}; Ostro pools by "
+        f"{', '.join(get_args(PoolingMode))}, but not by several at once."
+    )
+
+
+def _dense(directory: Path, folder: str) -> Dense:
+    config = _config(directory, folder)
+    if config.flag("use_residual", False):
+        raise UnsupportedModel(f"{config.source}: 'use_residual' is true, which Ostro does not know.")
+    if (key := config.text("module_input_name", "sentence_embedding")) != "sentence_embedding":
+        raise UnsupportedModel(f"{config.source}: 'module_input_name' is {key!r}; Ostro knows sentence_embedding.")
+    name = config.text("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+    if name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"{config_file} pools by {' and '.join(modes) or 'nothing'}; Ostro pools by {', '.join(_MODES)}."
+            f"{config.source}: 'activation_function' {name!r} is not known; known are {', '.join(_ACTIVATIONS)}."
         )
-    return _MODES[modes[0]]
+    return Dense(
+        directory / folder,
+        columns=config.integer("in_features", most=MOST_HIDDEN),
+        rows=config.integer("out_features", most=MOST_HIDDEN),
+        bias=config.flag("bias", True),
+        activation=_ACTIVATIONS[name],
+    )
+
+
+def _prompts(directory: Path) -> Prompts:
+    path = directory / "config_sentence_transformers.json"
+    if not path.is_file():
+        return Prompts()
+    config = ConfigReader(read_json_object(path), str(path))
+    texts = dict(config.table("prompts") or {})
+    default = None if config.get("default_prompt_name") is None else config.text("default_prompt_name")
+    if bad := next((name for name, text in texts.items() if not isinstance(text, str)), None):
+        raise BadCheckpoint(f"{path}: the prompt {bad!r} is not a text. Download it again.")
+    if default is not None and default not in texts:
+        raise BadCheckpoint(f"{path}: 'default_prompt_name' is {default!r}, and there is no such prompt.")
+    return Prompts({name: str(text) for name, text in texts.items()}, default)

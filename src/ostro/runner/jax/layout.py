@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ostro.errors import UnsupportedModel
-from ostro.models.architecture import Architecture, Attention, Description, Norm, Projection
+from ostro.models.architecture import Architecture, Attention, Norm, Projection
 from ostro.models.cut import Cut, layer_shares
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 
 
 def jax_architecture(described: Description) -> Architecture:
     """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
+    if isinstance(described, Encoder):
+        raise UnsupportedModel("The JAX backend cannot run encoders. Use --backend torch.")
     if not isinstance(described, Architecture):
         raise UnsupportedModel(
             "The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch."

@@ -17,7 +17,7 @@ from ostro.backends import BACKENDS
 from ostro.config import ResolvedConfig
 from ostro.errors import BadRequest, ModelError
 from ostro.mesh_hosts import mesh_hosts
-from ostro.models.architecture import Description
+from ostro.models.description import Description
 from ostro.models.registry import describe
 from ostro.runner.jax.adapters import Adapters
 from ostro.runner.jax.compiling import Compiler

@@ -5,8 +5,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from ostro.errors import BadRequest, Unsupported
-from ostro.models.architecture import Description
 from ostro.models.cut import divisible, most_ranks, possible_ranks
+from ostro.models.description import Description
 
 AXIS = "model"
 """The mesh axis over which heads, inner widths and the vocabulary are divided."""

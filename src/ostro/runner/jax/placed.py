@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from ostro.models.architecture import Architecture, Description
+from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
+from ostro.models.description import Description
 from ostro.runner.jax.adapters import Adapters, PlacedAdapters
 from ostro.runner.jax.layout import jax_architecture
 from ostro.runner.jax.mesh import make_mesh

@@ -12,13 +12,13 @@ from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.machine import num_cpus
 from ostro.models.architecture import Architecture
 from ostro.models.hrm_config import is_hrm
-from ostro.models.registry import describe
+from ostro.models.registry import describe, is_encoder
 from ostro.runner.native.identity import packed_key
 from ostro.runner.native.lora import NativeAdapters
 from ostro.runner.native.packed_cache import with_packed_weights
 from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
-from ostro.runner.native.support import NotNative, WrongPanel, native_architecture
+from ostro.runner.native.support import NO_NATIVE_ENCODERS, NotNative, WrongPanel, native_architecture
 from ostro.weights import Checkpoint
 from ostro.weights.adapter import read_adapter
 
@@ -48,6 +48,8 @@ def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
         return missing.rstrip(".")
     if is_hrm(checkpoint.config):
         return "an HRM has no native kernels"
+    if is_encoder(checkpoint.config):
+        return NO_NATIVE_ENCODERS
     if config.page_size not in (None, PAGE):
         return f"page_size is {config.page_size}, and native kernels take {PAGE}"
     return None

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import MLP, Activation, Architecture, Description
+from ostro.models.architecture import MLP, Activation, Architecture
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 
 GATED: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
 ACTIVATIONS: Mapping[Activation, After] = {**GATED, "gelu": After.EXACT_GELU, "relu": After.RELU}
+
+NO_NATIVE_ENCODERS = "encoders have no native kernels"
 
 
 class NotNative(Exception):
@@ -19,6 +23,8 @@ class WrongPanel(NotNative):
 
 def native_architecture(described: Description, panel: int) -> Architecture:
     """The description of a model that the native core can run. Raises NotNative for parts without kernels."""
+    if isinstance(described, Encoder):
+        raise NotNative(NO_NATIVE_ENCODERS)
     if not isinstance(described, Architecture):
         raise NotNative("its family has no native kernels")
     shape = described.shape

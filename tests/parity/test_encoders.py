@@ -1,0 +1,115 @@
+"""Every family of encoders against transformers: tiny random models, in float32, texts of different lengths at once."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+import transformers
+from encoder_directory import CASES, reference
+from transformers.core_model_loading import revert_weight_conversion
+
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request, Task
+from ostro.engine.scheduler import Limits
+from ostro.models.encoder import Encoder
+from ostro.models.registry import ENCODERS, describe
+from ostro.runner.encoder import EncoderRunner
+from ostro.sampling_params import SamplingParams
+from ostro.torch_models.build import build_encoder
+from ostro.torch_models.encoder import EncoderModel
+from ostro.torch_models.loading import fill, places_of
+from ostro.weights import Pooling
+from ostro.weights.encoder_files import encoder_renamer
+
+LENGTHS = (7, 1, 30, 7, 19)
+
+
+def our_model(values: Mapping[str, object], model: transformers.PreTrainedModel) -> EncoderModel:
+    described = describe({**values, "architectures": [type(model).__name__]})
+    assert isinstance(described, Encoder)
+    ours, rename = build_encoder(described, dtype=torch.float32), encoder_renamer(described)
+    stored = revert_weight_conversion(model, model.state_dict())
+    fill(places_of(ours), ((name, tensor) for stored_name, tensor in stored.items() if (name := rename(stored_name))))
+    return ours
+
+
+def texts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(5, 64, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def run(
+    runner: EncoderRunner, prompts: Sequence[Sequence[int]], *, budget: int = 1000, second: int = 0
+) -> torch.Tensor:
+    """One vector per prompt, in order."""
+    core = EngineCore(runner, Limits(max_batch_tokens=budget, max_batch_seqs=8))
+    for id, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=0)
+        core.add(Request(id=id, prompt_ids=tuple(prompt), params=params, seed=0, task=Task.EMBED, second_at=second))
+    found: dict[int, list[float]] = {}
+    while core.has_work:
+        for gain in core.step():
+            assert gain.finish_reason is not None, "a text takes one step"
+            found[gain.request_id] = gain.pooled or []
+        core.check_integrity()
+    return torch.tensor([found[id] for id in range(len(prompts))])
+
+
+def test_there_is_a_case_of_each_family() -> None:
+    assert {values["model_type"] for values in CASES.values()} == {family.model_type for family in ENCODERS}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vectors_equal_those_of_transformers_in_either_spelling_of_the_config(name: str) -> None:
+    model = reference(CASES[name])
+    with torch.inference_mode():
+        expected = torch.stack([model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in texts()])
+    assert expected.std() > 0.2, "the test would not see a difference"
+    for values in (CASES[name], model.config.to_dict()):
+        runner = EncoderRunner(our_model(values, model), Pooling("mean", normalize=False))
+        torch.testing.assert_close(run(runner, texts()), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_pairs_equal_those_of_transformers(name: str) -> None:
+    model = reference(CASES[name], labels=3)
+    knows_types = CASES[name]["model_type"] == "bert"
+    pairs = [ids for ids in texts() if len(ids) > 4]
+    expected = []
+    for ids in pairs:
+        types = {"token_type_ids": torch.tensor([[0] * 4 + [1] * (len(ids) - 4)])} if knows_types else {}
+        with torch.inference_mode():
+            expected.append(model(torch.tensor([ids]), **types).logits[0])
+    found = run(EncoderRunner(our_model({**CASES[name], "num_labels": 3}, model)), pairs, second=4)
+    torch.testing.assert_close(found, torch.stack(expected), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("budget", [1, 20, 1000])
+def test_texts_are_computed_whole_whatever_the_budget(budget: int) -> None:
+    model = reference(CASES["modernbert"])
+    runner = EncoderRunner(our_model(CASES["modernbert"], model), Pooling("cls", normalize=False))
+    alone = torch.cat([run(runner, [ids]) for ids in texts()])
+    torch.testing.assert_close(run(runner, texts(), budget=budget), alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"])
+def test_every_way_of_pooling_is_that_of_sentence_transformers(mode: str) -> None:
+    model = reference(CASES["bert"])
+    with torch.inference_mode():
+        states = [model(torch.tensor([ids])).last_hidden_state[0] for ids in texts()]
+    expected = torch.stack([_pooled(mode, each) for each in states])
+    runner = EncoderRunner(our_model(CASES["bert"], model), Pooling(mode, normalize=False))  # type: ignore[arg-type]
+    torch.testing.assert_close(run(runner, texts()), expected, atol=2e-5, rtol=0)
+
+
+def _pooled(mode: str, states: torch.Tensor) -> torch.Tensor:
+    weights = torch.arange(1.0, len(states) + 1)
+    ways: dict[str, torch.Tensor] = {
+        "cls": states[0],
+        "lasttoken": states[-1],
+        "max": states.amax(0),
+        "mean": states.mean(0),
+        "mean_sqrt_len_tokens": states.sum(0) / len(states) ** 0.5,
+        "weightedmean": (states * weights[:, None]).sum(0) / weights.sum(),
+    }
+    return ways[mode]
