@@ -56,9 +56,11 @@ def merge(model: Model, directory: Path) -> None:
     places = places_of(model)
     for name, term in read_adapter(directory).items():
         delta = torch.from_numpy(term.scale * (term.b @ term.a))
-        memory = places[f"{name}.weight"].memory
+        place = places[f"{name}.weight"]
         # GPT-2 stores its matrices the other way round, GPT-NeoX its queries, keys and values head by head.
-        memory += delta.T if ".c_" in name else delta.reshape(memory.shape)
+        stored = delta.T if ".c_" in name else delta
+        memory = place.memory
+        memory += stored if place.taken is None else place.taken.of(stored)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

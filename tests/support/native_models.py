@@ -16,7 +16,7 @@ from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.native.support import native_architecture
 from ostro.torch_models.base import Model
-from ostro.torch_models.loading import places_of
+from ostro.torch_models.loading import Picked, Place, places_of
 from ostro.weights import Pooling
 from ostro.weights.arrays import WeightArray, array_of
 from ostro.weights.slices import SlicedWeight, sliced
@@ -60,8 +60,16 @@ class ModelCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in places_of(self.model).items():
-            stored = place.memory[0] if place.repeated else place.memory.reshape(place.shape)
-            yield name, (stored - place.offset).to(self.dtype)
+            yield name, (stored_in(place) - place.offset).to(self.dtype)
+
+
+def stored_in(place: Place) -> torch.Tensor:
+    """The tensor that the place was filled with, but for its offset."""
+    if not isinstance(place.taken, Picked):
+        return place.memory[0] if place.repeated else place.memory
+    stored = torch.empty(place.shape, dtype=place.memory.dtype)
+    stored[list(place.taken.rows)] = place.memory
+    return stored
 
 
 def packed(

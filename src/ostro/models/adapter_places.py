@@ -5,6 +5,7 @@ from typing import Protocol, Self, TypeVar
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.architecture import Architecture, Experts
+from ostro.models.row_order import RowOrder
 
 
 class Shaped(Protocol):
@@ -14,8 +15,8 @@ class Shaped(Protocol):
 
 
 class Reorderable(Shaped, Protocol):
-    def by_part(self, heads: int) -> Self:
-        """Reorders outputs that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
+    def ordered(self, order: RowOrder | None) -> Self:
+        """With its outputs in our order, if a checkpoint's is another."""
 
 
 TermT = TypeVar("TermT", bound=Shaped)
@@ -32,10 +33,10 @@ def described_terms(
     experts = expert_names(described)
     found = [(part, each) for layer in described.layers for each in layer.projections for part in each.parts]
     shapes = {part.name: (part.rows, each.columns) for part, each in found}
-    heads = {part.name: each.by_head for part, each in found}
+    orders = {part.name: part.order for part, _ in found}
     return {
         adapter: {
-            name: term.by_part(heads[name])
+            name: term.ordered(orders[name])
             for name, term in placed(adapter, terms, shapes, backbone=described.backbone, experts=experts).items()
         }
         for adapter, terms in adapters.items()

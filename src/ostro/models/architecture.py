@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ostro.models.rope_settings import RopeSettings
+from ostro.models.row_order import RowOrder
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -30,8 +31,8 @@ class StoredTensor(NamedTuple):
     """Added on loading."""
     transposed: bool = False
     """Whether it is stored as [in, out]."""
-    by_head: int = 0
-    """See `Projection`."""
+    order: RowOrder | None = None
+    """Of its rows, if it is not ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ class Part(NamedTuple):
 
     name: str
     rows: int
+    order: RowOrder | None = None
+    """In which checkpoints store them, if it is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +99,17 @@ class Projection:
     bias: bool = False
     transposed: bool = False
     """Whether checkpoints store the matrix as [in, out]."""
-    by_head: int = 0
-    """For a fused q/k/v tensor: the number of heads, if checkpoints interleave each head's query, key and value rows;
-    0 otherwise.
-    """
 
     @property
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
     def tensors(self) -> Iterator[StoredTensor]:
-        for name, rows in self.parts:
+        for name, rows, order in self.parts:
             shape = (self.columns, rows) if self.transposed else (rows, self.columns)
-            yield StoredTensor(f"{name}.weight", shape, transposed=self.transposed, by_head=self.by_head)
+            yield StoredTensor(f"{name}.weight", shape, transposed=self.transposed, order=order)
             if self.bias:
-                yield StoredTensor(f"{name}.bias", (rows,), by_head=self.by_head)
+                yield StoredTensor(f"{name}.bias", (rows,), order=order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,8 +324,8 @@ class Architecture:
         matrix = (self.shape.vocab_size, self.shape.hidden_size)
         yield StoredTensor(f"{self.embedding.name}.weight", matrix)
         if self.embedding.positions is not None:
-            name, rows = self.embedding.positions
-            yield StoredTensor(f"{name}.weight", (rows, self.shape.hidden_size))
+            positions = self.embedding.positions
+            yield StoredTensor(f"{positions.name}.weight", (positions.rows, self.shape.hidden_size))
         for layer in self.layers:
             yield from layer.tensors()
         yield from self.norm.tensors()

@@ -131,7 +131,7 @@ def vocabulary_share(shape: ModelShape, cut: Cut, rank: int) -> Share:
 def part_rows(projection: Projection, share: Share) -> list[tuple[range, ...]]:
     """The share's rows of each part of the projection, numbered within the part."""
     found, start = [], 0
-    for _, size in projection.parts:
+    for _, size, _ in projection.parts:
         own = (_within(rows, start, start + size) for rows in share.rows)
         found.append(tuple(rows for rows in own if rows) or (range(0),))
         start += size
@@ -155,7 +155,7 @@ def rank_shapes(described: Architecture, cut: Cut) -> dict[str, tuple[int, ...]]
 
 def _projection_shapes(projection: Projection, share: Share) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for (name, _), ranges in zip(projection.parts, part_rows(projection, share), strict=True):
+    for (name, *_), ranges in zip(projection.parts, part_rows(projection, share), strict=True):
         rows, columns = sum(map(len, ranges)), len(share.columns)
         shapes[f"{name}.weight"] = (columns, rows) if projection.transposed else (rows, columns)
         if projection.bias:

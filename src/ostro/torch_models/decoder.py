@@ -67,7 +67,9 @@ class Backbone(Module):
         super().__init__()
         shape, positions = described.shape, described.embedding.positions
         self.embed_tokens = embedding
-        self.embed_positions = None if positions is None else Embedding(*positions, shape.hidden_size)
+        self.embed_positions = (
+            None if positions is None else Embedding(positions.name, positions.rows, shape.hidden_size)
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(layer, index, shape, shard) for index, layer in enumerate(described.layers)
         )

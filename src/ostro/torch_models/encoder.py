@@ -63,8 +63,8 @@ class _Embedding(Module):
         super().__init__()
         positions, types = described.positions, described.types
         self.words = Embedding(described.words, shape.vocab_size, shape.hidden_size)
-        self.positions = None if positions is None else Embedding(*positions, shape.hidden_size)
-        self.types = None if types is None else Embedding(*types, shape.hidden_size)
+        self.positions = None if positions is None else Embedding(positions.name, positions.rows, shape.hidden_size)
+        self.types = None if types is None else Embedding(types.name, types.rows, shape.hidden_size)
         self.first_position = described.first_position
         self.norm = LayerNorm(described.norm)
 

@@ -14,7 +14,7 @@ from ostro.kernels.linear import linear, pack
 from ostro.models import architecture as arch
 from ostro.models.cut import Share, input_share, part_rows, qkv_share, up_share, vocabulary_share
 from ostro.torch_models.base import AttentionContext, Module
-from ostro.torch_models.loading import Place, Taken, Weighted
+from ostro.torch_models.loading import Picked, Place, Taken, Weighted
 from ostro.torch_models.rope import Rotation
 from ostro.torch_models.shard import Shard
 
@@ -94,32 +94,27 @@ class Projection(Linear):
         for name, local in self.named_parameters(recurse=False):
             held = local.data[: sum(sizes)].split(sizes)
             for part, ranges, rows in zip(self.described.parts, own, held, strict=True):
-                place = self._place(rows)
-                places[f"{part.name}.{name}"] = place if self.is_whole else self._cut(place, part.rows, ranges)
+                places[f"{part.name}.{name}"] = self._place(rows, part, ranges)
         return places
 
-    def _place(self, rows: Tensor) -> Place:
-        if self.described.by_head:
-            width = self.described.rows // (3 * self.described.by_head)
-            return Place(rows.unflatten(0, (3, -1, width)).transpose(0, 1), merged=3)
-        return Place(rows.T if self.described.transposed and rows.dim() == 2 else rows)
-
-    def _cut(self, place: Place, size: int, ranges: tuple[range, ...]) -> Place:
-        """The place of a rank's share of a part with `size` rows."""
-        described = self.described
-        is_matrix = place.memory.dim() > place.merged
-        if not is_matrix:
-            shape: tuple[int, ...] = (size,)
-        else:
-            shape = (described.columns, size) if described.transposed else (size, described.columns)
+    def _place(self, memory: Tensor, part: arch.Part, ranges: tuple[range, ...]) -> Place:
+        """Of a part's matrix or bias, of which these rows are here."""
+        described, is_matrix = self.described, memory.dim() == 2
+        transposed = described.transposed and is_matrix
+        place = Place(memory.T if transposed else memory)
+        if self.is_whole and part.order is None:
+            return place
+        shape: tuple[int, ...] = (part.rows, described.columns) if is_matrix else (part.rows,)
+        if transposed:
+            shape = shape[::-1]
         if self.share.summed:
             if not is_matrix:
                 return replace(place, left_out=not self.adds_bias)
-            return replace(place, taken=Taken(shape, 0 if described.transposed else 1, (self.share.columns,)))
-        if described.by_head:
-            # Stored head by head, each with its query, key and value rows: one range.
-            ranges = (range(3 * ranges[0].start, 3 * ranges[0].stop),)
-        return replace(place, taken=Taken(shape, 1 if is_matrix and described.transposed else 0, ranges))
+            return replace(place, taken=Taken(shape, 0 if transposed else 1, (self.share.columns,)))
+        if part.order is not None:
+            stored = part.order.stored(part.rows)
+            return replace(place, taken=Picked(shape, tuple(stored[row] for own in ranges for row in own)))
+        return replace(place, taken=Taken(shape, 1 if transposed else 0, ranges))
 
 
 class RMSNorm(Weighted):

@@ -25,6 +25,17 @@ class Taken(NamedTuple):
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
+class Picked(NamedTuple):
+    """Some rows of a checkpoint's tensor, in any order."""
+
+    shape: tuple[int, ...]
+    """The whole tensor's."""
+    rows: tuple[int, ...]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor[list(self.rows)]
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The destination of a checkpoint's tensor: a view of a parameter, in the checkpoint's orientation."""
@@ -34,9 +45,7 @@ class Place:
     """Added on loading."""
     repeated: bool = False
     """Whether the tensor is copied to every row of the memory."""
-    merged: int = 1
-    """This many leading dimensions of the memory are one dimension of the tensor."""
-    taken: Taken | None = None
+    taken: Taken | Picked | None = None
     """The part of the tensor that is stored; None for all of it."""
     left_out: bool = False
     """Whether zeros are stored instead: another rank adds it."""
@@ -45,8 +54,7 @@ class Place:
     def shape(self) -> torch.Size:
         if self.taken is not None:
             return torch.Size(self.taken.shape)
-        shape = self.memory.shape[1:] if self.repeated else self.memory.shape
-        return torch.Size((shape[: self.merged].numel(), *shape[self.merged :]))
+        return self.memory.shape[1:] if self.repeated else self.memory.shape
 
     def fill(self, tensor: Tensor) -> None:
         if self.left_out:
@@ -54,7 +62,7 @@ class Place:
             return
         if self.taken is not None:
             tensor = self.taken.of(tensor)
-        self.memory.copy_(tensor if self.merged == 1 else tensor.reshape(self.memory.shape))
+        self.memory.copy_(tensor)
         if self.offset:
             self.memory.add_(self.offset)
 

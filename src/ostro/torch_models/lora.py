@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from ostro.models.adapter_places import expert_names, placed
+from ostro.models.row_order import RowOrder
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear, Projection
@@ -55,8 +56,8 @@ class LowRank(Protocol):
     def scale(self) -> float: ...
     @property
     def shape(self) -> tuple[int, int]: ...
-    def by_part(self, heads: int) -> "LowRank":
-        """Reorders outputs that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
+    def ordered(self, order: RowOrder | None) -> "LowRank":
+        """With its outputs in our order, if a checkpoint's is another."""
 
 
 class Adapters:
@@ -195,10 +196,10 @@ class _Place:
     outputs: tuple[range, ...]
     """The projection's outputs that are here, and its inputs."""
     inputs: range
-    by_head: int = 0
+    order: RowOrder | None = None
 
     def share(self, term: LowRank) -> _Term:
-        term = term.by_part(self.by_head)
+        term = term.ordered(self.order)
         a = term.a[:, self.inputs.start : self.inputs.stop]
         return _Term(a, np.concatenate([term.b[own.start : own.stop] for own in self.outputs]), term.scale)
 
@@ -215,10 +216,10 @@ def _places(model: Model) -> dict[str, _Place]:
             places[path] = _Place(path, slice(0, out_features), (out_features, in_features), whole, range(in_features))
             continue
         described, first = module.described, 0
-        for (name, size), outputs in zip(described.parts, module.own_rows(), strict=True):
+        for (name, size, order), outputs in zip(described.parts, module.own_rows(), strict=True):
             rows = slice(first, first + sum(map(len, outputs)))
             shape = (size, described.columns)
-            places[name] = _Place(path, rows, shape, outputs, module.share.columns, described.by_head)
+            places[name] = _Place(path, rows, shape, outputs, module.share.columns, order)
             first = rows.stop
     return places
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import parse_json_object, read_json_object
+from ostro.models.row_order import RowOrder
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
@@ -82,11 +83,9 @@ class LowRank:
         """The projection's shape: [out, in]."""
         return self.b.shape[0], self.a.shape[1]
 
-    def by_part(self, heads: int) -> "LowRank":
-        """Reorders outputs that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
-        if not heads:
-            return self
-        return replace(self, b=self.b.reshape(heads, 3, -1, self.b.shape[1]).swapaxes(0, 1).reshape(self.b.shape))
+    def ordered(self, order: RowOrder | None) -> "LowRank":
+        """With its outputs in our order, if a checkpoint's is another."""
+        return self if order is None else replace(self, b=self.b[order.stored(len(self.b))])
 
 
 def read_adapter(directory: str | Path) -> dict[str, LowRank]:

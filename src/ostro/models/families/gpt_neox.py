@@ -24,6 +24,7 @@ from ostro.models.families.common import activation, decoder_shape
 from ostro.models.family import Family
 from ostro.models.limits import EPS, MOST_INNER
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
+from ostro.models.row_order import ByHead
 
 _BACKBONE, _HEAD = "gpt_neox", "embed_out"
 
@@ -60,7 +61,9 @@ def _layer(config: ConfigReader, shape: ModelShape, name: str) -> Layer:
         attention=Attention(
             spec=AttentionSpec(scale=shape.head_dim**-0.5),
             qkv=Projection(
-                hidden, (Part(f"{name}.attention.query_key_value", 3 * width),), bias=bias, by_head=shape.num_heads
+                hidden,
+                (Part(f"{name}.attention.query_key_value", 3 * width, ByHead(shape.num_heads)),),
+                bias=bias,
             ),
             output=Projection(width, (Part(f"{name}.attention.dense", hidden),), bias=bias),
             rope=0,

@@ -165,7 +165,9 @@ def _vectors(described: Architecture, vectors: Mapping[str, Floats], cut: Cut, m
 
 
 def _vector(tensor: StoredTensor, weight: SlicedWeight) -> Floats:
-    values = _by_part(weight.read((slice(0, tensor.shape[0]),)), tensor.by_head) + np.float32(tensor.offset)
+    values = weight.read((slice(0, tensor.shape[0]),)) + np.float32(tensor.offset)
+    if tensor.order is not None:
+        values = values[tensor.order.stored(len(values))]
     if not np.isfinite(values).all():
         raise not_finite(tensor.name)
     return values
@@ -176,13 +178,6 @@ def _check(given: str, weight: SlicedWeight, tensor: StoredTensor) -> None:
         raise misshapen(given, weight.shape, tensor.shape)
     if not weight.holds_numbers:
         raise not_floats(given, weight.format_name)
-
-
-def _by_part(values: npt.NDArray[T], heads: int) -> npt.NDArray[T]:
-    """Reorders rows that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
-    if not heads:
-        return values
-    return values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
 
 
 # Matrices
@@ -308,8 +303,8 @@ class _Placer:
 
     def _piece(self, tensor: StoredTensor, weight: SlicedWeight, place: _Place, rank: int) -> npt.NDArray[Any]:
         rows, columns = place.rows(rank), place.columns(rank)
-        if tensor.by_head:
-            rows = _by_part(np.arange(tensor.shape[0]), tensor.by_head)[rows]
+        if tensor.order is not None:
+            rows = np.array(tensor.order.stored(tensor.shape[0]))[rows]
         piece = np.zeros((place.height, _length(columns)), self.dtype)
         at = 0
         for run in _runs(rows):

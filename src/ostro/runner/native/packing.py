@@ -92,7 +92,7 @@ class _Tensors:
             values = weight.floats()
             if not np.isfinite(values).all():
                 raise not_finite(given)
-            self._vectors[name] = _by_part(values, place.by_head) + np.float32(place.offset)
+            self._vectors[name] = _ordered(values, place) + np.float32(place.offset)
         if wanted:
             raise lacking(wanted)
         self._log_repacked()
@@ -113,7 +113,7 @@ class _Tensors:
                 raise NotNative(f"{name} is stored in a form that cannot be packed")
             numbers = whole.raw.view(f"u{whole.raw.shape[1] // whole.shape[0 if whole.transposed else 1]}")
             whole = WeightArray.of(np.ascontiguousarray(numbers.T))
-        return _Rows(_by_part(whole.row_addresses(), place.by_head), whole.raw)
+        return _Rows(_ordered(whole.row_addresses(), place), whole.raw)
 
     def vector(self, name: str) -> Floats:
         return self._vectors[name]
@@ -126,9 +126,9 @@ class _Tensors:
             _log.info("%d quantised matrices become %s, %s", count, packing.format, packing.how)
 
 
-def _by_part(rows: npt.NDArray[_Number], heads: int) -> npt.NDArray[_Number]:
-    """Reorders rows that interleave q, k and v per head into all q, all k, all v; unchanged if `heads` is 0."""
-    return rows.reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1) if heads else rows
+def _ordered(rows: npt.NDArray[_Number], place: StoredTensor) -> npt.NDArray[_Number]:
+    """What there is for each row, in our order."""
+    return rows if place.order is None else rows[place.order.stored(len(rows))]
 
 
 class _Packer:
