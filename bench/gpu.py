@@ -59,22 +59,11 @@ class Row:
     steps: int
 
 
-def engine(config: dict[str, object], options: argparse.Namespace):  # type: ignore[no-untyped-def]
-    import torch
-
+def settings(options: argparse.Namespace):  # type: ignore[no-untyped-def]
     from ostro.config import EngineConfig
-    from ostro.engine.core import EngineCore
-    from ostro.runner.devices import pick_dtype
-    from ostro.runner.gpu.runner import GpuRunner
-    from ostro.runner.load import make_runner
-    from ostro.torch_models.build import build_model
 
-    device = torch.device("cuda")
-    model = build_model(config, dtype=pick_dtype("auto", device), device=device, max_seq_len=options.max_seq_len)
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        parameter.data.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.02)
-    settings = EngineConfig(
+    return EngineConfig(
+        max_seq_len=options.max_seq_len,
         max_batch_tokens=options.max_batch_tokens,
         max_batch_seqs=options.max_batch_seqs,
         page_size=options.page_size,
@@ -84,11 +73,34 @@ def engine(config: dict[str, object], options: argparse.Namespace):  # type: ign
         quantize=options.quantize,
         kv_dtype=options.kv_dtype,
         kernel_choices=options.kernel_choices,
+        tensor_parallel=1,
     )
+
+
+def random_model(config: dict[str, object], options: argparse.Namespace):  # type: ignore[no-untyped-def]
+    import torch
+
+    from ostro.runner.devices import pick_dtype
+    from ostro.torch_models.build import build_model
+
+    device = torch.device("cuda")
+    model = build_model(config, dtype=pick_dtype("auto", device), device=device, max_seq_len=options.max_seq_len)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.02)
+    return model
+
+
+def engine(config: dict[str, object], options: argparse.Namespace, model=None):  # type: ignore[no-untyped-def]
+    from ostro.engine.core import EngineCore
+    from ostro.runner.gpu.runner import GpuRunner
+    from ostro.runner.load import make_runner
+
+    model = random_model(config, options) if model is None else model
     # Not a setting yet: nothing has run it on a GPU.
     made = partialmethod(GpuRunner.__init__, folded_norms=options.folded_norms)
     with patch.object(GpuRunner, "__init__", made):
-        core = EngineCore(make_runner(model, settings))
+        core = EngineCore(make_runner(model, settings(options)))
     if options.no_overlaps:
         set_overlaps(core, False)
     if options.rotate_in_attention:
@@ -232,27 +244,39 @@ def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
     """Runs in a process of its own; prints what took how long, in order."""
     took = Phases(float(os.environ.get(BEGAN, time.time())))
     took.end("python")
-    import torch
+    from ostro.runner.gpu.precompiling import Request, precompiler
 
-    from ostro.runner.gpu.choices import choose
-    from ostro.runner.gpu.fused import FusedDecoder
-    from ostro.runner.gpu.graphs import StepGraphs
+    with precompiler(config, settings(options)) as started:
+        import torch
 
-    took.end("imports")
-    square = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
-    torch.mm(square, square)
-    torch.cuda.synchronize()
-    took.end("context and cuBLAS")
-    with (
-        patch.object(FusedDecoder, "compile", took.of("compile", FusedDecoder.compile)),
-        patch("ostro.runner.gpu.fused.choose", took.of("choice of kernels", choose)),
-        patch.object(StepGraphs, "_capture", took.of("capture", StepGraphs._capture)),
-    ):
-        core = engine(config, options)
+        from ostro.backends import BACKENDS
+        from ostro.runner.gpu.choices import choose
+        from ostro.runner.gpu.first_launches import compile_kernels
+        from ostro.runner.gpu.graphs import StepGraphs
+        from ostro.runner.gpu.measuring import this_gpu
+
+        took.end("imports")
+        square = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+        torch.mm(square, square)
         torch.cuda.synchronize()
-        took.end("weights and memory")
-        run(core, [Work(list(range(128)), 2)])
-        took.end("first tokens")
+        took.end("context and cuBLAS")
+        if started is not None:
+            started.begin(Request(config, BACKENDS["cuda"].resolve(settings(options)), this_gpu(torch.device("cuda"))))
+        with (
+            patch("ostro.runner.gpu.part.compile_kernels", took.of("first launches", compile_kernels)),
+            patch("ostro.runner.gpu.first_launches.choose", took.of("choice of kernels", choose)),
+            patch.object(StepGraphs, "_capture", took.of("capture", StepGraphs._capture)),
+        ):
+            model = random_model(config, options)
+            took.end("weights")
+            if started is not None:
+                started.wait()
+            took.end("wait for kernels")
+            core = engine(config, options, model)
+            torch.cuda.synchronize()
+            took.end("memory")
+            run(core, [Work(list(range(128)), 2)])
+            took.end("first tokens")
     print(json.dumps({name: round(seconds, 3) for name, seconds in took.seconds.items()}), flush=True)
 
 

@@ -69,8 +69,8 @@ class Switches:
 
     def _set_folded(self, on: bool) -> None:
         # Their weights stay folded: it is the kernels that differ.
-        self._decoder._layers = tuple(
-            replace(layer, folded_norms=on) if layer.can_fold_norms else layer for layer in self._decoder._layers
+        self._decoder.layers = tuple(
+            replace(layer, folded_norms=on) if layer.can_fold_norms else layer for layer in self._decoder.layers
         )
 
     def _set_rotate(self, on: bool) -> None:

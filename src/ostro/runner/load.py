@@ -6,6 +6,7 @@ Imports torch and JAX only if they run the model.
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ostro.backend_extras import check_settings, require_torch
@@ -14,9 +15,10 @@ from ostro.config import EngineConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import Unsupported, UnsupportedModel
 from ostro.extras import needs
-from ostro.machine import has_idle_gpu
+from ostro.machine import device_here, has_idle_gpu
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
+from ostro.runner.gpu.precompiling import Precompiler, precompiler
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
 
@@ -48,12 +50,23 @@ def load_runner(
     if config.backend == "native":
         raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
     require_torch("An HRM" if hrm else f"{checkpoint.name} ({reason})", param="model")
-    from ostro.runner import torch_load
+    with _precompiler(checkpoint, config, hrm=hrm) as precompiler:
+        from ostro.runner import torch_load
 
-    runner = torch_load.load_runner(checkpoint, config)
+        runner = torch_load.load_runner(checkpoint, config, precompiler)
     if config.backend == "auto" and backend_here(config.device).has_native_core:
         _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
+
+
+def _precompiler(
+    checkpoint: Checkpoint, config: EngineConfig, *, hrm: bool
+) -> AbstractContextManager[Precompiler | None]:
+    """For a model on one GPU: started before torch is imported, which takes seconds."""
+    on_gpu = config.device in ("auto", "cuda") and device_here("auto", config.backend) == "cuda"
+    if hrm or not on_gpu or config.tensor_parallel not in (1, "auto"):
+        return nullcontext()
+    return precompiler(checkpoint.config, config)
 
 
 def _jax_runner(

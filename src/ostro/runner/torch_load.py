@@ -40,6 +40,7 @@ from ostro.weights.checkpoint import with_hrm_settings
 from ostro.weights.hrm_settings import HrmSettings
 
 if TYPE_CHECKING:
+    from ostro.runner.gpu.precompiling import Precompiler, Request
     from ostro.runner.tp.ranks import Ranks
 
 # Every token takes a pass over the whole sequence, so a step holds more tokens than with a KV cache.
@@ -48,7 +49,8 @@ _RECOMPUTED_TOKENS = 2048
 _log = logging.getLogger(__name__)
 
 
-def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
+def load_runner(checkpoint: Checkpoint, config: EngineConfig, precompiler: "Precompiler | None" = None) -> ModelRunner:
+    """The `precompiler` is for a model on one GPU."""
     device = pick_device(config.device)
     ranks = _choose_ranks(checkpoint, config, device)
     config = replace(config, tensor_parallel=ranks)
@@ -62,7 +64,19 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig) -> ModelRunner:
     config.check_causal()
     if ranks > 1:
         return _first_rank(checkpoint, config, device, ranks)
-    return make_runner(_load_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
+    if precompiler is None or device.type != "cuda":
+        return make_runner(_load_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
+    precompiler.begin(_kernels_for(checkpoint, config, device))
+    model = _load_model(checkpoint, config, device)
+    precompiler.wait()
+    return make_runner(model, config, pooling=checkpoint.pooling)
+
+
+def _kernels_for(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> "Request":
+    from ostro.runner.gpu.measuring import this_gpu
+    from ostro.runner.gpu.precompiling import Request
+
+    return Request(dict(checkpoint.config), BACKENDS[device.type].resolve(config), this_gpu(device))
 
 
 def _load_model(

@@ -98,8 +98,12 @@ class DecodeScratch:
         windows: Sequence[int | None] = (None,),
         tuning: DecodeTuning | None = None,
         prefix_tuning: PrefixTuning | None = None,
+        processors: int | None = None,
+        overlaps: bool | None = None,
     ) -> None:
-        """Without a `prefix_tuning` there are no groups."""
+        """Without a `prefix_tuning` there are no groups. The number of multiprocessors, and whether the device supports
+        programmatic dependent launch, are asked of the device unless they are given.
+        """
         self.max_rows = max_rows
         self.heads = heads
         self.kv_heads = kv_heads
@@ -107,9 +111,8 @@ class DecodeScratch:
         self.page_size = page_size
         self.tuning = tuning or DecodeTuning()
         self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
-        self.processors = _processors(device)
-        # Programmatic dependent launch needs Hopper or newer.
-        self.overlaps = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+        self.processors = _processors(device) if processors is None else processors
+        self.overlaps = supports_overlaps(device) if overlaps is None else overlaps
         self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
         # With parts of at least total / target, each row has at most one part more than its share.
         capacity = max_rows + self.target
@@ -131,6 +134,14 @@ class DecodeScratch:
         if self.tuning.programs_per_sm is not None:
             return min(most, self.processors * self.tuning.programs_per_sm)
         return min(most, self.processors * _RESIDENT) if rows * self.tiles <= self.processors else most
+
+
+def plan_sizes(rows: int) -> list[int]:
+    """The numbers that rows are padded to, up to the one for so many `rows`. Each is a binary, so there are few."""
+    sizes = [32]
+    while sizes[-1] < rows:
+        sizes.append(8 * sizes[-1])
+    return sizes
 
 
 def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None, groups: Tensor | None = None) -> None:
@@ -159,7 +170,7 @@ def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None,
         window or 0,
         0 if groups is None else groups.stride(0),
         0 if prefix is None else prefix.target,
-        rows_padded=triton.next_power_of_2(rows),
+        rows_padded=plan_sizes(rows)[-1],
         block=scratch.tuning.block,
         windowed=window is not None,
         grouped=groups is not None,
@@ -377,6 +388,11 @@ def reference_attention(
     hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return (weights @ v[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def supports_overlaps(device: torch.device) -> bool:
+    """Whether the device supports programmatic dependent launch: Hopper or newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _processors(device: torch.device) -> int:

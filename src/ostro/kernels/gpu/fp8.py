@@ -52,6 +52,9 @@ def quantize_weight(weight: Tensor, agree: Callable[[Tensor], Tensor] | None = N
     """
     small = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+    if weight.is_meta:
+        # Nothing to convert, and torch takes seconds to import what computes shapes.
+        return small, scale
     # In parts: converting the whole weight to float32 would take twice its memory.
     for part, rows, scales in zip(*(each.split(_ROWS_AT_A_TIME) for each in (weight, small, scale)), strict=True):
         rounded, by = quantize_rows_plain(part, agree)

@@ -17,6 +17,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 WIDEST_BLOCK = 16384
 """Wider rows are read several times instead of being held in registers."""
 
+_FEW_ROWS = 1024
+
 
 class NormWeights(NamedTuple):
     """An RMS norm, or with a bias a layer norm."""
@@ -51,7 +53,7 @@ def add_norm(
     out = x if norm is None else torch.empty_like(x, memory_format=torch.contiguous_format)
     block = min(triton.next_power_of_2(width), WIDEST_BLOCK)
     # Several narrow rows per program pay off only if there are enough rows to fill the device.
-    rows = 1 if invariant else max(1, min(4096 // block, triton.next_power_of_2(num_rows) // 1024))
+    rows = 1 if invariant or num_rows <= _FEW_ROWS else max(1, 4096 // block)
     weight, eps, bias = norm or (x, 0.0, None)
     delta_weight, delta_eps, delta_bias = delta_norm or (x, 0.0, None)
     _add_norm_kernel[(triton.cdiv(num_rows, rows),)](

@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# From so many tokens on, one program computes the rotations of several.
+_MANY_TOKENS = 2048
 # The number of tokens assumed for tiling if it must not depend on the actual number.
 _INVARIANT_TOKENS = 256
 # For norms over the width: numbers that a program reads at a time, and its warps at least.
@@ -51,7 +53,7 @@ def rotation_table(
     tokens, half = len(positions), len(frequencies)
     table = frequencies.new_empty(tokens, 2, half)
     block = triton.next_power_of_2(half)
-    rows = 1 if invariant else max(1, min(16, tokens // 256))
+    rows = 1 if invariant or tokens < _MANY_TOKENS else 16
     _rotation_table_kernel[(triton.cdiv(tokens, rows),)](
         positions,
         frequencies,
@@ -60,7 +62,7 @@ def rotation_table(
         attention_factor,
         half=half,
         block=block,
-        rows=triton.next_power_of_2(rows),
+        rows=rows,
         pdl=pdl,
         num_warps=4 if rows > 1 else 1,
         launch_pdl=pdl,

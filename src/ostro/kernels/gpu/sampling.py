@@ -76,7 +76,8 @@ def sample_tokens(
     settings = tables.settings
     # An unused pointer must still be valid.
     counts = tables.keep_counts() if penalties else settings
-    maxima, sums = settings.new_empty(2, batch, num_blocks, dtype=torch.float32)
+    # Each on its own, and so aligned for any batch: one binary serves all.
+    maxima, sums = (settings.new_empty(batch, num_blocks, dtype=torch.float32) for _ in range(2))
     cuts = slots.new_empty(batch, 2, dtype=torch.int32)
     # A large batch fills the device with rows; a few rows must each be spread over it.
     tile_blocks = min(64 if batch >= 32 else 16, blocks)

@@ -44,6 +44,7 @@ from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS, prefix_tuning_for
 from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.kernels.gpu.step_inputs import LENGTH, POSITION
 from ostro.models.architecture import AttentionSpec, ModelShape
+from ostro.runner.gpu.choices import Gpu
 from ostro.runner.gpu.page_tables import PageTables
 from ostro.runner.gpu.transfer import send
 from ostro.torch_models.base import Model
@@ -241,8 +242,9 @@ class AttentionWorkspace:
         kv_dtype: torch.dtype,
         deterministic: bool,
         cascades: bool = False,
+        gpu: Gpu | None = None,
     ) -> None:
-        """If it `cascades`, steps may share prefixes."""
+        """If it `cascades`, steps may share prefixes. Without a `gpu`, the device is asked what it is like."""
         shape, parameter = model.shape, next(model.parameters())
         device, dtype = parameter.device, parameter.dtype
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
@@ -262,6 +264,8 @@ class AttentionWorkspace:
             device,
             windows=sorted(windows, key=lambda window: window or 0),
             prefix_tuning=prefix_tuning_for(dtype, shape.head_dim) if shares else None,
+            processors=None if gpu is None else gpu.multiprocessors.number,
+            overlaps=None if gpu is None else gpu.overlaps,
         )
         # In fixed memory, for graphs.
         self.groups = torch.zeros(GROUP_ARRAYS, max_batch_seqs, dtype=torch.int32, device=device)

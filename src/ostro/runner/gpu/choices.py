@@ -64,6 +64,11 @@ class Gpu:
     """Of its instruction set, such as 9.0."""
     multiprocessors: Multiprocessors
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether it supports programmatic dependent launch: Hopper or newer."""
+        return float(self.capability) >= 9.0
+
 
 def adding(*, normed: bool, reduced: bool) -> Epilogue:
     """What the kernel of a matmul whose result is added to the residual stream can do with it: add it, unless it is

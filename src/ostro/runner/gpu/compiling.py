@@ -1,8 +1,9 @@
 """Compiles the kernels that steps will need, in parallel: sequentially, they would dominate startup, and compiled on
 demand, they would delay the first request.
 
-Each is launched once on scratch tensors of its later shapes; Triton caches the result, also on disk. Kernels not listed
-here are compiled on first use.
+Each is launched once on scratch tensors of its later shapes; Triton caches the result, also on disk. As a rule it is
+there already: `precompiling` has the same launches compiled in other processes, which do not queue for one lock as the
+threads here do. Kernels not listed here are compiled on first use.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,8 +14,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ostro.kernels.gpu.decode_attention import DecodeScratch, decode_attention, plan_decode, raw_decode_attention
+from ostro.kernels.gpu.decode_attention import (
+    DecodeScratch,
+    decode_attention,
+    plan_decode,
+    plan_sizes,
+    raw_decode_attention,
+)
 from ostro.kernels.gpu.dot_linear import RowNorm, arrival_counters, empty_squares, holds_squares
+from ostro.kernels.gpu.fp8 import quantize_rows
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
@@ -28,7 +36,7 @@ from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Tiling, VectorTiling,
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.choices import Choices
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, norm_weights
-from ostro.runner.gpu.projections import own_tiling, product_of, small_product
+from ostro.runner.gpu.projections import Fp8Linear, own_tiling, product_of, small_product
 from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear, Matrix
@@ -36,7 +44,7 @@ from ostro.torch_models.rope import Rotary
 
 _THREADS = 16
 # Kernels are tiled differently for a single token, a batch of them, and prompts.
-_TOKENS = (1, 256, 2048, 4096)
+_TOKENS = (1, 256, 2048)
 # Each of these numbers of rows has its own small-batch matmul kernel.
 _ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
 # The sampler likewise has one kernel for few rows and one for many.
@@ -55,11 +63,12 @@ class Compiler:
         layers: Sequence[LayerPlan],
         scratch: DecodeScratch,
         *,
+        kv_dtype: torch.dtype,
         overlaps: bool,
         attends_ahead: bool,
         rotates_in_attention: bool = False,
     ) -> None:
-        self._model, self._layers, self._scratch = model, layers, scratch
+        self._model, self._layers, self._scratch, self._kv_dtype = model, layers, scratch, kv_dtype
         self._overlaps, self._attends_ahead = overlaps, attends_ahead
         self._rotates_in_attention = rotates_in_attention
         # A row of the stream.
@@ -67,29 +76,39 @@ class Compiler:
 
     def compile(self, choices: Choices, trials: Iterable[Job] = ()) -> None:
         """All kernels that steps need with these choices, and what `trials` run."""
+        self._run(self.launches(choices, trials))
+
+    def launches(self, choices: Choices, trials: Iterable[Job] = ()) -> list[Job]:
+        """What `compile` runs."""
         model, layers, scratch, like = self._model, self._layers, self._scratch, self._like
         raw = [layer.attention for layer in layers if self._rotates_in_attention and layer.attention.is_by_head]
-        # The slowest to compile first.
-        self._run(
-            [
-                *_attention(model, layers, scratch, like, self._attends_ahead),
-                *_raw_attention(model, raw, scratch, like, pdl=self._overlaps, leads=self._attends_ahead),
-                *_sampler(model, like),
-                *_products(model, layers[0], like, self._overlaps, choices),
-                *trials,
-                *_between(model, layers, scratch, like, self._overlaps),
-            ]
+        pages = like.new_zeros(
+            2, 1, model.shape.num_kv_heads, scratch.page_size, model.shape.head_dim, dtype=self._kv_dtype
         )
+        # The slowest to compile first.
+        return [
+            *_sampler(model, like),
+            *_attention(model, layers, scratch, like, pages, self._attends_ahead),
+            *_raw_attention(model, raw, scratch, like, pages, pdl=self._overlaps, leads=self._attends_ahead),
+            *_products(model, layers[0], like, self._overlaps, choices),
+            *trials,
+            *_between(model, layers, like, pages, self._overlaps),
+        ]
 
     def compile_products(self, choices: Choices) -> None:
         """What other choices need in addition."""
         self._run([*_products(self._model, self._layers[0], self._like, self._overlaps, choices)])
 
     def _run(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
         # The scratch is written on this stream and read on others.
         torch.cuda.synchronize()
+        # First a quick one alone: what Triton finds out about itself, all threads would otherwise find out at once.
+        *others, quick = jobs
+        _on_a_stream(quick)
         with ThreadPoolExecutor(_THREADS) as threads:
-            for done in [threads.submit(_on_a_stream, job) for job in jobs]:
+            for done in [threads.submit(_on_a_stream, job) for job in others]:
                 done.result()
         torch.cuda.synchronize()
         # Running concurrently, as they never do later, kernels may have left arrival counters in a wrong state.
@@ -107,11 +126,13 @@ def _on_a_stream(job: Job) -> None:
         job()
 
 
-def _attention(model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
+def _attention(
+    model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch, like: Tensor, pages: Tensor, pdl: bool
+) -> Jobs:
     shape = model.shape
     # The maximum number of rows for any of the concurrent plans below.
     rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
-    keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, dim)
+    keys, values = pages
     groups, least = _integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
     tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
@@ -124,12 +145,11 @@ def _attention(model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScrat
         if spec.window is None and scratch.prefix is not None:
             yield partial(decode, groups=groups)
     for window in {spec.window is None: spec.window for spec in specs}.values():
-        rows = 1
-        while rows <= scratch.max_rows:
-            yield partial(plan_decode, _integers(like, rows), scratch, window)
-            if window is None and scratch.prefix is not None and rows >= least:
-                yield partial(plan_decode, _integers(like, rows), scratch, groups=groups)
-            rows *= 2
+        for size in plan_sizes(scratch.max_rows):
+            lens = _integers(like, min(size, scratch.max_rows))
+            yield partial(plan_decode, lens, scratch, window)
+            if window is None and scratch.prefix is not None and len(lens) >= least:
+                yield partial(plan_decode, lens, scratch, groups=groups)
     yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
 
 
@@ -138,13 +158,14 @@ def _raw_attention(
     layers: Sequence[AttentionPlan],
     scratch: DecodeScratch,
     like: Tensor,
+    pages: Tensor,
     *,
     pdl: bool,
     leads: bool,
 ) -> Jobs:
     # As many rows as any of the concurrent plans has.
     shape, rows = model.shape, scratch.max_rows
-    keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, shape.head_dim)
+    keys, values = pages
     tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     qkv = like.new_zeros(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
     slots = torch.full((rows,), -1, dtype=torch.int64, device=like.device)
@@ -177,7 +198,7 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
     # As `finished_logits` returns them.
     dtype = like.dtype if model.logit_softcap is None else torch.float32
     for rows in _SAMPLED:
-        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), _integers(like, rows) - 1
+        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), _integers(like, rows).fill_(-1)
         errors = torch.zeros(rows, dtype=torch.int8, device=like.device)
         for truncated in (True, False):
             sample = partial(sample_tokens, logits, nobody, tables, _integers(like, rows), errors)
@@ -271,11 +292,13 @@ def _join(x: Tensor, norm: NormWeights | None, layer: LayerPlan) -> Joined | Non
     return None if norm is None else Joined(x.clone(), norm.weight, norm.eps, layer.multiplier, x.clone())
 
 
-def _between(model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch, like: Tensor, pdl: bool) -> Jobs:
-    shape = model.shape
-    keys, values = like.new_zeros(2, 1, shape.num_kv_heads, scratch.page_size, shape.head_dim)
-    mlp = layers[0].mlp
+def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: Tensor, pdl: bool) -> Jobs:
+    shape, mlp = model.shape, layers[0].mlp
+    keys, values = pages
     yield partial(activated, like.new_zeros(1, mlp.up.weight.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+    # The inputs of 8-bit weights, if there are many rows.
+    for width in {matrix.weight.shape[1] for matrix, _ in layers[0].products if isinstance(matrix, Fp8Linear)}:
+        yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
     # By the numbers of a head that are rotated together, half of them on either side.
     norms: dict[int | None, QKNormWeights | None] = {}
     for attention in (layer.attention for layer in layers):
@@ -284,9 +307,10 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch
         x = like.new_zeros(tokens, len(like))
         qkv = like.new_zeros(tokens, layers[0].attention.qkv.weight.shape[0])
         positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
+        nowhere = torch.full((tokens,), -1, dtype=torch.int64, device=like.device)
         for half, norm in norms.items():
             table = None if half is None else x.new_zeros(tokens, 2, half, dtype=torch.float32)
-            yield partial(rope_store, qkv, table, positions - 1, keys, values, norm=norm, pdl=pdl)
+            yield partial(rope_store, qkv, table, nowhere, keys, values, norm=norm, pdl=pdl)
             if half is not None:
                 yield partial(rotation_table, positions, x.new_zeros(half, dtype=torch.float32))
         yield from _norms(layers[0], norm_weights(model.backbone.norm), x, pdl)

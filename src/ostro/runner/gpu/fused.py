@@ -14,8 +14,6 @@ If results must not depend on the batch, all rows take the many-rows path, with 
 on the number of rows.
 """
 
-import logging
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ostro.kernels.gpu.decode_attention import DecodeScratch
 from ostro.kernels.gpu.dot_linear import RowNorm, empty_squares, holds_squares
 from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.logits import finished_logits
@@ -37,19 +34,16 @@ from ostro.kernels.gpu.step_inputs import StepInputs
 from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Product, VectorTiling
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.attention import StepAttention
-from ostro.runner.gpu.choices import Choices, adding, choose, keep, known
-from ostro.runner.gpu.compiling import Compiler
+from ostro.runner.gpu.choices import Choices, adding
 from ostro.runner.gpu.folded_norms import fold_norms
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, MlpPlan, layer_plans, norm_weights
-from ostro.runner.gpu.measuring import DeviceClock, Operand, l2_cache_bytes, this_gpu
+from ostro.runner.gpu.measuring import Operand
 from ostro.runner.gpu.projections import Fp8Linear, own_tiling, product, product_of, small_product
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear
 from ostro.torch_models.rope import Rotary
 
 _NARROW = 2048
-
-_log = logging.getLogger(__name__)
 
 
 class Delta(NamedTuple):
@@ -104,9 +98,9 @@ class FusedDecoder:
         row the same bits for any number of rows. For `rotates_in_attention` see `GpuRunner`. `folded_norms` changes the
         model's weights: see there. They are not for models with adapters, whose terms need the norm's result.
         """
-        self._model = model
+        self.model = model
         layers = layer_plans(model)
-        self._layers = fold_norms(layers) if folded_norms and not invariant else layers
+        self.layers = fold_norms(layers) if folded_norms and not invariant else layers
         self._norm = norm_weights(model.backbone.norm)
         self._ropes = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)]
         self.overlaps = overlaps
@@ -117,46 +111,15 @@ class FusedDecoder:
         self.folds = True
         """Whether, for one row or with folded norms, they do what stands before them."""
 
-    def compile(self, scratch: DecodeScratch, kernel_choices: str = "off") -> None:
-        """Compiles what steps will need. Which matmuls are our own is as `kernel_choices` says: see
-        `EngineConfig.kernel_choices`.
-        """
-        compiler = Compiler(
-            self._model,
-            self._layers,
-            scratch,
-            overlaps=self.overlaps,
-            attends_ahead=self._attends_ahead,
-            rotates_in_attention=self.rotates_in_attention,
-        )
-        gpu, uses = this_gpu(scratch.arrived.device), self.products
-        self.choices = known(kernel_choices, gpu).of(uses)
-        unknown = [each for each in uses if each not in self.choices] if kernel_choices == "auto" else []
-        if not unknown:
-            compiler.compile(self.choices)
-            return
-        device = scratch.arrived.device
-        activation = self._layers[0].mlp.activation
-        clock = DeviceClock(uses, activation, overlaps=self.overlaps, cache_bytes=l2_cache_bytes(device))
-        compiler.compile(self.choices, clock.trials(unknown, gpu))
-        started = time.monotonic()
-        measured = choose(unknown, gpu, clock)
-        _log.info("measured kernels for %d matmuls in %.1f s", len(unknown), time.monotonic() - started)
-        for each in unknown:
-            _log.info("our own kernel computes %s for %s rows", each, measured.own_rows(each))
-        keep(measured, gpu)
-        self.choices |= measured
-        compiler.compile_products(self.choices)
-
     @property
     def products(self) -> Mapping[Product, Sequence[Operand]]:
         """Those whose kernel can be chosen, with the weights of each."""
         found: defaultdict[Product, list[Operand]] = defaultdict(list)
-        for layer in self._layers:
+        for layer in self.layers:
             for linear, epilogue in layer.products:
                 if not isinstance(linear, Fp8Linear):
                     found[product_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
-        if (head := self._model.lm_head) is not None:
+        if (head := self.model.lm_head) is not None:
             found[product_of(head)].append(Operand(head.weight, None))
         return found
 
@@ -164,7 +127,7 @@ class FusedDecoder:
         """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: the
         fused matmuls leave no place for the adapters' terms.
         """
-        x = self._model.backbone.embed(inputs.tokens, inputs.positions)
+        x = self.model.backbone.embed(inputs.tokens, inputs.positions)
         rotations = [
             rotation_table(
                 inputs.positions,
@@ -176,13 +139,13 @@ class FusedDecoder:
         ]
         step = _Step(rotations, inputs.slots, ctx, own=not adapted and not self.invariant)
         stream = _Stream(x)
-        for layer in self._layers:
+        for layer in self.layers:
             run = self._parallel if layer.parallel else self._in_turn
             run(layer, stream, step)
         return self._joined(stream, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        model, head = self._model, self._model.lm_head
+        model, head = self.model, self.model.lm_head
         if head is None:
             return model.raw_logits(hidden)
         if self.invariant:
@@ -194,10 +157,10 @@ class FusedDecoder:
         return finished_logits(model.whole_logits(logits), multiplier=model.logit_scale, softcap=model.logit_softcap)
 
     @property
-    def _attends_ahead(self) -> bool:
+    def attends_ahead(self) -> bool:
         # On an H200 this gains 2 % at hidden size 1024 and loses 10 % at 4096, where the next kernel's weight reads
         # compete with attention's reads of keys.
-        return self.overlaps and self._model.shape.hidden_size <= _NARROW
+        return self.overlaps and self.model.shape.hidden_size <= _NARROW
 
     # ---- one layer
 
@@ -342,7 +305,7 @@ class FusedDecoder:
                 attention.norm,
                 attention.spec,
                 pdl=self.overlaps,
-                leads=self._attends_ahead,
+                leads=self.attends_ahead,
             )
             if attended is not None:
                 return attended
@@ -352,4 +315,4 @@ class FusedDecoder:
         q = rope_store(
             qkv, rotation, step.slots, keys, values, norm=attention.norm, invariant=self.invariant, pdl=self.overlaps
         )
-        return step.attention.attend_stored(attention.layer, q, attention.spec, pdl=self._attends_ahead)
+        return step.attention.attend_stored(attention.layer, q, attention.spec, pdl=self.attends_ahead)

@@ -72,9 +72,9 @@ class DeviceClock:
         activation: Activation,
         *,
         overlaps: bool,
-        cache_bytes: int,
+        cache_bytes: int = 0,
     ) -> None:
-        """`uses` has the matrices of each product; `cache_bytes` is the size of the L2 cache."""
+        """`uses` has the matrices of each product; `cache_bytes` is the L2 cache's size, for timing."""
         self._uses, self._activation, self._overlaps, self._cache_bytes = uses, activation, overlaps, cache_bytes
         self._like = next(iter(uses.values()))[0].weight
         self._scratch: dict[tuple[Product, int], _Scratch] = {}
@@ -105,7 +105,7 @@ class DeviceClock:
 
     def _try(self, product: Product, rows: int, tiling: Tiling) -> None:
         try:
-            self._call(Kind(product, tiling), self._drawn(product, rows), self._uses[product][0])
+            self._call(Kind(product, tiling), self._scratch_for(product, rows), self._uses[product][0])
         except UNUSABLE as error:
             _log.debug("%s cannot be used for %d rows of %s: %s", tiling, rows, product, error)
 
@@ -123,16 +123,17 @@ class DeviceClock:
         """What is captured and timed: the product of several matrices, with the kernels around each."""
         scratch = self._scratch.get((kind.product, rows))
         if scratch is None:
-            scratch = self._scratch[kind.product, rows] = self._drawn(kind.product, rows)
+            scratch = self._scratch[kind.product, rows] = self._scratch_for(kind.product, rows)
+            scratch.x.normal_()
         matrices = self._uses[kind.product]
         enough = 2 * self._cache_bytes // kind.product.weight_bytes + 1
         for matrix in islice(cycle(matrices), min(_MOST_CALLS, max(_FEWEST_CALLS, enough))):
             self._call(kind, scratch, matrix)
 
-    def _drawn(self, product: Product, rows: int) -> _Scratch:
+    def _scratch_for(self, product: Product, rows: int) -> _Scratch:
         normed = product.outs if product.epilogue == "added" else product.in_features
         return _Scratch(
-            self._like.new_empty(rows, product.in_features).normal_(),
+            self._like.new_zeros(rows, product.in_features),
             self._like.new_zeros(rows, product.outs),
             NormWeights(self._like.new_ones(normed), 1e-6, None),
         )

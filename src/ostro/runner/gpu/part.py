@@ -10,6 +10,9 @@ from torch import Tensor
 from ostro.errors import BadRequest
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, TOKEN, StepInputs, unpack
 from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
+from ostro.runner.gpu.choices import Gpu
+from ostro.runner.gpu.compiling import Job
+from ostro.runner.gpu.first_launches import compile_kernels, launches
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layer_plan import why_unfused
@@ -20,6 +23,10 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
+
+# The defaults on all ranks, and of what is compiled ahead. Off until they were measured on a GPU.
+ROTATES_IN_ATTENTION = False
+FOLDED_NORMS = False
 
 
 class GpuPart:
@@ -39,23 +46,35 @@ class GpuPart:
         finish: Callable[[Tensor, Tensor, StepKind], None] | None = None,
         group: Collective | None = None,
         kernel_choices: str = "off",
-        rotates_in_attention: bool = False,
-        folded_norms: bool = False,
+        rotates_in_attention: bool = ROTATES_IN_ATTENTION,
+        folded_norms: bool = FOLDED_NORMS,
+        gpu: Gpu | None = None,
     ) -> None:
         """`tokens` are those that the latest step drew. Decode steps of up to `captured` rows are graphs; `finish` is
         what they do with their logits, and gets these, the inputs and the kind: on the first rank, which samples. Its
         tokens then go to the others of the `group`. Unless `captured` is 0, padded steps with prompts are graphs too.
         `kernel_choices` are as in `EngineConfig`, `rotates_in_attention` as in `GpuRunner`. `folded_norms` lets
-        `FusedDecoder` change the weights, unless there are adapters.
+        `FusedDecoder` change the weights, unless there are adapters. A `gpu` is what the part is made for if the model
+        is on the meta device: it can then say what it would compile (`launches`), and run nothing.
         """
         parameter = next(model.parameters())
         self.model, self.device, self._adapters = model, parameter.device, adapters
+        self.attention = AttentionWorkspace(
+            model,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_batch_seqs=max_batch_seqs,
+            kv_dtype=kv_dtype or parameter.dtype,
+            deterministic=deterministic,
+            cascades=cascades,
+            gpu=gpu,
+        )
         unfused = why_unfused(model)
         # None for models without a layer plan: their own `forward` runs on the same attention.
         self.decoder = (
             FusedDecoder(
                 model,
-                overlaps=_overlaps(self.device),
+                overlaps=self.attention.scratch.overlaps,
                 invariant=deterministic,
                 rotates_in_attention=rotates_in_attention,
                 folded_norms=folded_norms and adapters is None,
@@ -68,25 +87,22 @@ class GpuPart:
                 f"kernel_choices is for models on the fused kernels, and this one is not: {unfused}. Leave it out.",
                 param="kernel_choices",
             )
-        self.attention = AttentionWorkspace(
-            model,
-            num_pages=num_pages,
-            page_size=page_size,
-            max_batch_seqs=max_batch_seqs,
-            kv_dtype=kv_dtype or parameter.dtype,
-            deterministic=deterministic,
-            cascades=cascades,
-        )
         # A graph's inputs and outputs.
         self.inputs = torch.zeros(FIELDS, max_batch_seqs, dtype=torch.int32, device=self.device)
         self._tokens, self._finish, self._group = tokens, finish, group
         self._hidden = torch.empty(0)
         if self.decoder is not None and self.device.type == "cuda" and not deterministic:
-            self.decoder.compile(self.attention.scratch, kernel_choices)
+            compile_kernels(self.decoder, self.attention, kernel_choices)
         self.graphs = StepGraphs(self.decode_step, idle=self.idle, most=max_batch_seqs, captured=captured)
         self.mixed = MixedGraphs(
             model, self._forward, self.attention, tokens=tokens, max_batch_seqs=max_batch_seqs, captures=captured > 0
         )
+
+    def launches(self, kernel_choices: str, gpu: Gpu) -> list[Job]:
+        """Calls that launch each kernel that is compiled ahead of its use; none if all are compiled on first use."""
+        if self.decoder is None or self.decoder.invariant:
+            return []
+        return launches(self.decoder, self.attention, kernel_choices, gpu)
 
     def carry_out(self, message: object) -> None:
         """What the first rank has sent."""
@@ -158,8 +174,3 @@ class GpuPart:
         if self.decoder is not None:
             return self.decoder(inputs, ctx, adapted=adapted)
         return self.model(inputs.tokens, inputs.positions, ctx)
-
-
-def _overlaps(device: torch.device) -> bool:
-    """Whether the device supports programmatic dependent launch: Hopper or newer."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -37,7 +37,7 @@ from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, mask
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
-from ostro.runner.gpu.part import GpuPart
+from ostro.runner.gpu.part import FOLDED_NORMS, ROTATES_IN_ATTENTION, GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, failure
 from ostro.runner.gpu.shared_prefixes import PrefixLimits, SharedPrefixes
@@ -103,8 +103,8 @@ class GpuRunner:
         group: Collective | None = None,
         kernel_choices: str = "off",
         prefix_limits: PrefixLimits | None = None,
-        rotates_in_attention: bool = False,
-        folded_norms: bool = False,
+        rotates_in_attention: bool = ROTATES_IN_ATTENTION,
+        folded_norms: bool = FOLDED_NORMS,
     ) -> None:
         """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs. Steps
         with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are. Without
@@ -601,8 +601,10 @@ def rank_part(
     adapters: Adapters | None,
     group: Collective,
     captures: bool,
+    rotates_in_attention: bool = ROTATES_IN_ATTENTION,
+    folded_norms: bool = FOLDED_NORMS,
 ) -> GpuPart:
-    """What a rank other than the first has: its graphs are those of the first."""
+    """What a rank other than the first has: its graphs are those of the first, and so are its kernels."""
     device = next(model.parameters()).device
     most = config.cuda_graph_max_bs or config.max_batch_seqs
     return GpuPart(
@@ -617,6 +619,8 @@ def rank_part(
         adapters=adapters,
         group=group,
         kernel_choices=config.kernel_choices,
+        rotates_in_attention=rotates_in_attention,
+        folded_norms=folded_norms,
     )
 
 

@@ -1,0 +1,174 @@
+"""Kernels that other processes compile ahead: for Hopper, without a GPU. What Triton would do with them on one is asked
+of Triton itself, in a process of its own (`precompile_probe`): in the tests' process, its interpreter has replaced its
+compiler.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ostro.backends import BACKENDS
+from ostro.config import EngineConfig
+from ostro.kernels.gpu.tilings import Multiprocessors
+from ostro.runner.gpu.choices import Gpu
+from ostro.runner.gpu.precompiling import Compiled, Precompiler, Request, precompiler
+
+CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
+PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
+H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
+
+
+def config(name: str, layers: int = 2) -> dict[str, object]:
+    return {**json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8")), "num_hidden_layers": layers}
+
+
+def request(model: dict[str, object], settings: EngineConfig | None = None) -> Request:
+    return Request(model, BACKENDS["cuda"].resolve(settings or EngineConfig(max_seq_len=4096)), H200)
+
+
+REQUESTS: Mapping[str, Request] = {
+    "qwen3": request(config("qwen3-0.6b")),
+    # Layers with windows and without, norms of what is added.
+    "gemma3": request(config("gemma-3-1b", layers=6)),
+    "auto": request(config("llama-3.2-1b"), EngineConfig(max_seq_len=4096, kernel_choices="auto")),
+    "fp8": request(config("qwen3-0.6b"), EngineConfig(max_seq_len=4096, kv_dtype="fp8", quantize="fp8")),
+}
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    caches = {name: str(tmp_path_factory.mktemp("cache")) for name in ("TRITON_CACHE_DIR", "OSTRO_CACHE")}
+    ran = subprocess.run(
+        [sys.executable, str(PROBE)],
+        input=msgspec.json.encode(REQUESTS),
+        env={**environment, **caches},
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_what_is_compiled_ahead_is_what_launches_look_for(probed: Mapping[str, Any], name: str) -> None:
+    keys = probed["models"][name]["keys"]
+    assert keys["signatures"] == keys["keys"] > 20
+    assert keys["others"] == 0
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_kernel_of_a_step_is_compiled_ahead(probed: Mapping[str, Any], name: str) -> None:
+    launched = probed["models"][name]["launched"]
+    assert launched["kernels"] > 20
+    assert launched["missed"] == []
+
+
+def test_kernel_that_cannot_be_compiled_costs_no_other(probed: Mapping[str, Any]) -> None:
+    found = probed["compiled"]
+    assert found["compiled"] == 1
+    assert [name.rpartition(".")[2] for name in found["failed"]] == ["_unpack_kernel"]
+    # The one that can is in the cache, under the key by which it is looked for.
+    assert found["hits"] == [True]
+
+
+# ---- the process
+
+
+def test_process_answers_what_it_compiled(compiling: Precompiler) -> None:
+    compiling.begin(request(config("qwen3-0.6b"), EngineConfig(deterministic=True)))
+    assert compiling.wait() == Compiled(0, {})
+    assert compiling.wait() is None
+
+
+def test_model_that_cannot_be_built_is_no_error(compiling: Precompiler) -> None:
+    compiling.begin(request({"architectures": ["NoSuchModel"]}))
+    answer = compiling.wait()
+    assert answer is not None
+    assert answer.kernels == 0
+    assert list(answer.failed) == [""]
+
+
+def test_nobody_waits_for_a_process_that_has_ended() -> None:
+    started = Precompiler()
+    os.kill(started.pid, signal.SIGKILL)
+    started.begin(request(config("qwen3-0.6b")))
+    assert started.wait() is None
+    started.close()
+
+
+def test_process_ends_when_it_is_closed() -> None:
+    started = Precompiler()
+    started.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(started.pid, 0)
+
+
+@pytest.fixture(scope="module")
+def compiling() -> Iterator[Precompiler]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        started = Precompiler()
+    yield started
+    started.close()
+
+
+# ---- when there is one
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Two CPUs and Triton's compiler, with an empty cache."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ostro.runner.gpu.precompiling.num_cpus", lambda: 2)
+    return monkeypatch
+
+
+def started(settings: EngineConfig | None = None) -> bool:
+    with precompiler(config("qwen3-0.6b"), settings or EngineConfig()) as found:
+        return found is not None
+
+
+def test_process_is_started_where_it_helps(compiles: pytest.MonkeyPatch) -> None:
+    assert started()
+    assert not started(EngineConfig(deterministic=True))
+    compiles.setattr("ostro.runner.gpu.precompiling.num_cpus", lambda: 1)
+    assert not started()
+
+
+def test_interpreter_compiles_nothing(compiles: pytest.MonkeyPatch) -> None:
+    compiles.setenv("TRITON_INTERPRET", "1")
+    assert not started()
+
+
+def test_later_start_with_the_same_settings_needs_no_process(compiles: pytest.MonkeyPatch) -> None:
+    model, settings = config("qwen3-0.6b"), EngineConfig(max_batch_seqs=16)
+    compiles.setattr(Precompiler, "begin", lambda self, request: setattr(self, "_began", True))
+    compiles.setattr("ostro.runner.gpu.precompiling.receive", lambda _: msgspec.msgpack.encode(Compiled(1, {})))
+    with precompiler(model, settings) as first:
+        assert first is not None
+        first.begin(request(model))
+        first.wait()
+    assert not started(settings)
+    assert started(EngineConfig(max_batch_seqs=17))
+
+
+def test_process_that_cannot_be_started_is_told_and_no_error(
+    compiles: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(11, "no process")
+
+    compiles.setattr("ostro.runner.gpu.precompiling.spawn", refuse)
+    assert not started()
+    assert "no process" in caplog.text

@@ -1,0 +1,142 @@
+"""Run as a program, without Triton's interpreter, which the tests' own process has: what is compiled ahead of a model's
+first step, and what steps then launch. Reads requests from its input and prints what it found, both as JSON.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import torch
+import triton.compiler
+from triton import knobs
+from triton.compiler import make_backend
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_key
+
+from ostro.kernels.gpu.signatures import build, compile_for, kernel_name, recorded
+from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, SAMPLER, unpack
+from ostro.runner.gpu.choices import known
+from ostro.runner.gpu.graphs import ladder
+from ostro.runner.gpu.part import GpuPart
+from ostro.runner.gpu.precompile_process import compile_all, part_of, signatures
+from ostro.runner.gpu.precompiling import Request
+from ostro.runner.gpu.sampling import DrawnTokens, Sampler
+from ostro.runner.gpu.step_plan import SamplerKind
+
+META = torch.device("meta")
+# Of prompts: up to a few tokens, within a tile of attention's, and beyond.
+PROMPTS = (5, 100, 1000, 3000)
+QUICK = "_unpack_kernel"
+NUMBERS = count(1)
+
+
+class NotLaunched:
+    """Stands for a compiled kernel."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        pass
+
+    def run(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def noted_keys() -> Iterator[set[str]]:
+    """The keys of what is compiled meanwhile in Triton's cache; nothing is."""
+    keys: set[str] = set()
+
+    def note(src: Any, target: Any, options: dict[str, Any]) -> NotLaunched:
+        backend = make_backend(target)
+        keys.add(get_cache_key(src, backend, backend.parse_options(dict(options)), env_vars={}))
+        return NotLaunched()
+
+    with patch.object(triton.compiler, "compile", note):
+        yield keys
+
+
+@contextmanager
+def on_another_device() -> Iterator[None]:
+    """Triton keeps what it has compiled by device."""
+    number = next(NUMBERS)
+    with patch.object(driver.active, "get_current_device", lambda: number):
+        yield
+
+
+def keys(request: Request) -> dict[str, int]:
+    """How many keys signatures have, and how many of those that launches on real memory look for are others."""
+    ahead = signatures(request)
+    with on_another_device(), noted_keys() as compiled:
+        for each in ahead:
+            build(each)
+    with on_another_device(), noted_keys() as looked_for, torch.inference_mode():
+        for launch in part_of(request, torch.device("cpu")).launches(request.settings.kernel_choices, request.gpu):
+            launch()
+    return {"signatures": len(ahead), "keys": len(compiled), "others": len(compiled ^ looked_for)}
+
+
+def launched(request: Request) -> dict[str, object]:
+    """How many kernels steps launch, and those of them that nobody has compiled ahead."""
+    part, ahead = part_of(request, META), signatures(request)
+    if part.decoder is not None:
+        part.decoder.choices = known(request.settings.kernel_choices, request.gpu)
+    most, vocab = request.settings.max_batch_seqs, part.model.shape.vocab_size
+    sampler, drawn = Sampler(most, vocab, META), DrawnTokens(most, META)
+    with torch.inference_mode():
+        found = recorded(steps(part, sampler, drawn, most))
+    missed = [f"{kernel_name(each)}{json.loads(each)['constant_vals']}" for each in found if each not in ahead]
+    return {"kernels": len(found), "missed": missed}
+
+
+def steps(part: GpuPart, sampler: Sampler, drawn: DrawnTokens, most: int) -> Iterator[Any]:
+    def decode(size: int, kind: SamplerKind) -> None:
+        sent = torch.empty(FIELDS, size, dtype=torch.int32, device=META)
+        inputs = unpack(sent, drawn.tokens)
+        logits = part.head(part._forward(inputs, part.attention.of_single_tokens(sent, inputs.slots)))
+        sampler.draw(logits, sent[SAMPLER], drawn.tokens, drawn.errors, kind)
+
+    def prompt(length: int) -> None:
+        sent = torch.empty(FIELDS, length, dtype=torch.int32, device=META)
+        inputs, tiles = unpack(sent, drawn.tokens), torch.empty(1, 4, dtype=torch.int32, device=META)
+        attention = part.attention._of_tiles(part.attention.tables.on_device[:1], sent[LENGTH, :0], tiles, inputs.slots)
+        part.head(part._forward(inputs, attention)[:1])
+
+    for size in ladder(most):
+        for truncated in (False, True):
+            yield lambda size=size, truncated=truncated: decode(size, SamplerKind(truncated, penalties=False))
+    for length in PROMPTS:
+        yield lambda length=length: prompt(length)
+
+
+def compiled(request: Request) -> dict[str, object]:
+    """What becomes of one signature that can be compiled and one that cannot."""
+    good = next(each for each in signatures(request) if kernel_name(each).endswith(QUICK))
+    # A kernel's blocks are powers of two.
+    bad = json.dumps({**json.loads(good), "constant_vals": [255]})
+    found = compile_all([bad, good], processes=2)
+    hits: list[bool] = []
+    with (
+        on_another_device(),
+        patch.object(knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit)),
+    ):
+        build(good)
+    return {"compiled": found.kernels, "failed": list(found.failed), "hits": hits}
+
+
+def main() -> None:
+    requests = msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, Request])
+    compile_for(next(iter(requests.values())).gpu.capability)
+    # First: after `noted_keys`, this process compiles nothing.
+    tried = compiled(next(iter(requests.values())))
+    found = {name: {"keys": keys(each), "launched": launched(each)} for name, each in requests.items()}
+    print(json.dumps({"models": found, "compiled": tried}))
+
+
+if __name__ == "__main__":
+    main()
