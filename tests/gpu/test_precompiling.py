@@ -98,6 +98,11 @@ def test_model_that_cannot_be_built_is_no_error(compiling: Precompiler) -> None:
     assert list(answer.failed) == [""]
 
 
+def test_config_that_cannot_be_sent_is_no_error(compiling: Precompiler) -> None:
+    compiling.begin(request({"architectures": ["NoSuchModel"], "other": 1 << 80}))
+    assert compiling.wait() is None
+
+
 def test_nobody_waits_for_a_process_that_has_ended() -> None:
     started = Precompiler()
     os.kill(started.pid, signal.SIGKILL)

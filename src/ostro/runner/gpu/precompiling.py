@@ -71,7 +71,8 @@ class Precompiler:
 
     def begin(self, request: Request) -> None:
         """Returns before anything is compiled."""
-        with suppress(OSError):
+        # A config may hold numbers that no message can, and still be a model's.
+        with suppress(OSError, OverflowError, RecursionError):
             self._socket.sendall(frame(request))
             self._began = True
 
