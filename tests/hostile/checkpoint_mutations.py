@@ -12,8 +12,9 @@ from typing import Any
 import gguf
 import numpy as np
 from native_directory import write as write_directory
-from native_models import savable_model
+from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
+from quantized_packers import FORMATS, write_quantized
 
 from ostro.torch_models.base import Model
 
@@ -100,6 +101,9 @@ _GGUF_TYPES = {
     "Q4_0": gguf.GGMLQuantizationType.Q4_0,
 }
 
+# One of each layout of tensors.
+_QUANTIZED = ("fp8-block", "int-quantized-zeros", "pack-quantized-zeros", "gptq-order", "awq", "nf4-nested", "bnb-8")
+
 # What numbers, and what should be numbers, are replaced by.
 NUMBERS: Sequence[object] = (
     *(0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 64, 65, 128, 255, 256, 1024, 4096, 65535, 10**6, 10**8),
@@ -145,6 +149,7 @@ def subjects() -> list[Subject]:
         root = Path(scratch)
         found = [_directory(root / name, name, config) for name, config in CONFIGS.items()]
         found += [_gguf(root, name, kind) for name, kind in _GGUF_TYPES.items()]
+        found += [_quantized(root / name, name) for name in _QUANTIZED]
         found.append(_adapted(root))
     return found
 
@@ -152,6 +157,12 @@ def subjects() -> list[Subject]:
 def _directory(path: Path, name: str, config: Mapping[str, object]) -> Subject:
     write_directory(path, config)
     return Subject(name, _read(path, "model"), "model")
+
+
+def _quantized(path: Path, name: str) -> Subject:
+    tensors = ModelCheckpoint(savable_model(CONFIGS["llama"]), CONFIGS["llama"]).tensors()
+    write_quantized(path, CONFIGS["llama"], dict(tensors), FORMATS[name])
+    return Subject(f"quantized-{name}", _read(path, "model"), "model", quantized=True)
 
 
 def _adapted(root: Path) -> Subject:
@@ -255,6 +266,9 @@ def _change_config(data: bytes, random: Random) -> bytes:
     if not isinstance(config, dict) or not config:
         return data
     key = random.choice(list(config))
+    if isinstance(config.get("quantization_config"), dict) and random.random() < 0.5:
+        _change_table(config["quantization_config"], random)
+        return json.dumps(config).encode()
     match random.randrange(8):
         case 0 | 1:
             config[key] = _value(random)
@@ -274,6 +288,20 @@ def _change_config(data: bytes, random: Random) -> bytes:
             if random.random() < 0.3:
                 config["architectures"] = random.choice(list(CONFIGS.values()))["architectures"]
     return json.dumps(config).encode()
+
+
+def _change_table(table: dict[str, Any], random: Random) -> None:
+    """One value in it, or in a table within it."""
+    if not table:
+        return
+    key = random.choice(list(table))
+    if isinstance(table[key], dict) and random.random() < 0.8:
+        _change_table(table[key], random)
+    elif random.random() < 0.2:
+        del table[key]
+    else:
+        other = random.choice(("gptq", "awq", "fp8", "bitsandbytes", "compressed-tensors", "mxfp4", "pack-quantized"))
+        table[key] = random.choice((other, not table[key], _value(random), _near(table[key], random)))
 
 
 def _change_safetensors(data: bytes, random: Random) -> bytes:
@@ -320,7 +348,14 @@ def _change_safetensors(data: bytes, random: Random) -> bytes:
     return struct.pack("<Q", length) + text + data[8 + size :]
 
 
-_SAME_WIDTH = {"F32": ("I32", "U32", "F32"), "F16": ("BF16", "I16"), "BF16": ("F16", "I16")}
+_SAME_WIDTH = {
+    "F32": ("I32", "U32", "F32"),
+    "F16": ("BF16", "I16"),
+    "BF16": ("F16", "I16"),
+    "I32": ("F32", "U32"),
+    "I64": ("F64", "U64"),
+    **dict.fromkeys(("I8", "U8", "F8_E4M3"), ("I8", "U8", "F8_E4M3", "F8_E5M2", "BOOL")),
+}
 
 
 def _num_bytes(entry: Mapping[str, Any]) -> int:

@@ -272,7 +272,7 @@ FORMATS: Mapping[str, Format] = {
     "fp8-block": Format(
         {"quant_method": "fp8", "weight_block_size": [32, 16]}, lambda matrix: float8(matrix, (32, 16)), "Q8_0"
     ),
-    "fp8-tensor": Format({"quant_method": "fp8", "activation_scheme": "static"}, per_tensor, "Q8_0"),
+    "fp8-tensor": Format({"quant_method": "modelopt", "quant_algo": "FP8"}, per_tensor, "Q8_0"),
     "fp8-row": Format({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, per_row, "Q8_0"),
     "float-quantized": Format(_compressed("float-quantized", _FLOAT8), per_row, "Q8_0"),
     "int-quantized": Format(_compressed("int-quantized", _INT8), int_quantized, "Q8_0", exactly=True),

@@ -116,6 +116,24 @@ def test_what_is_repacked_is_exact_or_within_half_a_step(name: str, tmp_path: Pa
     assert ((repacked - twin).reshape(-1, 32).abs() <= steps * 0.56).all()
 
 
+@pytest.mark.parametrize(
+    ("group", "symmetric", "native", "exactly"),
+    [(64, True, "Q4_0", True), (128, True, "Q4_0", True), (64, False, "Q4_1", False), (16, True, "Q8_0", False)],
+    ids=["64", "last group smaller", "zero points", "smaller than blocks"],
+)
+def test_groups_of_other_sizes_are_repacked(
+    group: int, symmetric: bool, native: str, exactly: bool, tmp_path: Path
+) -> None:
+    config = {**FORMATS["gptq"].config, "group_size": group, "sym": symmetric}
+    format = Format(config, lambda weight: gptq(weight, group=group, symmetric=symmetric), native)
+    checkpoint, twin = written(tmp_path, format, matrix(96, 192))
+    weight = found(checkpoint)
+    assert weight.format == native
+    assert np.array_equal(weight.floats(), twin.numpy())
+    off = np.abs(weight.stored().floats() - twin.numpy()).max()
+    assert off == 0 if exactly else off < 0.56 / 127 * twin.abs().max().item()
+
+
 def test_rows_that_are_no_whole_blocks_are_widened(tmp_path: Path) -> None:
     format = Format(FORMATS["gptq"].config, lambda weight: gptq(weight, group=24), "F32")
     checkpoint, twin = written(tmp_path, format, matrix(96, 48))
@@ -349,7 +367,7 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
     ("config", "message"),
     [
         ({"quant_method": "hqq"}, "quantised with hqq, .* Use the original model"),
-        ({"quant_method": "modelopt"}, "quantised with modelopt"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised with modelopt's NVFP4"),
         ({}, "quantised with an unknown method"),
         ({"quant_method": "gptq", "bits": 3}, "quantised with GPTQ with 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "GPTQ in the layout marlin"),

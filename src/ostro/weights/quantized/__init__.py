@@ -27,6 +27,7 @@ _READERS: Mapping[str, Callable[[ConfigReader], Scheme]] = {
     "fbgemm_fp8": Float8.read,
     "fp8": Float8.read,
     "gptq": Gptq.read,
+    "modelopt": Float8.read_modelopt,
     "mxfp4": Mxfp4.read,
 }
 

@@ -59,7 +59,7 @@ class Awq(Scheme):
         columns, rows = len(words), words.shape[1] * _PER_WORD
 
         def codes(some: slice) -> Codes:
-            return _in_order(words[:, some.start // _PER_WORD : -(-some.stop // _PER_WORD)]).T
+            return np.ascontiguousarray(_in_order(words[:, some.start // _PER_WORD : -(-some.stop // _PER_WORD)]).T)
 
         scales = finite(parts, "scales")
         zeros = _in_order(integers(parts["qzeros"])).astype(np.int16)
@@ -69,4 +69,4 @@ class Awq(Scheme):
 
 def _in_order(words: npt.NDArray[np.signedinteger]) -> Codes:
     nibbles = unpacked(words, _BITS).reshape(len(words), -1, _PER_WORD)
-    return nibbles[:, :, _ORDER].reshape(len(words), -1)
+    return np.take(nibbles, _ORDER, axis=2).reshape(len(words), -1)

@@ -129,8 +129,10 @@ class _Looked:
         # Rows of odd length begin in the middle of a byte.
         octets = self.octets[start // 2 : -(-stop // 2)]
         codes = np.stack((octets >> np.uint8(4), octets & np.uint8(15)), axis=-1).reshape(-1)
-        values = self.table[codes[start % 2 :][: stop - start]]
-        values *= self.scales[np.arange(start, stop) // self.block]
+        values = np.take(self.table, codes[start % 2 :][: stop - start])
+        first = start // self.block
+        scales = np.repeat(self.scales[first : -(-stop // self.block)], self.block)
+        values *= scales[start - first * self.block :][: stop - start]
         return values.reshape(-1, self.columns)
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints with `quant_method: fp8`, as of DeepSeek and Qwen, with a scale per tile, row or tensor; fbgemm's too.
+"""Checkpoints with `quant_method: fp8`, as of DeepSeek and Qwen, with a scale per tile, row or tensor; fbgemm's and
+ModelOpt's too.
 
 weight             float8 [out, in]
 weight_scale_inv   or `weight_scale`; despite its name, both multiply
@@ -11,7 +12,7 @@ from typing import ClassVar, Self
 from ostro.models.config import ConfigReader
 from ostro.weights.arrays import WeightArray
 from ostro.weights.quantized.parts import Parts, T
-from ostro.weights.quantized.scheme import Scheme, Shape
+from ostro.weights.quantized.scheme import Scheme, Shape, refused
 from ostro.weights.quantized.tiles import Tile, float8_shape, float8_weight
 from ostro.weights.quantized.weight import Packing, QuantizedWeight, repacked_at_best
 
@@ -30,6 +31,14 @@ class Float8(Scheme):
     @classmethod
     def read(cls, config: ConfigReader) -> Self:
         return cls(block_size(config, "weight_block_size"))
+
+    @classmethod
+    def read_modelopt(cls, config: ConfigReader) -> Self:
+        """ModelOpt's, of which FP8 is one."""
+        algorithm = config.text("quant_algo", "an unknown algorithm")
+        if algorithm != "FP8":
+            raise refused(f"modelopt's {algorithm}")
+        return cls(None)
 
     @property
     def label(self) -> str:

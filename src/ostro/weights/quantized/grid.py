@@ -46,7 +46,13 @@ class Grid:
     def weight(self) -> QuantizedWeight:
         middle = 1 << (self.bits - 1)
         symmetric = bool((self.zeros == middle).all())
-        own = replace(self, group_of=None) if self._is_in_order() else self
+        own = replace(
+            self,
+            # Whatever is read by rows is stored by rows.
+            scales=np.ascontiguousarray(self.scales),
+            zeros=np.full((1, 1), middle, np.int16) if symmetric else np.ascontiguousarray(self.zeros),
+            group_of=None if self._is_in_order() else self.group_of,
+        )
         packing = grid_packing(
             bits=self.bits,
             symmetric=symmetric,

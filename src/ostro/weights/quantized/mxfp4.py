@@ -72,7 +72,7 @@ class BlockFloats:
         return blocks.q8_0(self._doubled(rows), self._scales(rows))
 
     def _doubled(self, rows: slice) -> npt.NDArray[np.int8]:
-        return _DOUBLED[unpacked(self.codes[rows], 4)]
+        return np.take(_DOUBLED, unpacked(self.codes[rows], 4))
 
     def _scales(self, rows: slice) -> Floats:
         return np.ldexp(np.float32(1), self.exponents[rows].astype(np.int32) - 128)

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from ostro.weights.ahead import ahead
 from ostro.weights.arrays import Bytes, Floats, WeightArray
 from ostro.weights.quantized.blocks import BLOCK_BYTES, GROUP, requantized
 
-# Values decoded at a time: bounds temporary memory.
-_CHUNK_VALUES = 1 << 20
+# Values decoded at a time: so few that they stay in a core's cache.
+_CHUNK_VALUES = 1 << 18
 # The most codes that share a 32-bit word along the rows.
 _ROW_MULTIPLE = 8
 
@@ -78,10 +80,14 @@ class QuantizedWeight:
             return WeightArray.of(self.floats())
         num_rows, columns = self._matrix
         raw = np.empty((num_rows, columns // GROUP * BLOCK_BYTES[self.format]), np.uint8)
-        for rows in self._chunks():
-            raw[rows] = requantized(self.decode(rows)) if self.repack is None else self.repack(rows)
+        chunks = list(self._chunks())
+        for rows, repacked in zip(chunks, ahead(partial(self._repacked, rows) for rows in chunks), strict=True):
+            raw[rows] = repacked
         raw = raw.reshape(*self._rows_shape[:-1], -1)
         return WeightArray(self.format, self.shape, raw, transposed=self.transposed)
+
+    def _repacked(self, rows: slice) -> Bytes:
+        return requantized(self.decode(rows)) if self.repack is None else self.repack(rows)
 
     @property
     def _rows_shape(self) -> tuple[int, ...]:
