@@ -1,5 +1,6 @@
 """Quantised checkpoints of each format: the tokens that transformers finds with their twins in float32."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +9,9 @@ import pytest
 import torch
 import transformers
 from native_directory import load
-from native_models import needs_library
+from native_models import ModelCheckpoint, needs_library, savable_model
 from quantized_packers import FORMATS, write_quantized
+from safetensors.torch import save_file
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -116,3 +118,41 @@ def test_native_scores_are_those_of_the_twin_but_for_rounding(
     _, scores = ran(runner, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
     # The model amplifies rounding; a single wrong code or scale moves scores by ten times as much.
     assert (scores - logprobs(reference, twin)).abs().mean() < 0.1
+
+
+_FUSED: Mapping[str, Mapping[str, object]] = {
+    "phi3": {"architectures": ["Phi3ForCausalLM"]},
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.5},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("family", _FUSED)
+def test_matrices_that_are_fused_interleaved_or_experts_are_those_of_the_twin(
+    family: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin is run by torch too, which other tests hold to transformers."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    config = {**{key: value for key, value in CONFIG.items() if key != "model_type"}, **_FUSED[family]}
+    tensors = dict(ModelCheckpoint(savable_model(config), config).tensors())
+    # Smaller matrices amplify rounding less.
+    tensors = {
+        name: tensor / 3 if ".layers." in name and tensor.dim() == 2 else tensor for name, tensor in tensors.items()
+    }
+    twin = write_quantized(tmp_path / "quantized", config, tensors, FORMATS["pack-quantized"])
+    (tmp_path / "twin").mkdir()
+    (tmp_path / "twin" / "config.json").write_text(json.dumps(config))
+    save_file(twin, tmp_path / "twin" / "model.safetensors")
+    params = SamplingParams(max_tokens=LENGTH, temperature=0, prompt_logprobs=0)
+    tokens, scores = ran(load(tmp_path / "quantized", backend=backend), params)
+    expected, theirs = ran(load(tmp_path / "twin", backend="torch"), params)
+    assert (scores - theirs).abs().mean() < (1e-4 if backend == "torch" else 0.2)
+    if backend == "torch":
+        assert tokens == expected
