@@ -57,9 +57,10 @@ _ROWS = {
     "frontend": (
         "answers config engine errors grammar model_tokenizer outputs sampling_defaults sampling_params text weights"
     ),
+    "relevance": "engine errors frontend outputs weights",
     "driver": "engine errors frontend outputs",
     "llm": (
-        "answers config driver engine errors frontend grammar outputs planning runner sampling_defaults "
+        "answers config driver engine errors frontend grammar outputs planning relevance runner sampling_defaults "
         "sampling_params sources text weights"
     ),
     "evaluation": "errors extras llm outputs sampling_params",
@@ -67,8 +68,8 @@ _ROWS = {
     "schemas": "errors sampling_defaults sampling_params structured",
     "server": (
         "answers backend_extras backends config engine engine_process env_file errors extras frontend machine "
-        "mesh_hosts outputs planning pool processes sampling_defaults sampling_params schemas sources text version "
-        "weights"
+        "mesh_hosts outputs planning pool processes relevance sampling_defaults sampling_params schemas sources text "
+        "version weights"
     ),
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",

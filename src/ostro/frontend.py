@@ -1,7 +1,6 @@
 """Prompts to requests, and progress to text: what `LLM` and the server share. Knows a tokenizer; knows no engine."""
 
 import itertools
-import math
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,8 @@ from ostro.sampling_params import MAX_SEED, SamplingParams
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
+from ostro.weights.pooling import unit
+from ostro.weights.ranking import Ranking, read_ranking
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -54,9 +55,12 @@ class Frontend:
         pooling: Pooling | None = None,
         defaults: SamplingDefaults | None = None,
         *,
+        ranking: Ranking | None = None,
         tool_format: ToolFormat = "auto",
     ) -> None:
+        """`ranking` is a cross-encoder's, and `pooling` an embedding model's."""
         self.name = name
+        self.ranking = ranking
         self._tool_format = tool_format
         self._probing = threading.Lock()
         self._profile: TemplateProfile | None = None
@@ -76,7 +80,14 @@ class Frontend:
         """
         chosen = load_tokenizer(config, checkpoint, tokenizer)
         defaults = sampling_defaults(checkpoint, config)
-        return cls(name or checkpoint.name, chosen, checkpoint.pooling, defaults, tool_format=config.tool_format)
+        return cls(
+            name or checkpoint.name,
+            chosen,
+            checkpoint.pooling,
+            defaults,
+            ranking=read_ranking(checkpoint.config),
+            tool_format=config.tool_format,
+        )
 
     def sampling(self, params: SamplingParams, constraint: Constraint | None = None) -> Sampling:
         """Prepares the params for `request`; the cost is that of tokenising the bad words. `constraint` is what
@@ -155,9 +166,21 @@ class Frontend:
         return replace(request, prompt_logprobs_from=len(context), one_pass=one_pass)
 
     def embedding_request(
-        self, text: Prompt, *, max_len: int, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+        self,
+        text: Prompt,
+        *,
+        max_len: int,
+        adapter: str | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> Request:
-        """A request for a text's embedding; raises Unsupported for a model that has none."""
+        """A request for a text's embedding, after the model's prompt of that name or its default one; raises
+        Unsupported for a model that has none.
+        """
+        if self.ranking is not None:
+            raise Unsupported(
+                f"{self.name} is a classifier: it ranks texts (/v1/rerank, /v1/score), and embeds none.", param="model"
+            )
         if self.pooling is None:
             raise Unsupported(
                 f"{self.name} is not an embedding model: it has no modules.json with a pooling module. "
@@ -165,8 +188,37 @@ class Frontend:
                 param="model",
             )
         params = SamplingParams(max_tokens=0, truncate_prompt_tokens=truncate_prompt_tokens)
+        if isinstance(text, str):
+            text = self.pooling.prompts.named(prompt_name) + text
+        elif prompt_name is not None:
+            raise BadRequest("Token ids get no prompt: leave prompt_name out, or send text.", param="prompt_name")
+        if self.pooling.keeps_start and truncate_prompt_tokens is not None:
+            most = max_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+            text = self.tokenizer.encode_start(text, most) if isinstance(text, str) else text[:most]
+            params = params.with_changes(truncate_prompt_tokens=None)
         request = self.request(text, self.sampling(params), max_len=max_len, adapter=adapter)
         return replace(request, task=Task.EMBED)
+
+    def pair_request(
+        self, query: str, document: str, *, max_len: int, truncate_prompt_tokens: int | None = None
+    ) -> Request:
+        """A request for a cross-encoder's output for a pair of texts, which is one number; raises Unsupported for
+        other models.
+        """
+        if self.ranking is None:
+            raise Unsupported(f"{self.name} is no cross-encoder. Load one to rank texts.", param="model")
+        if self.ranking.num_labels != 1:
+            raise Unsupported(
+                f"{self.name} sorts texts into {self.ranking.num_labels} classes. To rank them, load a cross-encoder "
+                "that has one.",
+                param="model",
+            )
+        # Checks the number.
+        params = SamplingParams(max_tokens=0, truncate_prompt_tokens=truncate_prompt_tokens)
+        most = max_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+        ids, second_at = self.tokenizer.encode_pair(query, document, most)
+        sampling = self.sampling(params.with_changes(truncate_prompt_tokens=None))
+        return replace(self.request(ids, sampling, max_len=max_len), task=Task.EMBED, second_at=second_at)
 
     def solving_request(self, inputs: Sequence[int], *, max_len: int, puzzle: int = 0) -> Request:
         """A request for a token at every position of the inputs at once."""
@@ -276,5 +328,4 @@ class Collector:
     def _vector(self, pooled: list[float] | None) -> list[float] | None:
         if pooled is None or not self._normalize:
             return pooled
-        length = math.hypot(*pooled) or 1.0
-        return [value / length for value in pooled]
+        return unit(pooled)

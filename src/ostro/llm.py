@@ -21,7 +21,8 @@ from ostro.engine.speculation import speculation
 from ostro.errors import BadRequest, ProfileFailed
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.grammar.compiler import GrammarCompiler
-from ostro.outputs import Completion, Delta, Score, Solution, embedding, score, solution
+from ostro.outputs import Completion, Delta, Ranked, Score, Solution, embedding, ranked, score, solution
+from ostro.relevance import relevance_requests, relevance_scores
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
@@ -194,15 +195,51 @@ class LLM:
         texts: Prompt | Sequence[Prompt],
         *,
         adapter: Adapter = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[list[float]]:
-        """One embedding per text, pooled as the model's own configuration says; texts are truncated as in `score`."""
+        """One embedding per text, pooled as the model's own configuration says.
+
+        `dimensions` shortens them, if the model was trained for that. `prompt_name` is that of one of the model's
+        prompts, such as "query". `truncate_prompt_tokens` keeps this many tokens, an encoder's first ones and a
+        decoder's last ones; -1 keeps as many as fit in the context.
+        """
         batch = _as_list(texts)
         requests = [
-            self.prepare_embedding(text, adapter=name, truncate_prompt_tokens=truncate_prompt_tokens)
+            self.prepare_embedding(
+                text, adapter=name, prompt_name=prompt_name, truncate_prompt_tokens=truncate_prompt_tokens
+            )
             for text, name in zip(batch, _for_each(adapter, len(batch)), strict=True)
         ]
-        return [embedding(completion) for completion in self._finish(requests)]
+        vectors = [embedding(completion) for completion in self._finish(requests)]
+        pooling = self._frontend.pooling
+        return vectors if pooling is None else [pooling.shortened(vector, dimensions) for vector in vectors]
+
+    def relevance(self, pairs: Sequence[tuple[str, str]], *, truncate_prompt_tokens: int | None = None) -> list[float]:
+        """How relevant each pair's second text is to the first: by a cross-encoder, or the cosine of embeddings.
+
+        `truncate_prompt_tokens` shortens each pair, or each text to embed, to this many tokens; -1 to what fits.
+        """
+        requests = relevance_requests(
+            self._frontend, pairs, max_len=self._max_len, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        completions = self._finish([self._checked(request) for request in requests])
+        return relevance_scores(self._frontend, pairs, completions)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[Ranked]:
+        """The documents in order of `relevance` to the query, the best `top_n` of them."""
+        if top_n is not None and top_n < 1:
+            raise BadRequest(f"top_n must be at least 1, got {top_n}.", param="top_n")
+        pairs = [(query, document) for document in documents]
+        return ranked(self.relevance(pairs, truncate_prompt_tokens=truncate_prompt_tokens), top_n)
 
     def solve(self, inputs: Sequence[Sequence[int]], puzzle_ids: Sequence[int] | None = None) -> list[Solution]:
         """Predicts a token for every position of each puzzle at once, with an HRM of upstream's dialect.
@@ -261,12 +298,21 @@ class LLM:
         )
 
     def prepare_embedding(
-        self, text: Prompt, *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+        self,
+        text: Prompt,
+        *,
+        adapter: str | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> Request:
         """The engine's request for a text's embedding; raises Unsupported for a model that has none."""
         return self._checked(
             self._frontend.embedding_request(
-                text, max_len=self._max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
+                text,
+                max_len=self._max_len,
+                adapter=adapter,
+                prompt_name=prompt_name,
+                truncate_prompt_tokens=truncate_prompt_tokens,
             )
         )
 

@@ -1,13 +1,14 @@
 """Results of requests, finished or running: text, ids, log-probabilities, scores. Plain data."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostro.engine.logprob import NOT_FINITE, TokenLogprob
 from ostro.engine.solution import Solution
 from ostro.errors import SequenceFailed
 
-__all__ = ["Choice", "Completion", "Delta", "Score", "Solution", "TokenLogprob", "score", "solution"]
+__all__ = ["Choice", "Completion", "Delta", "Ranked", "Score", "Solution", "TokenLogprob", "score", "solution"]
 
 
 @dataclass(slots=True)
@@ -79,6 +80,21 @@ class Score:
     is_greedy: bool
     """Whether each of its tokens is the most likely one at its position."""
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One of several documents, and how relevant it is to a query."""
+
+    index: int
+    """Its place among the documents."""
+    score: float
+
+
+def ranked(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
+    """The best first, at most `top_n` of them; equal ones in their order."""
+    everything = [Ranked(index, score) for index, score in enumerate(scores)]
+    return sorted(everything, key=lambda each: -each.score)[:top_n]
 
 
 def solution(completion: Completion) -> Solution:

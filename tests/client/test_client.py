@@ -27,6 +27,8 @@ from ostro.schemas import (
     EmbeddingRequest,
     GenerateRequest,
     LoglikelihoodRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
     Version,
 )
@@ -173,6 +175,9 @@ def test_unknown_fields_of_a_newer_server_are_passed_over() -> None:
         ("complete", [object()], {}, BadRequest, None),
         ("model", ["no/such model?"], {}, UnknownModel, "model"),
         ("embed", ["x"], {}, Unsupported, "model"),
+        ("rerank", ["x", ["y"]], {}, Unsupported, "model"),
+        ("score", ["x", ["y", "z"]], {}, Unsupported, "model"),
+        ("score", [["x", "y"], ["x", "y", "z"]], {}, BadRequest, "text_1"),
     ],
 )
 def test_errors_are_those_that_the_server_raised(
@@ -324,6 +329,12 @@ def test_both_clients_have_the_same_methods_and_arguments() -> None:
         (options.GenerateOptions, GenerateRequest, {"prompts"}),
         (options.ScoreOptions, LoglikelihoodRequest, {"prompts", "continuations"}),
         (options.EmbeddingOptions, EmbeddingRequest, {"input"}),
+        (options.RerankOptions, RerankRequest, {"query", "documents"}),
+        (
+            options.RelevanceOptions,
+            ScoreRequest,
+            {"text_1", "text_2", "queries", "documents", "encoding_format"},
+        ),
         (options.TokenizeOptions, TokenizeRequest, {"prompt", "messages"}),
     ],
 )

@@ -14,7 +14,7 @@ from model_directory import CONTEXT, HIDDEN, make_embedding_model, write_model
 from openai import OpenAI
 from openai.types import CreateEmbeddingResponse
 
-from ostro import LLM
+from ostro import LLM, Client
 
 TEXTS = ["the quick brown fox", "the dog does not mind", "café 你好"]
 
@@ -96,6 +96,16 @@ def test_dimensions_may_be_those_of_the_model_and_no_others(client: OpenAI, llm:
         with pytest.raises(openai.BadRequestError, match=f"{HIDDEN} dimensions") as refused:
             client.embeddings.create(model="default", input="x", dimensions=dimensions)
         assert (refused.value.param, refused.value.code) == ("dimensions", "unsupported")
+
+
+def test_ranking_by_an_embedding_model_is_by_cosine(server: LiveServer, llm: LLM) -> None:
+    [query, *documents] = llm.embed(TEXTS)
+    cosines = [sum(a * b for a, b in zip(query, document, strict=True)) for document in documents]
+    with Client(server.url) as client:
+        scored = client.score(TEXTS[0], TEXTS[1:])
+        assert [each.score for each in scored.data] == pytest.approx(cosines, abs=1e-5)
+        best = client.rerank(TEXTS[0], TEXTS[1:], top_n=1).results
+        assert [each.index for each in best] == [cosines.index(max(cosines))]
 
 
 def test_input_that_is_too_long_is_refused_and_not_cut(client: OpenAI) -> None:

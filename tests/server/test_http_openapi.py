@@ -29,6 +29,8 @@ PATHS = [
     "/v1/messages/count_tokens",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
     "/generate",
     "/generate_stream",
     "/loglikelihood",

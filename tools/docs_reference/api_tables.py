@@ -70,6 +70,8 @@ _SECTIONS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] 
     "chat": (ChatCompletionRequest, (schemas.ChatCompletionResponse, schemas.ChatCompletionChunk)),
     "completions": (CompletionRequest, (schemas.CompletionResponse, schemas.CompletionChunk)),
     "embeddings": (EmbeddingRequest, (schemas.EmbeddingResponse,)),
+    "rerank": (schemas.RerankRequest, (schemas.RerankResponse,)),
+    "score": (schemas.ScoreRequest, (schemas.ScoreResponse,)),
     "generate": (GenerateRequest, (schemas.GenerateResponse, schemas.GenerateEvent, schemas.GenerateUsageEvent)),
     "loglikelihood": (LoglikelihoodRequest, (schemas.LoglikelihoodResponse, schemas.PseudoLoglikelihoodResponse)),
     "solve": (SolveRequest, (schemas.SolveResponse,)),

@@ -5,7 +5,7 @@ Each function builds a call from a method's arguments; `Client` and `AsyncClient
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Generic, TypeVar, Unpack
@@ -27,8 +27,11 @@ from ostro.client.options import (
     Messages,
     ModelOption,
     Prompts,
+    RelevanceOptions,
+    RerankOptions,
     ScoreOptions,
     TokenizeOptions,
+    Words,
 )
 from ostro.errors import BadRequest, OstroError
 from ostro.schemas import (
@@ -47,6 +50,8 @@ from ostro.schemas import (
     ModelStats,
     PseudoLoglikelihoodResponse,
     Readiness,
+    RerankResponse,
+    ScoreResponse,
     SolveResponse,
     Stats,
     TokenizeResponse,
@@ -164,6 +169,16 @@ def solve(
 def embed(input: Prompts, **options: Unpack[EmbeddingOptions]) -> Call[EmbeddingResponse]:
     """One vector per text, from an embedding model."""
     return _post("/v1/embeddings", {"input": input, **options}, EmbeddingResponse)
+
+
+def rerank(query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> Call[RerankResponse]:
+    """Documents in order of their relevance to a query, from a cross-encoder or an embedding model."""
+    return _post("/v1/rerank", {"query": query, "documents": list(documents), **options}, RerankResponse)
+
+
+def score(text_1: Words, text_2: Words, **options: Unpack[RelevanceOptions]) -> Call[ScoreResponse]:
+    """How relevant the second text of each pair is to the first; one first text may go with many."""
+    return _post("/v1/score", {"text_1": text_1, "text_2": text_2, **options}, ScoreResponse)
 
 
 def tokenize(prompt: Messages, **options: Unpack[TokenizeOptions]) -> Call[TokenizeResponse]:

@@ -117,6 +117,8 @@ class Client:
     pseudo_loglikelihood = _method(calls.pseudo_loglikelihood)
     solve = _method(calls.solve)
     embed = _method(calls.embed)
+    rerank = _method(calls.rerank)
+    score = _method(calls.score)
     tokenize = _method(calls.tokenize)
     detokenize = _method(calls.detokenize)
     tokenizer_info = _method(calls.tokenizer_info)

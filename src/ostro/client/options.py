@@ -89,6 +89,19 @@ class EmbeddingOptions(TypedDict, total=False):
     model: str
     encoding_format: Literal["float", "base64"]
     dimensions: int | None
+    prompt_name: str | None
+    truncate_prompt_tokens: int | None
+
+
+class RerankOptions(TypedDict, total=False):
+    model: str
+    top_n: int | None
+    return_documents: bool
+    truncate_prompt_tokens: int | None
+
+
+class RelevanceOptions(TypedDict, total=False):
+    model: str
     truncate_prompt_tokens: int | None
 
 

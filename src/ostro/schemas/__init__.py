@@ -56,6 +56,15 @@ from ostro.schemas.native import (
     TokenCounts,
 )
 from ostro.schemas.profile import ProfileRequest, ProfileResponse
+from ostro.schemas.relevance import (
+    RankedText,
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
+    ScoredPair,
+    ScoreRequest,
+    ScoreResponse,
+)
 from ostro.schemas.responses import (
     CountResponseTokens,
     CreateResponse,
@@ -140,11 +149,18 @@ __all__ = [
     "PromptLogprobs",
     "PromptTokensDetails",
     "PseudoLoglikelihoodResponse",
+    "RankedText",
     "Readiness",
     "RequestModel",
+    "RerankRequest",
+    "RerankResponse",
+    "RerankResult",
     "ResponseEvent",
     "ResponseFormat",
     "ResponseObject",
+    "ScoreRequest",
+    "ScoreResponse",
+    "ScoredPair",
     "SolveRequest",
     "SolveResponse",
     "Stats",

@@ -17,9 +17,11 @@ class EmbeddingRequest(RequestModel):
     """Up to 2048 texts."""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    """Must equal the model's own: vectors are not shortened."""
+    """Shorten vectors to this many numbers; for models that say in config.json that they were trained for it."""
+    prompt_name: str | None = None
+    """Which of the model's own prompts to put before texts, such as "query"; the default is the model's."""
     truncate_prompt_tokens: int | None = None
-    """Keep only this many tokens at the end of a text, at least 1; -1 keeps what fits in the context."""
+    """Keep this many tokens of a text, an encoder's first or a decoder's last; -1 keeps what fits in the context."""
 
 
 class Embedding(WireModel):

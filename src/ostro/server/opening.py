@@ -140,6 +140,8 @@ class Opening:
 
 def _example(service: ModelService) -> tuple[str, dict[str, object]]:
     """A request that the model can answer."""
+    if service.ranks:
+        return "/v1/rerank", {"query": _QUESTION, "documents": ["It is Paris.", "It is raining."]}
     if service.info is not None and not service.info.generates:
         return "/v1/embeddings", {"input": _QUESTION}
     if service.tokenizer.chat_template is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ostro.answers.events import Call
 from ostro.engine.runner import TokenLogprob
-from ostro.errors import SequenceFailed, Unsupported
+from ostro.errors import SequenceFailed
 from ostro.outputs import Choice, Completion
 from ostro.schemas import (
     CalledCustomTool,
@@ -291,10 +291,7 @@ def finite(logprob: float) -> float:
 def embedding_response(
     request: EmbeddingRequest, vectors: Sequence[Sequence[float]], *, num_tokens: int, model: str
 ) -> EmbeddingResponse:
-    """`vectors` has one per input, in order. Raises Unsupported if their length is not the requested one."""
-    length = len(vectors[0])
-    if request.dimensions not in (None, length):
-        raise Unsupported(f"{model} has vectors of {length} dimensions and no shorter ones.", param="dimensions")
+    """`vectors` has one per input, in order."""
     return EmbeddingResponse(
         data=[Embedding(index=index, embedding=_encoded(request, vector)) for index, vector in enumerate(vectors)],
         model=model,

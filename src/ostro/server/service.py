@@ -22,6 +22,7 @@ from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profile
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
+from ostro.relevance import Pair, relevance_requests, relevance_scores
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.server.chat_preparation import ChatPreparation
@@ -182,6 +183,11 @@ class ModelService:
         return _name_of(self.config.model)
 
     @property
+    def ranks(self) -> bool:
+        """Whether the model is a classifier, which embeds nothing and writes nothing."""
+        return self._frontend is not None and self._frontend.ranking is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Raises Unavailable before it is loaded."""
         return self._loaded().tokenizer
@@ -332,7 +338,12 @@ class ModelService:
         return await self._make_all(make, pairs, lambda pair: len(pair[0]) + len(pair[1]))
 
     async def prepare_embeddings(
-        self, texts: Sequence[Prompt], *, adapter: str | None = None, truncate_prompt_tokens: int | None = None
+        self,
+        texts: Sequence[Prompt],
+        *,
+        adapter: str | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[Request]:
         """The engine's requests for the texts' embeddings; raises Unsupported for a model that has none."""
         frontend, admission = self._ready()
@@ -342,12 +353,52 @@ class ModelService:
                 _check_fits(text, frontend.tokenizer, admission, "input")
             _check_text(text, admission, "input")
             request = frontend.embedding_request(
-                text, max_len=admission.max_len, adapter=adapter, truncate_prompt_tokens=truncate_prompt_tokens
+                text,
+                max_len=admission.max_len,
+                adapter=adapter,
+                prompt_name=prompt_name,
+                truncate_prompt_tokens=truncate_prompt_tokens,
             )
             admission.check(request, prompt="input")
             return request
 
         return await self._make_all(make, texts, len)
+
+    def shortened(self, vector: list[float], dimensions: int | None) -> list[float]:
+        """An embedding with fewer dimensions: see `Pooling.shortened`."""
+        pooling = self._loaded().pooling
+        return vector if pooling is None else pooling.shortened(vector, dimensions)
+
+    async def prepare_relevance(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        field: str,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[Request]:
+        """The engine's requests for `relevance_scores`. `field` is the request's name of the pairs' second texts."""
+        frontend, admission = self._ready()
+        for text in {text for pair in pairs for text in pair}:
+            _check_text(text, admission, field)
+
+        def make(some: Sequence[Pair]) -> list[Request]:
+            requests = relevance_requests(
+                frontend,
+                some,
+                max_len=admission.max_len,
+                adapter=adapter,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            )
+            for request in requests:
+                admission.check(request, prompt=field)
+            return requests
+
+        length = sum(len(document) + _EACH for _, document in pairs)
+        return make(pairs) if length <= _LONG_TEXT else await self.run_off_loop(partial(make, pairs))
+
+    def relevance_scores(self, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
+        return relevance_scores(self._loaded(), pairs, completions)
 
     async def prepare_solving(self, puzzles: Sequence[tuple[Sequence[int], int]]) -> list[Request]:
         """The engine's requests to solve puzzles, each given as its inputs and its id: a token for every position.

@@ -17,12 +17,13 @@ from ostro.errors import BadCheckpoint, ModelNotFound, Unsupported, UnsupportedM
 from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
 from ostro.models.architecture import Architecture
+from ostro.models.config import ConfigReader
 from ostro.models.encoder import Encoder
 from ostro.models.registry import FAMILIES, describe, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.ahead import ahead
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
-from ostro.weights.pooling import Dense, Pooling
+from ostro.weights.pooling import Dense, Pooling, read_matryoshka
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ def _checkpoint(
         pooling = encoder_pooling(directory, describe(config))
     else:
         pooling = decoder_pooling(directory)
+    if pooling is not None:
+        pooling = replace(pooling, dimensions=read_matryoshka(ConfigReader(config)))
     return HfCheckpoint(path, name, config, generation_config, pooling, directory, files, scheme)
 
 

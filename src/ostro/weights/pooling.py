@@ -7,12 +7,13 @@ config_sentence_transformers.json   prompts to put before texts
 sentence_bert_config.json           the longest text
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from ostro.errors import BadCheckpoint, BadRequest, Unsupported, UnsupportedModel
 from ostro.formats.json_file import read_json_list, read_json_object
 from ostro.models.config import ConfigReader
 from ostro.models.limits import MOST_HIDDEN
@@ -82,6 +83,17 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
+class Matryoshka:
+    """Lengths to which vectors may be shortened: the model was trained to put the most important numbers first."""
+
+    choices: tuple[int, ...] = ()
+    """Empty for all."""
+
+    def includes(self, dimensions: int, whole: int) -> bool:
+        return dimensions in self.choices if self.choices else 0 < dimensions < whole
+
+
+@dataclass(frozen=True, slots=True)
 class Pooling:
     mode: PoolingMode
     normalize: bool
@@ -90,6 +102,29 @@ class Pooling:
     """Whether a text that is too long loses its end, as an encoder's does, and not its beginning."""
     dense: tuple[Dense, ...] = ()
     prompts: Prompts = Prompts()
+    dimensions: Matryoshka | None = None
+
+    def shortened(self, vector: list[float], dimensions: int | None) -> list[float]:
+        """The vector's first `dimensions`, scaled to length one again if vectors of the model are. None is for all.
+        Raises Unsupported for a model, or a number, that was not trained for that.
+        """
+        if dimensions in (None, len(vector)):
+            return vector
+        if self.dimensions is None:
+            raise Unsupported(
+                f"This model has vectors of {len(vector)} dimensions and no shorter ones.", param="dimensions"
+            )
+        if not self.dimensions.includes(dimensions or 0, len(vector)):
+            known = ", ".join(map(str, self.dimensions.choices)) or f"from 1 to {len(vector)}"
+            raise Unsupported(f"This model has vectors of {known} dimensions, not of {dimensions}.", param="dimensions")
+        first = vector[:dimensions]
+        return unit(first) if self.normalize else first
+
+
+def unit(vector: Sequence[float]) -> list[float]:
+    """Scaled to length one."""
+    length = math.hypot(*vector) or 1.0
+    return [value / length for value in vector]
 
 
 def read_pooling(directory: Path) -> Pooling | None:
@@ -121,6 +156,17 @@ def read_pooling(directory: Path) -> Pooling | None:
         dense=tuple(_dense(directory, path) for kind, path in modules if kind == "Dense"),
         prompts=prompts,
     )
+
+
+def read_matryoshka(config: ConfigReader) -> Matryoshka | None:
+    """From config.json: `matryoshka_dimensions` or `is_matryoshka`; None if it has neither."""
+    listed = config.get("matryoshka_dimensions")
+    if listed is None:
+        return Matryoshka() if config.flag("is_matryoshka", False) else None
+    choices = config.numbers("matryoshka_dimensions")
+    if any(number != int(number) or number < 1 for number in choices):
+        raise config.bad("matryoshka_dimensions", listed, "a list of lengths")
+    return Matryoshka(tuple(map(int, choices)))
 
 
 def max_text_length(directory: Path) -> int | None:

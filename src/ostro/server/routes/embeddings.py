@@ -29,7 +29,10 @@ def router(api: Api) -> APIRouter:
 def _job(request: EmbeddingRequest) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
         return await model.service.prepare_embeddings(
-            request.input, adapter=model.adapter, truncate_prompt_tokens=request.truncate_prompt_tokens
+            request.input,
+            adapter=model.adapter,
+            prompt_name=request.prompt_name,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
         )
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
@@ -37,7 +40,7 @@ def _job(request: EmbeddingRequest) -> Job:
             finish_reason(completion.choices[0])
         return embedding_response(
             request,
-            [completion.embedding or [] for completion in completions],
+            [model.service.shortened(completion.embedding or [], request.dimensions) for completion in completions],
             num_tokens=sum(len(completion.prompt_ids) for completion in completions),
             model=model.name,
         )

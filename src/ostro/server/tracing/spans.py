@@ -21,6 +21,8 @@ _OPERATIONS = {
     "/generate": "text_completion",
     "/generate_stream": "text_completion",
     "/embeddings": "embeddings",
+    "/rerank": "rerank",
+    "/score": "score",
     "/loglikelihood": "loglikelihood",
     "/pseudo_loglikelihood": "pseudo_loglikelihood",
     "/hrm/solve": "solve",

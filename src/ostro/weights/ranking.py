@@ -1,0 +1,33 @@
+"""How a classifier's output becomes a relevance score, as with sentence-transformers' CrossEncoder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ostro.errors import UnsupportedModel
+from ostro.models.config import ConfigReader
+from ostro.models.encoder import Encoder
+from ostro.models.registry import describe, is_encoder
+
+_ACTIVATIONS = {"Sigmoid": True, "Identity": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    num_labels: int
+    sigmoid: bool
+    """Whether the output is mapped to a number from 0 to 1."""
+
+
+def read_ranking(config: Mapping[str, object]) -> Ranking | None:
+    """From a config.json; None if the model is no classifier."""
+    described = describe(config) if is_encoder(config) else None
+    if not isinstance(described, Encoder) or described.head is None:
+        return None
+    reader = ConfigReader(config)
+    own = ConfigReader(reader.table("sentence_transformers") or {}, "config.json's 'sentence_transformers'")
+    # Older files have it at the top.
+    named = own.text("activation_fn", reader.text("sbert_ce_default_activation_function", "Sigmoid"))
+    name = named.rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"The activation {named!r} of a cross-encoder is not known; known: Sigmoid, Identity.")
+    return Ranking(described.head.num_labels, _ACTIVATIONS[name])
