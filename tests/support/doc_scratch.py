@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import torch
+from encoder_directory import CASES, reference, write_encoder
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter
 
@@ -25,6 +26,8 @@ MODELS = (
     "models/small",
     "HRM-checkpoint-sudoku-extreme",
 )
+# Each with its number of labels: none for one that embeds.
+ENCODERS = {"sentence-transformers/all-MiniLM-L6-v2": 0, "cross-encoder/ms-marco-MiniLM-L6-v2": 1}
 ADAPTERS = ("adapter", "adapters/sql", "adapters/tone", "adapters/french")
 CONTINUED = {"prompt": "The capital of France is", "continuation": " Paris"}
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -38,6 +41,8 @@ def write_scratch(directory: Path) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(first, target_is_directory=True)
     make_embedding_model(write_model(directory / "base"))
+    for name, labels in ENCODERS.items():
+        write_encoder(directory / name, reference(CASES["bert"], labels=labels))
     shape = build_model(json.loads((first / "config.json").read_text()), dtype=torch.float32)
     for seed, name in enumerate(ADAPTERS):
         random_adapter(directory / name, shape, seed=seed)
