@@ -9,8 +9,10 @@ namespace {
 
 constexpr int kMostThreads = 1024;
 constexpr int kDimMultiple = 16;
-constexpr const char* kNames[kOps] = {"embed",  "linear", "norm",     "attend", "gather", "softcap",
-                                      "sample", "adapt",  "activate", "scale",  "apply",  "position"};
+constexpr int kMostExperts = 1 << 12;
+constexpr const char* kNames[kOps] = {"embed",    "linear", "norm",   "attend", "gather",  "softcap",
+                                      "sample",   "adapt",  "activate", "scale",  "apply",   "position",
+                                      "route",    "expand", "expert", "combine", "gate"};
 
 // Thrown and caught in this file only, so that the checks below read as a list of conditions.
 struct Broken {
@@ -111,6 +113,24 @@ class Steps {
         panels(step.cols);
         whole("out", step.out, 0, step.cols);
         break;
+      case Op::kRoute: route(step); break;
+      case Op::kExpand:
+      case Op::kExpert: multiply_slots(step); break;
+      case Op::kCombine:
+        routed(step);
+        require(std::isfinite(step.scale), "its scale is not finite");
+        require_range("after", step.after, 0, static_cast<int>(After::kAdd));
+        panels(step.cols);
+        slots("in", step.in, step.in_at, step.cols);
+        whole("out", step.out, step.out_at, step.cols);
+        require(step.in != step.out, "it reads the buffer that it writes");
+        break;
+      case Op::kGate:
+        panels(step.cols);
+        whole("in", step.in, step.in_at, 1);
+        whole("out", step.out, step.out_at, step.cols);
+        require(step.in != step.out, "it reads the buffer that it writes");
+        break;
       case Op::kPosition:
         require_matrix(kernels_, step);
         require(!gathered_, "it comes after a gather");
@@ -151,6 +171,46 @@ class Steps {
     require(!step.bias || step.bias_size >= rows, "its bias has ", step.bias_size, " numbers for ", rows, " rows");
     whole("in", step.in, step.in_at, step.cols);
     whole("out", step.out, step.out_at, gated ? rows / 2 : rows);
+    require(step.in != step.out, "it reads the buffer that it writes");
+  }
+
+  void route(const Step& step) {
+    require(!gathered_, "it comes after a gather");
+    require_range("the number of experts", step.experts, 1, kMostExperts);
+    require_range("the number of chosen experts", step.chosen, 1, step.experts);
+    require(static_cast<int64_t>(shape_.max_rows) * step.chosen <= INT_MAX / 8, "it has too many slots");
+    whole("in", step.in, step.in_at, step.experts);
+    experts_ = step.experts, chosen_ = step.chosen;
+  }
+
+  // Checks that such experts were chosen before.
+  void routed(const Step& step) const {
+    require(!gathered_, "it comes after a gather");
+    require(experts_ > 0, "no tokens were routed before it");
+    require(step.experts == experts_ && step.chosen == chosen_, "it has ", step.chosen, " of ", step.experts,
+            " experts, and ", chosen_, " of ", experts_, " were chosen");
+  }
+
+  // Like `whole`, with a row for each slot.
+  void slots(const char* which, int buffer, int at, int64_t cols) const {
+    whole(which, buffer, at, cols);
+    require(buffers_[buffer].rows >= static_cast<int64_t>(rows_) * chosen_, "buffer ", buffer, " has ",
+            buffers_[buffer].rows, " rows for ", chosen_, " experts of ", rows_, " tokens");
+  }
+
+  void multiply_slots(const Step& step) const {
+    routed(step);
+    require_matrix(kernels_, step);
+    norm(step, step.cols);
+    const bool gated = step.after == static_cast<int>(After::kSilu) || step.after == static_cast<int>(After::kGelu);
+    require(gated || step.after == static_cast<int>(After::kStore), "after is ", step.after, ", which adds to slots");
+    const int all = step.matrix->rows, rows = all / experts_, whole_panels = kernels_.panel * (gated ? 2 : 1);
+    require(all % experts_ == 0 && rows % whole_panels == 0, "its ", experts_, " experts share ", all,
+            " rows, not in multiples of ", whole_panels);
+    require(!step.bias || step.bias_size >= all, "its bias has ", step.bias_size, " numbers for ", all, " rows");
+    if (static_cast<Op>(step.op) == Op::kExpand) whole("in", step.in, step.in_at, step.cols);
+    else slots("in", step.in, step.in_at, step.cols);
+    slots("out", step.out, step.out_at, gated ? rows / 2 : rows);
     require(step.in != step.out, "it reads the buffer that it writes");
   }
 
@@ -197,6 +257,7 @@ class Steps {
   const std::vector<BufferShape>& buffers_;
   const std::vector<Rotation>& rotations_;
   int rows_;
+  int experts_ = 0, chosen_ = 0;  // as routed last
   bool gathered_ = false;
 };
 

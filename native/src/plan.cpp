@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "pack.h"
+#include "work.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -14,31 +15,6 @@
 
 namespace ostro {
 namespace {
-
-// Up to this many rows, each thread prepares all of them for itself: synchronising would take longer.
-constexpr int kFewRows = 2;
-// Rows quantized together, a multiple of every kernel's tile.
-constexpr int kTile = 8;
-// Panels are taken in multiples of this; an operation's work is split into this many pieces per thread.
-constexpr int kPanels = 4;
-constexpr int kPieces = 6;
-
-// Takes pieces of `count` items, `size` at a time, until none are left.
-template <typename Body>
-void take(std::atomic<int>& taken, int count, int size, Body body) {
-  for (;;) {
-    const int begin = taken.fetch_add(size, std::memory_order_relaxed);
-    if (begin >= count) return;
-    body(begin, std::min(count, begin + size));
-  }
-}
-
-int piece_size(int count, int threads, int multiple) {
-  const int size = count / (threads * kPieces) / multiple * multiple;
-  return std::max(size, multiple);
-}
-
-bool reads_codes(const Step& step) { return step.matrix->codes != kFloat32 && step.matrix->codes != kFloat16; }
 
 // Whether a matmul has the same prepared input as the previous one.
 bool same_input(const Step& step, const Step* before) {
@@ -86,20 +62,27 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
       piece_of_row_(shape.max_rows),
       pool_(shape.threads) {
   int rows = shape.max_rows;
-  for (const BufferShape& each : buffers) {
+  for (const BufferShape& each : buffers)
     buffers_.push_back({each, zeros<float>(static_cast<size_t>(each.rows) * each.cols)});
-    rows = std::max(rows, each.rows);
-  }
   int most_cols = 0, normed_cols = 0, most_rank = 0;
+  size_t slot_codes = 0;
   for (const Step& step : steps_) {
     for (int i = 0; i < step.num_terms; ++i) most_rank = std::max(most_rank, step.terms[i].rank);
-    if (static_cast<Op>(step.op) == Op::kAdapt) most_cols = std::max(most_cols, step.cols);
-    if (static_cast<Op>(step.op) != Op::kLinear) continue;
+    const Op op = static_cast<Op>(step.op);
+    if (op == Op::kAdapt) most_cols = std::max(most_cols, step.cols);
+    if (op == Op::kRoute) routing_.reserve(shape.max_rows, step.experts, step.chosen);
+    if (op == Op::kExpand || op == Op::kExpert) {
+      most_cols = std::max(most_cols, step.cols);
+      const size_t slots = static_cast<size_t>(shape.max_rows) * step.chosen;
+      if (reads_codes(step)) slot_codes = std::max(slot_codes, slots * kernels.row_bytes(step.cols));
+    }
+    if (op != Op::kLinear) continue;
+    rows = std::max(rows, buffers_[step.in].shape.rows);
     most_cols = std::max(most_cols, step.cols);
     if (step.norm && !reads_codes(step)) normed_cols = std::max(normed_cols, step.cols);
   }
   const size_t row_codes = static_cast<size_t>(kernels.row_bytes(most_cols));
-  codes_.resize(rows * row_codes);
+  codes_.resize(std::max(rows * row_codes, slot_codes));
   normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
@@ -202,6 +185,11 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
                           row(step.out, i) + step.out_at);
       });
       break;
+    case Op::kRoute: route(step, rows, thread); break;
+    case Op::kExpand:
+    case Op::kExpert: multiply_slots(step, rows, thread, taken); break;
+    case Op::kCombine: each_row([&](int i) { combine(step, i); }); break;
+    case Op::kGate: each_row([&](int i) { gate(step, i); }); break;
     case Op::kLinear: break;
   }
 }

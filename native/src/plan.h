@@ -14,6 +14,7 @@
 #include "format.h"
 #include "kernels.h"
 #include "pool.h"
+#include "routing.h"
 #include "sample.h"
 
 namespace ostro {
@@ -31,8 +32,13 @@ enum class Op : int32_t {
   kScale = 9,      // out = in * scale, or out += it if `after` is kAdd
   kApply = 10,     // out = after(out), an activation
   kPosition = 11,  // out = the matrix's row for the token's position
+  kRoute = 12,     // picks each token's experts by the logits in `in`: see routing.h
+  kExpand = 13,    // slots of out = their experts' matrices (normed) in, a row per token, then `after`
+  kExpert = 14,    // the same, but `in` has a row per slot
+  kCombine = 15,   // out = the weighted sum of a token's slots in `in`, * scale, or out += it if `after` is kAdd
+  kGate = 16,      // out *= sigmoid(first column of in)
 };
-constexpr int kOps = 12;
+constexpr int kOps = 17;
 
 // One adapter's contribution to a matmul: B A x, with A as [rank][columns read] and B as [rank][columns written].
 struct Term {
@@ -62,8 +68,15 @@ struct Step {
   const Matrix* matrix;
   const Term* terms;  // for kAdapt, one per adapter
   int32_t num_terms;
-  int32_t reserved;
+  int32_t experts;     // in the matrix, one below the other, and in the router's logits
+  int32_t chosen;      // experts per token
+  int32_t normalized;  // for kRoute, whether a token's weights add up to one
 };
+
+// Whether a matmul reads quantized activations.
+inline bool reads_codes(const Step& step) {
+  return step.matrix->codes != kFloat32 && step.matrix->codes != kFloat16;
+}
 
 struct Shape {
   int32_t heads, kv_heads, head_dim, num_layers;
@@ -161,6 +174,13 @@ class Plan {
   void apply(const Step& step, int rows, int thread);
   void embed(const Step& step, const Batch& batch, int row);
   int position(const Batch& batch, int row) const;
+  void route(const Step& step, int rows, int thread);
+  const float* slot_row(const Step& step, int slot) const;
+  void gather_slots(const Step& step, int begin, int end, float* to) const;
+  void quantize_slots(const Step& step, int thread);
+  void multiply_slots(const Step& step, int rows, int thread, std::atomic<int>& taken);
+  void combine(const Step& step, int index) const;
+  void gate(const Step& step, int index) const;
   float* row(int buffer, int index) const {
     return buffers_[buffer].data.get() + static_cast<long>(index) * buffers_[buffer].shape.cols;
   }
@@ -179,6 +199,7 @@ class Plan {
   std::vector<Own> own_;
   std::vector<Taken> taken_;
   std::vector<int32_t> piece_of_row_;
+  Routing routing_;
   std::array<double, kOps> seconds_{};
   Pool pool_;
 };

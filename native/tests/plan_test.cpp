@@ -51,9 +51,9 @@ struct Packed {
   }
 };
 
-constexpr int kRank = 3;
+constexpr int kRank = 3, kExperts = 16, kChosen = 3;
 
-// A decoder of two layers, as lowering makes it, with adapters of its gates and ups.
+// A decoder of two layers, as lowering makes it, each with an MLP, whose gates and ups have adapters, and with experts.
 struct Model {
   std::vector<Packed> matrices;
   std::vector<float> norm, cosines, sines;
@@ -63,7 +63,7 @@ struct Model {
 
   Model(int panel, int bits) {
     Numbers numbers;
-    matrices.reserve(1 + 4 * kLayers);
+    matrices.reserve(1 + 7 * kLayers);
     norm = numbers.many(kHidden, 0.2f, 1.0f);
     for (int position = 0; position < kPages * kPage; ++position)
       for (int pair = 0; pair < kDim / 2; ++pair) {
@@ -88,11 +88,22 @@ struct Model {
       adapt.width = 2 * kHidden, adapt.terms = terms.data(), adapt.num_terms = static_cast<int32_t>(terms.size());
       add(Op::kActivate, 6, 3, 0, After::kSilu, nullptr, false).width = kHidden;
       add(Op::kLinear, 3, 0, kHidden, After::kAdd, matrix(kHidden, kHidden), false);
+      add(Op::kLinear, 0, 7, kHidden, After::kStore, matrix(kExperts, kHidden), true);
+      add_mixed(Op::kRoute, 7, 0, 0, After::kStore, nullptr, false).normalized = layer;
+      add_mixed(Op::kExpand, 0, 8, kHidden, After::kSilu, matrix(kExperts * 2 * kHidden, kHidden), true);
+      add_mixed(Op::kExpert, 8, 9, kHidden, After::kStore, matrix(kExperts * kHidden, kHidden), false);
+      add_mixed(Op::kCombine, 9, 0, kHidden, After::kAdd, nullptr, false);
     }
     add(Op::kGather, 0, 4, kHidden, After::kStore, nullptr, false);
     add(Op::kNorm, 4, 4, kHidden, After::kStore, nullptr, true);
     add(Op::kLinear, 4, 5, kHidden, After::kStore, embedding, false);
     add(Op::kSample, 5, 0, kVocab, After::kStore, nullptr, false);
+  }
+
+  Step& add_mixed(Op op, int in, int out, int cols, After after, const Matrix* matrix, bool normed) {
+    Step& step = add(op, in, out, cols, after, matrix, normed);
+    step.experts = kExperts, step.chosen = kChosen;
+    return step;
   }
 
   Step& add(Op op, int in, int out, int cols, After after, const Matrix* matrix, bool normed) {
@@ -109,7 +120,10 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
   const Shape shape{kHeads, kKvHeads, kDim, kLayers, kPages, static_cast<int32_t>(cells), kRows, threads};
   const std::vector<BufferShape> buffers{{kRows, kHidden}, {kRows, kQkv}, {kRows, kHidden},
                                          {kRows, kHidden}, {4, kHidden},  {4, kVocab},
-                                         {kRows, 2 * kHidden}};
+                                         {kRows, 2 * kHidden},
+                                         {kRows, kExperts},
+                                         {kRows * kChosen, kHidden},
+                                         {kRows * kChosen, kHidden}};
   const std::vector<Rotation> rotations{{model.cosines.data(), model.sines.data(), kDim, kPages * kPage}};
   const std::string why = why_no_plan(kernels, shape, buffers, rotations, model.steps);
   if (!why.empty()) std::printf("refused: %s\n", why.c_str()), std::exit(1);

@@ -14,6 +14,7 @@ from tiny_models import random_model
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
 from ostro.models import architecture as arch
+from ostro.models.adapter_places import described_terms
 from ostro.models.registry import describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
@@ -151,6 +152,8 @@ def test_adapters_may_change_attention_and_not_experts() -> None:
     for name, rows in (("mlp.gate", 4), ("mlp.experts.1.up_proj", 8)):
         with pytest.raises(UnsupportedModel, match=rf"'a' changes 'layers\.1\.{name}', which belongs to a mixture"):
             Adapters(model, {"a": {f"layers.1.{name}": term(rows, 16)}})
+        with pytest.raises(UnsupportedModel, match=rf"'a' changes 'layers\.1\.{name}', which belongs to a mixture"):
+            described_terms(model.described, {"a": {f"layers.1.{name}": term(rows, 16)}})
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

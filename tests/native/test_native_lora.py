@@ -33,10 +33,12 @@ SCORED = SamplingParams(max_tokens=6, temperature=0, logprobs=2, prompt_logprobs
 def adapters_of(name: str, directory: Path) -> Terms:
     """Of different ranks and for different projections; the last changes one kind alone."""
     model = savable_model(CONFIGS[name])
+    # Of a mixture of experts they change attention.
+    last = ("o_proj",) if "num_experts_per_tok" in CONFIGS[name] else DOWN
     made = {
         "a": random_adapter(directory / "a", model, rank=4, seed=1, targets=OF_ANY),
         "b": random_adapter(directory / "b", model, rank=9, seed=2, targets=OF_ANY),
-        "one": random_adapter(directory / "one", model, rank=2, seed=3, targets=DOWN, spread=0.5),
+        "one": random_adapter(directory / "one", model, rank=2, seed=3, targets=last, spread=0.5),
     }
     return {each: read_adapter(path) for each, path in made.items()}
 

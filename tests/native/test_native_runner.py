@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import native, needs_library, packed, savable_model
+from tiny_configs import EXPERTS, GRANITE_SCALES, LOCAL_EXPERTS
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB
 
 from ostro.engine.core import EngineCore
@@ -77,6 +78,24 @@ CONFIGS: Mapping[str, Config] = {
     },
     "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
     "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
+    "mixtral": {**WIDE, **LOCAL_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 12},
+    "olmoe": {**WIDE, **EXPERTS, "architectures": ["OlmoeForCausalLM"], "num_experts": 7},
+    "granitemoe": {**WIDE, **GRANITE_SCALES, **LOCAL_EXPERTS, "architectures": ["GraniteMoeForCausalLM"]},
+    # A plain layer, and one whose experts are no whole panels wide.
+    "qwen3_moe": {
+        **WIDE,
+        **EXPERTS,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 22,
+        "decoder_sparse_step": 2,
+    },
+    "qwen2_moe": {
+        **WIDE,
+        **EXPERTS,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
     "gpt2": {**GPT2, "tie_word_embeddings": True},
     "gpt2-odd": {**GPT2, "n_inner": 70, "activation_function": "relu"},
     "gpt2-exact-gelu": {**GPT2, "activation_function": "gelu"},
@@ -168,15 +187,16 @@ def test_tokens_and_scores_are_torchs(name: str, weights: _Weights) -> None:
             assert [each.logprob for each in ours] == pytest.approx([each.logprob for each in theirs], abs=2e-3)
 
 
+@pytest.mark.parametrize("name", ["llama", "olmoe"])
 @pytest.mark.parametrize("isa", instruction_sets() if needs_library.args[0] is False else [])
-def test_every_instruction_set_gives_torchs_tokens(isa: str, weights: _Weights) -> None:
+def test_every_instruction_set_gives_torchs_tokens(isa: str, name: str, weights: _Weights) -> None:
     asked = [ask(id, length) for id, length in enumerate((3, 30))]
-    expected = run(TorchRunner(savable_model(CONFIGS["llama"]), page_size=16, num_pages=64), *asked)
-    assert tokens(run(native(weights("llama", isa=isa), isa=isa), *asked)) == tokens(expected)
+    expected = run(TorchRunner(savable_model(CONFIGS[name]), page_size=16, num_pages=64), *asked)
+    assert tokens(run(native(weights(name, isa=isa), isa=isa), *asked)) == tokens(expected)
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "olmo2", "olmoe", "qwen2_moe"])
 def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
     runner = native(weights(name, bits=BITS[bits]))
     asked = [ask(id, length, SCORED) for id, length in enumerate((1, 9, 33, 16, 2, 50, 7))]
@@ -186,7 +206,7 @@ def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "mixtral"])
 def test_whole_equals_chunked(name: str, bits: str, weights: _Weights) -> None:
     runner = native(weights(name, bits=BITS[bits]))
     whole = run(runner, ask(1, 60, SCORED))
@@ -324,9 +344,10 @@ def test_a_sequence_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
     assert tokens(run(runner, good)) == alone
 
 
-def test_threads_change_nothing(weights: _Weights) -> None:
+@pytest.mark.parametrize("name", ["gemma2", "olmoe"])
+def test_threads_change_nothing(name: str, weights: _Weights) -> None:
     asked = [ask(id, length, SCORED) for id, length in enumerate((4, 33))]
-    one, three = (run(native(weights("gemma2", bits=4), threads=threads), *asked) for threads in (1, 3))
+    one, three = (run(native(weights(name, bits=4), threads=threads), *asked) for threads in (1, 3))
     assert one == three
 
 

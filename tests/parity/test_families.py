@@ -223,13 +223,9 @@ CASES: Mapping[str, Config] = {
 
 
 def _is_native(values: Config) -> bool:
-    """All but HRM-Text and mixtures of experts; and longrope's factors above are for narrower heads."""
+    """All but HRM-Text; and longrope's factors above are for narrower heads."""
     scaling = values.get("rope_scaling")
-    return (
-        values["model_type"] != "hrm_text"
-        and "num_experts" not in values
-        and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
-    )
+    return values["model_type"] != "hrm_text" and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
 
 
 def reference_model(values: Config, *, headless: bool = False) -> transformers.PreTrainedModel:

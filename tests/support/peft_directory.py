@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ostro.models.adapter_places import expert_names
 from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.loading import places_of
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -50,12 +52,13 @@ def random_adapter(
     spread: float = 0.2,
     base: str | None = None,
 ) -> Path:
-    """For a model's projections of these names; strong enough that greedy choices change."""
+    """For a model's projections of these names, but for experts'; strong enough that greedy choices change."""
     generator = torch.Generator().manual_seed(seed)
+    experts = expert_names(model.described) if isinstance(model, Decoder) else frozenset()
     tensors = {}
     for name, place in places_of(model).items():
         target, _, kind = name.rpartition(".")
-        if kind != "weight" or target.rpartition(".")[2] not in targets:
+        if kind != "weight" or target.rpartition(".")[2] not in targets or target in experts:
             continue
         out_features, in_features = place.shape
         if place.memory.stride(-1) != 1:

@@ -375,7 +375,7 @@ def test_quantised_weights_equal_those_that_transformers_unpacks(tmp_path: Path,
 
 @needs_library
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-@pytest.mark.parametrize("name", [name for name in CASES if not has_experts(name)])
+@pytest.mark.parametrize("name", CASES)
 def test_the_native_core_gives_the_scores_of_torch(
     tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

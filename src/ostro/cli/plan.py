@@ -57,10 +57,13 @@ def run(args: argparse.Namespace) -> int:
 def _table(plan: Plan) -> str:
     backend = BACKENDS[plan.device]
     second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
+    active = plan.active_parameters < plan.parameters
+    fewer = f", {plan.active_parameters / 1e6:,.0f} million of them active" if active else ""
+    read = f", {_size(plan.active_bytes)} of it active for a token" if active else ""
     rows = {
-        "model": f"{plan.model}, {plan.parameters / 1e6:,.0f} million parameters",
+        "model": f"{plan.model}, {plan.parameters / 1e6:,.0f} million parameters{fewer}",
         "runs on": f"{plan.backend}, {plan.precision}",
-        "weights": f"{_size(plan.weights_bytes)}{second}",
+        "weights": f"{_size(plan.weights_bytes)}{second}{read}",
         "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens"
         if plan.page_bytes
         else "none, an encoder keeps nothing",

@@ -76,7 +76,7 @@ def plan(
     else:
         planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
         parts = planner(stored, resolved, described, there)
-    found = put_together(model.name, resolved, described.shape, there.free, parts)
+    found = put_together(model.name, resolved, described, there.free, parts)
     found = replace(found, stored_as=stored_as(stored, natively=parts.backend.startswith("native")))
     return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described))
 

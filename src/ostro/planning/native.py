@@ -12,11 +12,14 @@ from ostro.kernels.cpu.library import (
     CELLS,
     GROUP,
     PAGE,
+    Op,
     instruction_sets,
     panel_of,
     why_missing,
 )
-from ostro.models.architecture import Architecture
+from ostro.kernels.cpu.packed_layout import PackedLayout
+from ostro.kernels.cpu.program_spec import ProgramSpec
+from ostro.models.architecture import MLP, Architecture, Experts
 from ostro.models.description import Description
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
@@ -94,12 +97,20 @@ def _parts(
         precision=in_words(program.precision.split(", "), cells.name.lower()),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=kept,
+        idle=_idle_bytes(program, layout),
         page=page,
         pages=pages,
         other=other,
         # Packing maps all files and builds one matrix at a time.
         peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
     )
+
+
+def _idle_bytes(program: ProgramSpec, layout: PackedLayout) -> int:
+    """Size of the experts' matrices that a token does not go through."""
+    steps = [step for step in program.steps if step.op in (Op.EXPAND, Op.EXPERT)]
+    packed = [(step, layout.matrices[step.matrix].nbytes) for step in steps if step.matrix is not None]
+    return sum(nbytes * (step.experts - step.chosen) // step.experts for step, nbytes in packed)
 
 
 def _kind(formats: Mapping[str, str], name: str) -> int:
@@ -112,13 +123,18 @@ def _kind(formats: Mapping[str, str], name: str) -> int:
 
 def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) -> int:
     """A step's buffers: rows of every width in a layer, logits, and the matmuls' inputs."""
-    shape, widest = architecture.shape, architecture.widest
+    shape, layers = architecture.shape, architecture.layers
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
-    longest = max(widest, shape.hidden_size)
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, Experts)]
+    dense = [layer.mlp if isinstance(layer.mlp, MLP) else layer.mlp.shared for layer in layers]
+    inner = max((mlp.down.columns for mlp in dense if mlp is not None), default=0)
+    slot = max((each.chosen * (each.down.columns + shape.hidden_size) for each in mixtures), default=0)
+    slot_read = max((each.chosen * max(each.up.columns, each.down.columns) for each in mixtures), default=0)
+    longest = max(inner, attended, shape.hidden_size, *(each.down.columns for each in mixtures), 0)
     # With adapters, gates and ups are also stored before activation.
-    row = 4 * (2 * shape.hidden_size + qkv + attended + widest * (3 if config.adapters else 1))
-    read = 4 * longest + longest // GROUP * _GROUP_BYTES
+    row = 4 * (2 * shape.hidden_size + qkv + attended + inner * (3 if config.adapters else 1) + slot)
+    read = 4 * longest + max(longest, slot_read) // GROUP * _GROUP_BYTES
     asked = 4 * (shape.hidden_size + shape.vocab_size)
     own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest
     rows = max(config.max_batch_tokens, config.max_batch_seqs)

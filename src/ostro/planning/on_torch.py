@@ -14,7 +14,7 @@ from ostro.models.cut import Cut, cut, divisible, rank_shapes
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
-from ostro.planning.outcome import Parts
+from ostro.planning.outcome import Parts, idle_values
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import check_torch_format, in_words
 from ostro.weights.stored import Stored, TensorHeader
@@ -96,6 +96,7 @@ def _on_host(
         precision=in_words(_formats(stored.tensors, config.quantize, dtype), dtype),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
+        idle=idle_values(described) * itemsize,
         second=second,
         page=page_bytes(shape, config.page_size, itemsize),
         pages=pages,
@@ -136,6 +137,7 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         precision=in_words(_formats(stored.tensors, config.quantize, dtype), cells),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
+        idle=idle_values(described) * itemsize,
         page=page,
         pages=pages,
         # One page takes the writes of padding rows.

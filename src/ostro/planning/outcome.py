@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostro.config import ResolvedConfig
-from ostro.models.architecture import ModelShape
+from ostro.models.architecture import Architecture, Experts
+from ostro.models.description import Description
 
 _LENGTHS = (512, 2048, 8192, 32768, 131072)
 
@@ -35,8 +36,12 @@ class Plan:
     memory: int
     """Free memory there, measured or as given."""
     parameters: int
+    active_parameters: int
+    """Those that a token goes through: fewer than all in a mixture of experts."""
     weights_bytes: int
     """In memory, including the second layout."""
+    active_bytes: int
+    """Size of the weights that a token goes through, in one layout."""
     second_layout_bytes: int
     page_size: int
     page_bytes: int
@@ -71,6 +76,8 @@ class Parts:
     precision: str
     parameters: int
     weights: int
+    idle: int = 0
+    """Of the weights, those of experts that a token does not go through."""
     second: int = 0
     page: int
     pages: int
@@ -85,7 +92,17 @@ class Parts:
     devices: int = 1
 
 
-def put_together(name: str, config: ResolvedConfig, shape: ModelShape, memory: int, parts: Parts) -> Plan:
+def idle_values(described: Description) -> int:
+    """Numbers in the matrices of experts that a token does not go through."""
+    if not isinstance(described, Architecture):
+        return 0
+    mixtures = [layer.mlp for layer in described.layers if isinstance(layer.mlp, Experts)]
+    matrices = [(each.count - each.chosen, own) for each in mixtures for own in (each.up, each.down)]
+    return sum(idle * own.rows * own.columns for idle, own in matrices)
+
+
+def put_together(name: str, config: ResolvedConfig, described: Description, memory: int, parts: Parts) -> Plan:
+    shape = described.shape
     kv = (parts.pages + parts.spare) * parts.page
     total = parts.weights + parts.second + kv + parts.other
     longest = min(shape.max_seq_len, min(parts.pages, config.pages_per_seq or parts.pages) * config.page_size)
@@ -98,7 +115,9 @@ def put_together(name: str, config: ResolvedConfig, shape: ModelShape, memory: i
         not_native=parts.not_native,
         memory=memory,
         parameters=parts.parameters,
+        active_parameters=parts.parameters - idle_values(described),
         weights_bytes=parts.weights + parts.second,
+        active_bytes=parts.weights - parts.idle,
         second_layout_bytes=parts.second,
         page_size=config.page_size,
         page_bytes=parts.page,

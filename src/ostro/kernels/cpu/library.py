@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 7
+_VERSION = 8
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -48,6 +48,11 @@ class Op(IntEnum):
     SCALE = 9
     APPLY = 10
     POSITION = 11
+    ROUTE = 12
+    EXPAND = 13
+    EXPERT = 14
+    COMBINE = 15
+    GATE = 16
 
 
 class After(IntEnum):
@@ -121,7 +126,9 @@ class CStep(Structure):
         ("matrix", c_void_p),
         ("terms", c_void_p),
         ("num_terms", c_int32),
-        ("reserved", c_int32),
+        ("experts", c_int32),
+        ("chosen", c_int32),
+        ("normalized", c_int32),
     )
 
 

@@ -99,7 +99,7 @@ class Program:
             max_rows=max_tokens,
             threads=threads,
         )
-        rows = [(max_asked if each.asked else max_tokens, each.cols) for each in spec.buffers]
+        rows = [(max_asked if each.asked else max_tokens * each.per_token, each.cols) for each in spec.buffers]
         buffers = (CBuffer * len(rows))(*(CBuffer(*each) for each in rows))
         rotations = (CRotation * len(self._tables))(
             *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1], len(cos)) for cos, sin in self._tables)

@@ -29,6 +29,9 @@ class StepSpec:
     scale: float = 1.0
     cap: float = 0.0
     eps: float = 0.0
+    experts: int = 0
+    chosen: int = 0
+    normalized: bool = False
     norm: int | None = None
     bias: int | None = None
     matrix: int | None = None
@@ -47,6 +50,8 @@ class BufferSpec:
     cols: int
     asked: bool = False
     """Whether it has a row per requested row rather than per token."""
+    per_token: int = 1
+    """Rows per token: one for each of its experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,19 @@ from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import GROUP, After, Op
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec
-from ostro.models.architecture import MLP, Architecture, Attention, Layer, ModelShape, Norm, Part, Projection, QKNorm
+from ostro.models.architecture import (
+    MLP,
+    Architecture,
+    Attention,
+    ExpertMatrices,
+    Experts,
+    Layer,
+    ModelShape,
+    Norm,
+    Part,
+    Projection,
+    QKNorm,
+)
 from ostro.models.rope_settings import RopeSettings
 from ostro.runner.native.support import ACTIVATIONS, GATED, NotNative, WrongPanel
 
@@ -41,6 +53,9 @@ class Sink(Protocol):
     def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
         """Concatenates tensors into one matrix; `by_turns` interleaves panels of the first and second half's rows."""
 
+    def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
+        """One matrix per expert, one below the other, each padded to whole panels; `by_turns` applies to each."""
+
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         """Concatenates vectors, each repeated as given, and pads with zeros to `size`."""
 
@@ -56,7 +71,16 @@ class Sizes:
         self.layout = PackedLayout(panel)
 
     def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
-        kind = self.kind(names[0])
+        return self._sized(self.kind(names[0]), rows, cols, bits)
+
+    def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
+        kinds = {self.kind(tensor.name) for tensor in matrices.tensors()}
+        if len(kinds) > 1:
+            raise NotNative("its experts are kept in different types")
+        rows = matrices.experts * padded_rows(matrices.rows, self.panel, by_turns=by_turns)
+        return self._sized(kinds.pop(), rows, matrices.columns, bits)
+
+    def _sized(self, kind: int, rows: int, cols: int, bits: int) -> int:
         number = self.layout.matrix(kind, rows, cols, bits)
         if number is None:
             raise NotNative(f"its weights are of type {GGML_TYPES[kind].name}, for which there is no kernel")
@@ -79,10 +103,11 @@ class _Read(NamedTuple):
 
 class Lowering:
     """Buffer numbers: the residual stream, a scratch row beside it, q/k/v, attention output, the MLP's inner states,
-    the rows whose output is requested, their logits.
+    the rows whose output is requested, their logits. With experts also the router's logits, and rows per token and
+    expert: inner states, outputs.
     """
 
-    _STREAM, _BESIDE, _QKV, _ATTENDED, _INNER, _ASKED, _LOGITS = range(7)
+    _STREAM, _BESIDE, _QKV, _ATTENDED, _INNER, _ASKED, _LOGITS, _ROUTED, _SLOTS, _SLOTS_OUT = range(10)
 
     def __init__(self, described: Architecture, sink: Sink, *, bits: int) -> None:
         """Layers' floats are packed in this many bits; 0 keeps every tensor's own precision."""
@@ -99,7 +124,7 @@ class Lowering:
         model, shape = self._model, self._model.shape
         embedding = self._embed()
         rotations = [self._sink.rotation(rope, shape) for rope in model.ropes]
-        inner = 0
+        inner = self._panel
         told = time.monotonic()
         for number, layer in enumerate(model.layers):
             if time.monotonic() - told > _LOG_SECONDS:
@@ -116,6 +141,7 @@ class Lowering:
         buffers = [BufferSpec(cols=padded(width, _BUFFER_COLS)) for width in widths]
         buffers.append(BufferSpec(cols=padded(shape.hidden_size, _BUFFER_COLS), asked=True))
         buffers.append(BufferSpec(cols=padded(shape.vocab_size if model.head else 1, _BUFFER_COLS), asked=True))
+        buffers += self._expert_buffers()
         return ProgramSpec(
             heads=shape.num_heads,
             kv_heads=shape.num_kv_heads,
@@ -134,6 +160,19 @@ class Lowering:
             tensors=self._tensors,
             precision=", ".join(name for name, _ in self._precisions.most_common()),
         )
+
+    def _expert_buffers(self) -> list[BufferSpec]:
+        mixtures = [layer.mlp for layer in self._model.layers if isinstance(layer.mlp, Experts)]
+        if not mixtures:
+            return []
+        logits = max(padded(each.count, self._panel) for each in mixtures)
+        inner = max(padded(each.down.columns, self._panel) for each in mixtures)
+        chosen = max(each.chosen for each in mixtures)
+        return [
+            BufferSpec(cols=padded(logits, _BUFFER_COLS)),
+            BufferSpec(cols=padded(inner, _BUFFER_COLS), per_token=chosen),
+            BufferSpec(cols=padded(self._model.shape.hidden_size, _BUFFER_COLS), per_token=chosen),
+        ]
 
     def _embed(self) -> int:
         embedding, shape = self._model.embedding, self._model.shape
@@ -154,10 +193,49 @@ class Lowering:
         if layer.parallel:
             inner = self._up(layer.dense, layer.mlp_norm)
         self._add_to_stream(attention.output, self._ATTENDED, layer.attention_post_norm, scale)
+        if isinstance(layer.mlp, Experts):
+            return self._experts(layer.mlp, layer.mlp_norm, layer.mlp_post_norm, scale)
         if not layer.parallel:
             inner = self._up(layer.dense, layer.mlp_norm)
         self._add_to_stream(layer.dense.down, self._INNER, layer.mlp_post_norm, scale)
         return inner
+
+    def _experts(self, mixture: Experts, norm: Norm | None, post_norm: Norm | None, scale: float) -> int:
+        """Adds a mixture's steps; returns the width of its shared MLP's inner states, if it has one."""
+        read, width = self._normed_stream(norm), 0
+        which = {"experts": mixture.count, "chosen": mixture.chosen}
+        # Which experts are chosen changes with the last bits of the router.
+        self._product(mixture.router, read, self._ROUTED, bits=0)
+        self._add(op=Op.ROUTE, input=self._ROUTED, normalized=mixture.normalized, **which)
+        self._add(
+            op=Op.EXPAND,
+            **read._asdict(),
+            out=self._SLOTS,
+            cols=mixture.up.columns,
+            after=GATED[mixture.activation],
+            matrix=self._pack_experts(mixture.up, by_turns=True),
+            **which,
+        )
+        matrix, cols = self._pack_experts(mixture.down), mixture.down.columns
+        self._add(op=Op.EXPERT, input=self._SLOTS, out=self._SLOTS_OUT, cols=cols, matrix=matrix, **which)
+        # The shared MLP reads the stream before anything is added to it.
+        if mixture.shared is not None:
+            width = self._up(mixture.shared, norm)
+            if mixture.shared_gate is not None:
+                self._product(mixture.shared_gate, read, self._ROUTED, bits=0)
+                self._add(op=Op.GATE, input=self._ROUTED, out=self._INNER, cols=width)
+        added = {"input": self._SLOTS_OUT, "cols": self._model.shape.hidden_size}
+        if post_norm is None:
+            self._add(op=Op.COMBINE, out=self._STREAM, scale=scale, after=After.ADD, **added, **which)
+            if mixture.shared is not None:
+                self._add_to_stream(mixture.shared.down, self._INNER, None, scale)
+            return width
+        self._add(op=Op.COMBINE, out=self._BESIDE, **added, **which)
+        if mixture.shared is not None:
+            self._product(mixture.shared.down, self._INNER, self._BESIDE, after=After.ADD)
+        self._norm(post_norm, self._BESIDE, self._BESIDE)
+        self._add_beside(scale)
+        return width
 
     def _add_to_stream(self, projection: Projection, source: int, norm: Norm | None, scale: float) -> None:
         if norm is None and scale == 1.0:
@@ -247,7 +325,15 @@ class Lowering:
             matrix=self._pack(up.parts, up.columns, by_turns=True),
         )
 
-    def _product(self, projection: Projection, source: int | _Read, target: int, after: After = After.STORE) -> None:
+    def _product(
+        self,
+        projection: Projection,
+        source: int | _Read,
+        target: int,
+        after: After = After.STORE,
+        *,
+        bits: int | None = None,
+    ) -> None:
         read = _Read(source) if isinstance(source, int) else source
         self._add(
             op=Op.LINEAR,
@@ -256,7 +342,7 @@ class Lowering:
             cols=projection.columns,
             after=after,
             bias=self._biases(projection.parts) if projection.bias else None,
-            matrix=self._pack(projection.parts, projection.columns),
+            matrix=self._pack(projection.parts, projection.columns, bits=bits),
         )
 
     def _head(self, embedding: int) -> None:
@@ -294,16 +380,25 @@ class Lowering:
     def _pack(self, parts: Sequence[Part], cols: int, *, bits: int | None = None, by_turns: bool = False) -> int:
         bits = self._bits if bits is None else bits
         kind, rows = self._kind(parts[0]), sum(part.rows for part in parts)
-        rows = 2 * padded(rows // 2, self._panel) if by_turns else rows
-        quantized = kind in FLOATS and bits and cols % GROUP == 0
-        self._precisions[f"int{bits}" if quantized else GGML_TYPES[kind].name] += rows * cols
+        rows = padded_rows(rows, self._panel, by_turns=True) if by_turns else rows
+        self._count_precision(kind, rows * cols, cols, bits)
         names = [f"{part.name}.weight" for part in parts]
         self._tensors.append(names)
         return self._sink.matrix(names, rows, cols, bits=bits, by_turns=by_turns)
 
+    def _pack_experts(self, matrices: ExpertMatrices, *, by_turns: bool = False) -> int:
+        rows, cols = matrices.experts * matrices.rows, matrices.columns
+        self._count_precision(self._sink.kind(next(matrices.tensors()).name), rows * cols, cols, self._bits)
+        self._tensors.append([f"{part.name}.weight" for part in matrices.parts])
+        return self._sink.experts(matrices, bits=self._bits, by_turns=by_turns)
+
+    def _count_precision(self, kind: int, values: int, cols: int, bits: int) -> None:
+        quantized = kind in FLOATS and bits and cols % GROUP == 0
+        self._precisions[f"int{bits}" if quantized else GGML_TYPES[kind].name] += values
+
     def _biases(self, parts: Sequence[Part], *, by_turns: bool = False) -> int:
         rows = sum(part.rows for part in parts)
-        rows = 2 * padded(rows // 2, self._panel) if by_turns else padded(rows, self._panel)
+        rows = padded_rows(rows, self._panel, by_turns=by_turns)
         return self._sink.vector([(f"{part.name}.bias", 1) for part in parts], rows, by_turns=by_turns)
 
     def _weight(self, norm: Norm) -> int:
@@ -326,3 +421,8 @@ class Lowering:
 
 def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
+
+
+def padded_rows(rows: int, panel: int, *, by_turns: bool) -> int:
+    """A matrix's rows, padded to whole panels; if they are interleaved, each half of them."""
+    return 2 * padded(rows // 2, panel) if by_turns else padded(rows, panel)

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -10,12 +11,12 @@ import numpy.typing as npt
 
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
-from ostro.models.architecture import Architecture, ModelShape, StoredTensor
+from ostro.models.architecture import Architecture, ExpertMatrices, ModelShape, Part, StoredTensor, is_stacked
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.native.formats import KINDS, kind_of
-from ostro.runner.native.lowering import Lowering, Sizes, padded
+from ostro.runner.native.lowering import Lowering, Sizes, padded, padded_rows
 from ostro.runner.native.support import NotNative
 from ostro.weights.arrays import Bytes, Weight, WeightArray
 from ostro.weights.checkpoint import Checkpoint
@@ -56,7 +57,7 @@ class _Rows(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A stored matrix, and its place in the description."""
+    """A stored matrix, or one tensor of all experts' matrices, and its place in the description."""
 
     weight: Weight
     place: StoredTensor
@@ -86,7 +87,7 @@ class _Tensors:
                 raise no_place(given)
             if place.shape != weight.shape:
                 raise misshapen(given, weight.shape, place.shape)
-            if len(weight.shape) == 2:
+            if len(weight.shape) in (2, 3):
                 self._matrices[name] = _Matrix(weight, place)
                 continue
             values = weight.floats()
@@ -108,6 +109,9 @@ class _Tensors:
             whole = weight.stored() if weight.format in KINDS else WeightArray.of(weight.floats())
         except DoesNotFit as error:
             raise NotNative(f"{name} cannot be repacked: {error}") from error
+        if len(whole.shape) == 3:
+            raw = whole.raw.reshape(-1, whole.raw.shape[-1])
+            whole = replace(whole, shape=(len(raw), whole.shape[-1]), raw=raw)
         if whole.transposed != place.transposed:
             if whole.is_quantized:
                 raise NotNative(f"{name} is stored in a form that cannot be packed")
@@ -144,6 +148,27 @@ class _Packer:
         found = self._writer.matrix(self.kind(names[0]), addresses, cols, bits)
         assert found is not None, "its size was asked for"
         return found
+
+    def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
+        # Kept until they are packed: the addresses are all that the writer has.
+        parts = [self._expert_tensors(matrices, part) for part in matrices.parts]
+        rows = np.concatenate(
+            [np.concatenate([own.addresses for own in part]).reshape(matrices.experts, -1) for part in parts], 1
+        )
+        height = padded_rows(matrices.rows, self.panel, by_turns=by_turns)
+        ordered = np.zeros((matrices.experts, height), np.uint64)
+        for own, to in zip(rows, ordered, strict=True):
+            in_order = self._in_order(own, by_turns)
+            to[: len(in_order)] = in_order
+        kind = self.kind(next(matrices.tensors()).name)
+        found = self._writer.matrix(kind, ordered.reshape(-1), matrices.columns, bits)
+        assert found is not None, "its size was asked for"
+        return found
+
+    def _expert_tensors(self, matrices: ExpertMatrices, part: Part) -> list[_Rows]:
+        if is_stacked(part):
+            return [self._tensors.matrix(f"{part.name}.weight")]
+        return [self._tensors.matrix(f"{part.name.format(expert)}.weight") for expert in range(matrices.experts)]
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         values = np.concatenate([np.tile(self._tensors.vector(name), count) for name, count in pieces])

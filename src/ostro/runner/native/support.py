@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import MLP, Activation, Architecture
+from ostro.models.architecture import MLP, Activation, Architecture, Experts
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 
@@ -33,8 +33,12 @@ def native_architecture(described: Description, panel: int) -> Architecture:
     if shape.hidden_size % panel:
         raise WrongPanel(f"its hidden size, {shape.hidden_size}, is not a multiple of {panel}")
     for layer in described.layers:
-        if not isinstance(layer.mlp, MLP):
-            raise NotNative("it is a mixture of experts, which has no native kernels")
-        if layer.mlp.activation not in (GATED if layer.mlp.gated else ACTIVATIONS):
-            raise NotNative(f"its activation, {layer.mlp.activation}, has no native kernel")
+        for mlp in _mlps(layer.mlp):
+            if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
+                raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
     return described
+
+
+def _mlps(mlp: MLP | Experts) -> tuple[MLP | Experts, ...]:
+    """Including the one that a mixture's tokens share."""
+    return (mlp,) if isinstance(mlp, MLP) or mlp.shared is None else (mlp, mlp.shared)

@@ -1,0 +1,62 @@
+#include "routing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace ostro {
+
+void Routing::reserve(int rows, int experts, int chosen) {
+  const size_t slots = static_cast<size_t>(rows) * chosen;
+  if (slots > experts_.size()) experts_.resize(slots), weights_.resize(slots), slots_.resize(slots), tokens_.resize(slots);
+  if (static_cast<size_t>(experts) > counts_.size()) counts_.resize(experts);
+  active_.reserve(counts_.size());
+  begins_.reserve(counts_.size() + 1);
+}
+
+void Routing::choose(int row, const float* logits, int experts, int chosen, bool normalized) {
+  int32_t* best = experts_.data() + static_cast<size_t>(row) * chosen;
+  float* weights = weights_.data() + static_cast<size_t>(row) * chosen;
+  bool numbers = true;
+  int count = 0;
+  for (int expert = 0; expert < experts; ++expert) {
+    const float logit = logits[expert];
+    numbers &= !std::isnan(logit);
+    if (count == chosen && !(logit > logits[best[count - 1]])) continue;
+    int at = count < chosen ? count++ : count - 1;
+    for (; at > 0 && logit > logits[best[at - 1]]; --at) best[at] = best[at - 1];
+    best[at] = expert;
+  }
+  const float top = logits[best[0]];
+  float total = 0;
+  for (int rank = 0; rank < chosen; ++rank) total += weights[rank] = std::exp(logits[best[rank]] - top);
+  if (!normalized) {
+    total = 0;
+    for (int expert = 0; expert < experts; ++expert) total += std::exp(logits[expert] - top);
+  }
+  // A row that has gone wrong is noticed later, as long as it stays wrong.
+  if (!numbers) total = std::numeric_limits<float>::quiet_NaN();
+  for (int rank = 0; rank < chosen; ++rank) weights[rank] /= total;
+}
+
+void Routing::sort(int rows, int experts, int chosen) {
+  const int slots = rows * chosen;
+  num_experts_ = experts, num_chosen_ = chosen;
+  std::fill_n(counts_.begin(), experts, 0);
+  for (int i = 0; i < slots; ++i) ++counts_[experts_[i]];
+  active_.clear();
+  begins_.assign(1, 0);
+  for (int expert = 0; expert < experts; ++expert) {
+    if (counts_[expert] == 0) continue;
+    const int begin = begins_.back();
+    active_.push_back(expert);
+    begins_.push_back(begin + counts_[expert]);
+    counts_[expert] = begin;  // from here on, its next slot
+  }
+  for (int i = 0; i < slots; ++i) {
+    slots_[i] = counts_[experts_[i]]++;
+    tokens_[slots_[i]] = i / chosen;
+  }
+}
+
+}  // namespace ostro

@@ -1,0 +1,47 @@
+// Which experts each token goes through, with which weights, and the tokens of each expert. Knows no matrices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ostro {
+
+// A slot is one token with one of its experts. Slots are sorted by expert, and those of an expert by token, so that each
+// expert's are consecutive rows of a buffer.
+class Routing {
+ public:
+  // The largest numbers that will be needed.
+  void reserve(int rows, int experts, int chosen);
+
+  // Picks a row's experts: those with the highest logits, and of equal ones the first. Their weights are the softmax of
+  // the chosen logits if `normalized`, otherwise their part of the softmax over all. Rows may be chosen in parallel.
+  void choose(int row, const float* logits, int experts, int chosen, bool normalized);
+  // Sorts the slots of all rows. Every row must have been chosen.
+  void sort(int rows, int experts, int chosen);
+
+  // Whether the slots were sorted for such a mixture. They were not if a run began after its routing.
+  bool holds(int experts, int chosen) const { return experts == num_experts_ && chosen == num_chosen_; }
+  // Experts that have any slots.
+  int num_active() const { return static_cast<int>(active_.size()); }
+  int expert(int active) const { return active_[active]; }
+  int begin(int active) const { return begins_[active]; }
+  int end(int active) const { return begins_[active + 1]; }
+  int token(int slot) const { return tokens_[slot]; }
+  // Of a row's experts, by falling logit.
+  int slot(int row, int rank, int chosen) const { return slots_[static_cast<size_t>(row) * chosen + rank]; }
+  float weight(int row, int rank, int chosen) const { return weights_[static_cast<size_t>(row) * chosen + rank]; }
+
+ private:
+  // By row and rank.
+  std::vector<int32_t> experts_;
+  std::vector<float> weights_;
+  std::vector<int32_t> slots_;
+  std::vector<int32_t> tokens_;  // by slot
+  std::vector<int32_t> counts_;  // by expert
+  std::vector<int32_t> active_;
+  std::vector<int32_t> begins_ = {0};
+  int num_experts_ = 0, num_chosen_ = 0;
+};
+
+}  // namespace ostro
