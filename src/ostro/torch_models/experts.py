@@ -76,11 +76,6 @@ class Experts(Module):
         self.act = ACTIVATIONS[described.activation]
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
 
-    @property
-    def captures(self) -> bool:
-        """Otherwise the numbers of the experts' rows must be known to launch their products."""
-        return self.up.is_grouped and self.down.is_grouped
-
     def forward(self, x: Tensor) -> Tensor:
         experts, weights = route(self.router(x), self.chosen, normalized=self.normalized)
         in_order, order = experts.flatten().sort(stable=True)
