@@ -380,6 +380,18 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
         ),
         ({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": _GROUPS}, "with 4 bits"),
         (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"], "weights": None}}},
+            "compressed-tensors, but not its weights",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}},
+            },
+            "several bit widths",
+        ),
+        (
             {
                 "quant_method": "compressed-tensors",
                 "format": "pack-quantized",

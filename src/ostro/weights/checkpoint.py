@@ -18,7 +18,7 @@ from ostro.sources.model_reference import ModelReference
 from ostro.sources.references import FORMS, SUFFIXES, USUAL_STEMS, LocalModel, parse_model
 from ostro.sources.remote_headers import hollow_copy
 from ostro.weights.gguf_checkpoint import open_gguf
-from ostro.weights.hf_checkpoint import open_directory, open_file
+from ostro.weights.hf_checkpoint import HfCheckpoint, open_directory, open_file
 from ostro.weights.hrm_checkpoint import HrmCheckpoint, is_hrm, is_starter, open_hrm, starter_base
 from ostro.weights.hrm_settings import HrmSettings
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
@@ -73,7 +73,7 @@ class Checkpoint(Protocol):
         """The weights one at a time, to be read in parts: each is valid until the next is asked for."""
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """The same as torch tensors, with GGUF blocks dequantized. Treat them as read-only."""
+        """The same as torch tensors, with quantized weights decoded. Treat them as read-only."""
 
 
 def open_checkpoint(
@@ -125,7 +125,7 @@ def _open(reference: ModelReference, path: Path, model_config: str | None, *, pr
     if path.suffix not in SUFFIXES:
         raise ModelNotFound(f"{path} is not a model file that Ostro knows. Give {FORMS}.")
     usual = path.stem in USUAL_STEMS
-    return open_file(path, name=name or (path.absolute().parent.name if usual else path.stem))
+    return _decoded(open_file(path, name=name or (path.absolute().parent.name if usual else path.stem)))
 
 
 def _open_gguf(path: Path, name: str | None) -> Checkpoint:
@@ -147,7 +147,18 @@ def _open_directory(directory: Path, model_config: str | None, name: str | None)
         if models:
             names = ", ".join(path.name for path in models)
             raise ModelNotFound(f"{directory} holds several models ({names}). Give the path of one.")
-    return open_directory(directory, name=name or directory.absolute().name)
+    return _decoded(open_directory(directory, name=name or directory.absolute().name))
+
+
+def _decoded(checkpoint: HfCheckpoint) -> Checkpoint:
+    # The second is an older name for the config of compressed-tensors.
+    quantization = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
+    if not quantization:
+        return checkpoint
+    # Imports numpy.
+    from ostro.weights.quantized.checkpoint import decoding
+
+    return decoding(checkpoint, quantization)
 
 
 def _has_safetensors(directory: Path) -> bool:

@@ -4,24 +4,19 @@ Defines the config's format and the canonical tensor names. A pickle may contain
 and no code in it runs.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ostro.errors import BadCheckpoint, ModelNotFound, Unsupported, UnsupportedModel
+from ostro.errors import BadCheckpoint, ModelNotFound, Unsupported
 from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
-from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
 from ostro.models.encoder import Encoder
 from ostro.models.registry import FAMILIES, describe, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
-from ostro.weights.ahead import ahead
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
 from ostro.weights.pooling import Dense, Pooling, read_matryoshka
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
@@ -29,14 +24,12 @@ from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
 if TYPE_CHECKING:
     import torch
 
-    from ostro.weights.arrays import Weight, WeightArray
-    from ostro.weights.quantized import Scheme
+    from ostro.weights.arrays import WeightArray
     from ostro.weights.slices import SlicedWeight
 
 _TORCH_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FORMAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -50,8 +43,6 @@ class HfCheckpoint:
     tokenizer_path: Path
     names: dict[Path, frozenset[str]]
     """The tensors to load from each weight file, by their stored names."""
-    scheme: "Scheme | None" = None
-    """How it is quantised, if it is."""
 
     @property
     def files(self) -> list[Path]:
@@ -59,30 +50,9 @@ class HfCheckpoint:
 
     def stored(self) -> Stored:
         sizes = [path.stat().st_size for path in self.files]
-        headers = self._headers() if self.scheme is None else self._quantized_headers(self.scheme)
-        label = None if self.scheme is None else self.scheme.label
-        return Stored(tensors=list(headers), file_bytes=sum(sizes), largest_file=max(sizes), quantization=label)
+        return Stored(tensors=list(self._headers()), file_bytes=sum(sizes), largest_file=max(sizes))
 
-    def arrays(self) -> Iterator[tuple[str, "Weight"]]:
-        if self.scheme is None:
-            return self._stored_arrays()
-        _check_orientation(self.config)
-        rename = renamer(self.config)
-        names = [rename(name) for stored in self.names.values() for name in stored]
-        return self.scheme.weights([name for name in names if name is not None], self._stored_arrays())
-
-    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
-        from ostro.weights.slices import sliced
-
-        return sliced(self.arrays())
-
-    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        if self.scheme is not None:
-            _log.info("decoding the weights, which are quantised: %s", self.scheme.label)
-            return ahead(partial(_named_tensor, name, weight) for name, weight in self.arrays())
-        return self._stored_tensors()
-
-    def _stored_arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
+    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
         from ostro.weights import arrays
 
         for path, names in self.names.items():
@@ -92,7 +62,12 @@ class HfCheckpoint:
             else:
                 yield from self._renamed(arrays.read_safetensors(path, names))
 
-    def _stored_tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+    def slices(self) -> Iterator[tuple[str, "SlicedWeight"]]:
+        from ostro.weights.slices import sliced
+
+        return sliced(self.arrays())
+
+    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         for path, names in self.names.items():
             read = read_pickle if path.suffix in PICKLE_SUFFIXES else read_safetensors
             yield from self._renamed(read(path, names))
@@ -116,31 +91,6 @@ class HfCheckpoint:
             for tensor in safetensors_headers(path):
                 if tensor.name in names and (name := rename(tensor.name)) is not None:
                     yield TensorHeader(name, tensor.shape, tensor.format)
-
-    def _quantized_headers(self, scheme: "Scheme") -> Iterator[TensorHeader]:
-        shapes = _check_orientation(self.config)
-        for header in scheme.headers(self._headers()):
-            described = shapes.get(header.name, header.shape)
-            # Not every format's headers tell a weight's shape, but all tell its size.
-            yield replace(header, shape=described) if prod(described) == header.values else header
-
-
-def _named_tensor(name: str, weight: "Weight") -> tuple[str, "torch.Tensor"]:
-    from ostro.weights.arrays import tensor_of
-
-    return name, tensor_of(weight)
-
-
-def _check_orientation(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the model's tensors. Quantised ones are decoded as [out, in]."""
-    described = describe(config)
-    tensors = list(described.tensors()) if isinstance(described, Architecture) else []
-    if any(tensor.transposed for tensor in tensors):
-        raise UnsupportedModel(
-            "The model is quantised, and of an architecture that stores matrices as [in, out], for which Ostro does "
-            "not read quantised checkpoints. Use the original model in safetensors, or a GGUF of it."
-        )
-    return {tensor.name: tensor.shape for tensor in tensors}
 
 
 def _pickled_format(config: Mapping[str, object]) -> str:
@@ -179,34 +129,14 @@ def _checkpoint(
 ) -> HfCheckpoint:
     generation_file = directory / "generation_config.json"
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
-    scheme = _scheme(directory, config, files)
     if is_encoder(config):
-        if scheme is not None:
-            raise UnsupportedModel(f"{directory} is a quantised encoder. Fetch the unquantised model.")
         config = encoder_config(directory, config)
         pooling = encoder_pooling(directory, describe(config))
     else:
         pooling = decoder_pooling(directory)
     if pooling is not None:
         pooling = replace(pooling, dimensions=read_matryoshka(ConfigReader(config)))
-    return HfCheckpoint(path, name, config, generation_config, pooling, directory, files, scheme)
-
-
-def _scheme(directory: Path, config: dict[str, object], files: Iterable[Path]) -> "Scheme | None":
-    # An older name of compressed-tensors' config.
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if not quantization:
-        return None
-    # Imports numpy.
-    from ostro.weights.quantized import read_scheme
-
-    try:
-        scheme = read_scheme(quantization)
-    except (BadCheckpoint, UnsupportedModel) as error:
-        raise type(error)(f"{directory}: {error.message}") from error
-    if any(path.suffix in PICKLE_SUFFIXES for path in files):
-        raise UnsupportedModel(f"{directory} holds quantised weights in pickles. Convert them to safetensors.")
-    return scheme
+    return HfCheckpoint(path, name, config, generation_config, pooling, directory, files)
 
 
 def _no_weights(directory: Path) -> ModelNotFound:

@@ -56,6 +56,9 @@ class CompressedTensors(Scheme):
         formats, bits, blocks = set(), set(), set()
         for name in groups:
             group = _table(ConfigReader(groups, f"{config.source}, config_groups"), name)
+            if group.table("weights") is None:
+                # It only rounds activations.
+                continue
             format = group.text("format", "") or config.text("format", "dense")
             if format not in _FORMATS:
                 raise refused(f"compressed-tensors in the format {format}")
@@ -67,6 +70,8 @@ class CompressedTensors(Scheme):
             blocks.add(block_size(weights, "block_structure"))
             if format == "pack-quantized":
                 bits.add(number)
+        if not formats:
+            raise refused("compressed-tensors, but not its weights")
         if len(bits) > 1 or len(blocks) > 1:
             raise refused("compressed-tensors in groups of several bit widths or block sizes")
         return cls(tuple(sorted(formats)), next(iter(bits), 8), next(iter(blocks)))
