@@ -81,6 +81,15 @@ def test_kernel_that_cannot_be_compiled_costs_no_other(probed: Mapping[str, Any]
     assert found["hits"] == [True]
 
 
+@pytest.mark.parametrize(("dtype", "words"), [("torch.bfloat16", ".v4."), ("torch.float8_e4m3fn", ".v2.")])
+def test_weights_of_any_aligned_width_are_loaded_several_words_at_once(
+    probed: Mapping[str, Any], dtype: str, words: str
+) -> None:
+    """Widths that were no multiple of 32, or with 8-bit weights of 64, were loaded word by word."""
+    (load,) = probed["loads"][dtype]
+    assert words in load
+
+
 # ---- the process
 
 

@@ -3,9 +3,12 @@ first step, and what steps then launch. Reads requests from its input and prints
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +21,11 @@ from triton.compiler import make_backend
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_key
 
+from ostro.kernels.gpu.fp8 import fp8_small_linear
 from ostro.kernels.gpu.signatures import build, compile_for, kernel_name, recorded
+from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, SAMPLER, unpack
+from ostro.kernels.gpu.tilings import default_vector_tiling
 from ostro.runner.gpu.choices import known
 from ostro.runner.gpu.graphs import ladder
 from ostro.runner.gpu.part import GpuPart
@@ -129,13 +135,34 @@ def compiled(request: Request) -> dict[str, object]:
     return {"compiled": found.kernels, "failed": list(found.failed), "hits": hits}
 
 
+def loads(width: int, dtype: torch.dtype) -> list[str]:
+    """The instructions that load from memory in a matmul of one row."""
+    x, weight = (
+        torch.empty(1, width, dtype=torch.bfloat16, device=META),
+        torch.empty(64, width, dtype=dtype, device=META),
+    )
+    tiling = default_vector_tiling(*weight.shape, gated=False)
+    own = (
+        partial(small_linear, x, weight)
+        if dtype == torch.bfloat16
+        else partial(fp8_small_linear, x, weight, torch.empty(64, device=META))
+    )
+    with on_another_device():
+        (signature,) = recorded([partial(own, tiling=tiling)])
+        module, _, name = kernel_name(signature).rpartition(".")
+        text = getattr(import_module(module), name).preload(signature).asm["ptx"]
+    return sorted(set(re.findall(r"ld\.global\.L1::evict_first[.\w:]*", text)))
+
+
 def main() -> None:
     requests = msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, Request])
     compile_for(next(iter(requests.values())).gpu.capability)
     # First: after `noted_keys`, this process compiles nothing.
     tried = compiled(next(iter(requests.values())))
+    # Widths that are multiples of 16 bytes, and of nothing more.
+    read = {str(dtype): loads(width, dtype) for dtype, width in ((torch.bfloat16, 1048), (torch.float8_e4m3fn, 1040))}
     found = {name: {"keys": keys(each), "launched": launched(each)} for name, each in requests.items()}
-    print(json.dumps({"models": found, "compiled": tried}))
+    print(json.dumps({"models": found, "compiled": tried, "loads": read}))
 
 
 if __name__ == "__main__":

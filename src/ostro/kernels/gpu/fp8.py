@@ -23,6 +23,7 @@ from ostro.kernels.gpu.dot_linear import dot_linear
 from ostro.kernels.gpu.epilogue import finish, previous
 from ostro.kernels.gpu.small_batch import small_linear_plain
 from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling, default_dot_tiling
+from ostro.kernels.gpu.vector_linear import word_unit
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -301,6 +302,7 @@ def _run_vector(
     pdl: bool,
 ) -> None:
     in_words = x.shape[1] // 4
+    unit = word_unit(in_words)
     norm_weight, eps = (x, 0.0) if norm is None else norm
     block_words = max(1, tiling.ins // 4)
     chunks = triton.cdiv(in_words, block_words)
@@ -316,7 +318,8 @@ def _run_vector(
         out,
         eps,
         outs,
-        in_words,
+        in_words // unit,
+        unit=unit,
         block_out=tiling.outs,
         block_words=block_words,
         held=held,
@@ -341,7 +344,7 @@ def _quads(row: Tensor) -> Tensor:
     return row.view(torch.int64) if row.dtype == torch.bfloat16 else row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["in_units"])
 def _vector_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -351,7 +354,8 @@ def _vector_kernel(
     out: tl.tensor,
     eps: tl.tensor,
     outs: tl.tensor,
-    in_words: tl.tensor,
+    in_units: tl.tensor,
+    unit: tl.constexpr,
     block_out: tl.constexpr,
     block_words: tl.constexpr,
     held: tl.constexpr,
@@ -368,6 +372,7 @@ def _vector_kernel(
 ) -> None:
     if pdl:
         gdc_launch_dependents()
+    in_words = in_units * unit
     n = tl.program_id(0) * block_out + tl.arange(0, block_out)
     # Each thread loads its own weights' inputs, even if others load the same: no exchange between threads.
     k = tl.broadcast_to(tl.arange(0, block_words)[None, :], [block_out, block_words])

@@ -64,6 +64,7 @@ def vector_linear(
         x, weight, norm_weight = _pairs(x), _pairs(weight), _pairs(norm_weight)
         delta, delta_weight, stream = _pairs(delta), _pairs(delta_weight), _pairs(stream)
     in_words = x.shape[1]
+    unit = word_unit(in_words)
     block_words = max(1, tiling.ins * in_words // in_features)
     chunks = triton.cdiv(in_words, block_words)
     # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
@@ -83,8 +84,9 @@ def vector_linear(
         outs,
         x.stride(0),
         out.stride(0),
-        in_words,
+        in_words // unit,
         in_features,
+        unit=unit,
         paired=in_words != in_features,
         rows=rows,
         block_out=tiling.outs,
@@ -114,7 +116,14 @@ def _pairs(row: Tensor) -> Tensor:
     return row.view(torch.int32 if row.dtype == torch.bfloat16 else torch.int64)
 
 
-@triton.jit
+def word_unit(words: int) -> int:
+    """A row of weights is so many words, times a number that the compiler does not know: it loads 16 bytes at once only
+    where it knows that each row begins at a multiple of them.
+    """
+    return next(unit for unit in (16, 4, 1) if words % unit == 0)
+
+
+@triton.jit(do_not_specialize=["in_units"])
 def _vector_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -129,8 +138,9 @@ def _vector_kernel(
     outs: tl.tensor,
     x_stride: tl.tensor,
     out_stride: tl.tensor,
-    in_words: tl.tensor,
+    in_units: tl.tensor,
     in_features: tl.tensor,
+    unit: tl.constexpr,
     paired: tl.constexpr,
     rows: tl.constexpr,
     block_out: tl.constexpr,
@@ -152,6 +162,7 @@ def _vector_kernel(
 ) -> None:
     if pdl:
         gdc_launch_dependents()
+    in_words = in_units * unit
     n = tl.program_id(0) * block_out + tl.arange(0, block_out)
     k = tl.arange(0, block_words)
     inside = n < outs
