@@ -26,7 +26,7 @@ from ostro.kernels.gpu.signatures import build, compile_for, kernel_name, record
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, SAMPLER, unpack
 from ostro.kernels.gpu.tilings import default_vector_tiling
-from ostro.runner.gpu.choices import known
+from ostro.runner.gpu.choices import conceivable, known
 from ostro.runner.gpu.graphs import ladder
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.precompile_process import compile_all, part_of, signatures
@@ -90,8 +90,13 @@ def keys(request: Request) -> dict[str, int]:
 def launched(request: Request) -> dict[str, object]:
     """How many kernels steps launch, and those of them that nobody has compiled ahead."""
     part, ahead = part_of(request, META), signatures(request)
-    if part.decoder is not None:
-        part.decoder.choices = known(request.settings.kernel_choices, request.gpu)
+    assert part.decoder is not None
+    part.decoder.choices = known(request.settings.kernel_choices, request.gpu)
+    if request.settings.kernel_choices == "auto":
+        # As if by turns one candidate and another had been the fastest.
+        products = list(part.decoder.products)
+        first, second = conceivable(products, request.gpu)
+        part.decoder.choices |= first.of(products[::2]) | second.of(products[1::2])
     most, vocab = request.settings.max_batch_seqs, part.model.shape.vocab_size
     sampler, drawn = Sampler(most, vocab, META), DrawnTokens(most, META)
     with torch.inference_mode():

@@ -137,6 +137,20 @@ def to_try(product: Product, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
     return candidates(product, rows, gpu.multiprocessors, TRIED[rows])
 
 
+def conceivable(products: Sequence[Product], gpu: Gpu) -> Iterable[Choices]:
+    """Together, these have every tiling that `choose` may choose."""
+    for order in range(max(TRIED.values())):
+        found = ((each, {rows: to_try(each, rows, gpu) for rows in TRIED}) for each in products)
+        yield Choices(
+            {
+                each: {
+                    rows: tilings[min(order, len(tilings) - 1)] if tilings else None for rows, tilings in tried.items()
+                }
+                for each, tried in found
+            }
+        )
+
+
 def _fastest(product: Product, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None:
     own = to_try(product, rows, gpu)
     # For one row, ours is always faster than the library's.

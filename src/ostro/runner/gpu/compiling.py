@@ -97,7 +97,11 @@ class Compiler:
 
     def compile_products(self, choices: Choices) -> None:
         """What other choices need in addition."""
-        self._run([*_products(self._model, self._layers[0], self._like, self._overlaps, choices)])
+        self._run(self.product_launches(choices))
+
+    def product_launches(self, choices: Choices) -> list[Job]:
+        """What `compile_products` runs."""
+        return [*_products(self._model, self._layers[0], self._like, self._overlaps, choices)]
 
     def _run(self, jobs: Sequence[Job]) -> None:
         if not jobs:

@@ -7,7 +7,7 @@ import time
 
 from ostro.kernels.gpu.tilings import Product
 from ostro.runner.gpu.attention import AttentionWorkspace
-from ostro.runner.gpu.choices import Choices, Gpu, choose, keep, known
+from ostro.runner.gpu.choices import Choices, Gpu, choose, conceivable, keep, known
 from ostro.runner.gpu.compiling import Compiler, Job
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.measuring import DeviceClock, l2_cache_bytes, this_gpu
@@ -39,10 +39,15 @@ def compile_kernels(decoder: FusedDecoder, attention: AttentionWorkspace, kernel
 
 
 def launches(decoder: FusedDecoder, attention: AttentionWorkspace, kernel_choices: str, gpu: Gpu) -> list[Job]:
-    """What `compile_kernels` launches on this GPU before it measures anything."""
-    choices = _known(decoder, kernel_choices, gpu)
+    """What `compile_kernels` launches on this GPU, whatever it will choose."""
+    compiler, choices = _compiler(decoder, attention), _known(decoder, kernel_choices, gpu)
     unknown = _to_measure(decoder, choices, kernel_choices)
-    return _compiler(decoder, attention).launches(choices, _clock(decoder).trials(unknown, gpu) if unknown else ())
+    if not unknown:
+        return compiler.launches(choices)
+    found = compiler.launches(choices, _clock(decoder).trials(unknown, gpu))
+    for each in conceivable(unknown, gpu):
+        found += compiler.product_launches(choices | each)
+    return found
 
 
 def _known(decoder: FusedDecoder, kernel_choices: str, gpu: Gpu) -> Choices:

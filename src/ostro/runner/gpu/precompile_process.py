@@ -37,6 +37,10 @@ def main(descriptor: int) -> None:
         import ostro.runner.gpu.runner  # noqa: F401
 
         os.waitpid(driver, 0)
+        # Most of this is the same for any GPU, and there is time until it is known.
+        compile_for("9.0")
+        with suppress(Exception):
+            warm_up(())
         while True:
             request = msgspec.msgpack.decode(receive(connection), type=Request)
             connection.sendall(frame(_compiled(request)))
