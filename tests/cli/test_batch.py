@@ -382,6 +382,15 @@ def test_embeddings_are_the_facades_and_base64_says_the_same(vectors: Batch, emb
     assert plain["usage"]["prompt_tokens"] == plain["usage"]["total_tokens"] > 2
 
 
+def test_dimensions_and_prompts_that_a_model_does_not_have_fail_their_lines(vectors: Batch) -> None:
+    results = vectors(
+        line(EMBEDDINGS, "a", input=PROMPT, dimensions=HIDDEN // 2),
+        line(EMBEDDINGS, "b", input=PROMPT, prompt_name="query"),
+    )
+    errors = [each["response"]["body"]["error"] for each in results]
+    assert [error["param"] for error in errors] == ["dimensions", "prompt_name"]
+
+
 def test_other_dimensions_are_refused(vectors: Batch) -> None:
     error = vectors.refusal(EMBEDDINGS, input="x", dimensions=HIDDEN // 2)
     assert (error["status"], error["param"]) == (400, "dimensions")

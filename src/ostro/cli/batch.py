@@ -216,11 +216,15 @@ async def _prepared_chat(llm: LLM, request: ChatCompletionRequest, chat: ChatReq
 def _embeddings(llm: LLM, body: object) -> _Work:
     request = parse(EmbeddingRequest, body)
     _check_model(llm, request.model)
-    kept = request.truncate_prompt_tokens
-    requests = [llm.prepare_embedding(text, truncate_prompt_tokens=kept) for text in request.input]
+    name, kept = request.prompt_name, request.truncate_prompt_tokens
+    requests = [llm.prepare_embedding(text, prompt_name=name, truncate_prompt_tokens=kept) for text in request.input]
     num_tokens = sum(len(each.prompt_ids) for each in requests)
     return requests, lambda done: embedding_response(
-        request, [embedding(each) for each in done], num_tokens=num_tokens, model=llm.name
+        request,
+        [embedding(each) for each in done],
+        pooling=llm.frontend.pooling,
+        num_tokens=num_tokens,
+        model=llm.name,
     )
 
 

@@ -39,6 +39,7 @@ from ostro.schemas import (
 from ostro.server.chat_turn import AnswerStream, ChatAnswer
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
+from ostro.weights import Pooling
 
 # JSON has no infinity; OpenAI uses this for an impossible token.
 _LOWEST_LOGPROB = -9999.0
@@ -289,9 +290,11 @@ def finite(logprob: float) -> float:
 
 
 def embedding_response(
-    request: EmbeddingRequest, vectors: Sequence[Sequence[float]], *, num_tokens: int, model: str
+    request: EmbeddingRequest, vectors: Sequence[list[float]], *, pooling: Pooling | None, num_tokens: int, model: str
 ) -> EmbeddingResponse:
-    """`vectors` has one per input, in order."""
+    """`vectors` has one per input, in order. Raises Unsupported for dimensions that the model does not have."""
+    if pooling is not None:
+        vectors = [pooling.shortened(vector, request.dimensions) for vector in vectors]
     return EmbeddingResponse(
         data=[Embedding(index=index, embedding=_encoded(request, vector)) for index, vector in enumerate(vectors)],
         model=model,

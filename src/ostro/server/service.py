@@ -364,11 +364,6 @@ class ModelService:
 
         return await self._make_all(make, texts, len)
 
-    def shortened(self, vector: list[float], dimensions: int | None) -> list[float]:
-        """An embedding with fewer dimensions: see `Pooling.shortened`."""
-        pooling = self._loaded().pooling
-        return vector if pooling is None else pooling.shortened(vector, dimensions)
-
     async def prepare_relevance(
         self,
         pairs: Sequence[Pair],

@@ -40,7 +40,8 @@ def _job(request: EmbeddingRequest) -> Job:
             finish_reason(completion.choices[0])
         return embedding_response(
             request,
-            [model.service.shortened(completion.embedding or [], request.dimensions) for completion in completions],
+            [completion.embedding or [] for completion in completions],
+            pooling=model.service.pooling,
             num_tokens=sum(len(completion.prompt_ids) for completion in completions),
             model=model.name,
         )
