@@ -39,6 +39,14 @@ async def main():
 
 asyncio.run(main())
 """
+# Is killed while its kernels are compiled ahead.
+_PRECOMPILE = """
+import time
+from ostro.runner.gpu.precompiling import Precompiler
+
+print(Precompiler().pid, flush=True)
+time.sleep(60)
+"""
 
 
 def is_alive(pid: int) -> bool:
@@ -75,3 +83,13 @@ def test_no_engine_outlives_its_api_process(
         while is_alive(engine):
             assert time.monotonic() < deadline, "the engine is still alive after a minute"
             time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_nothing_is_compiled_for_a_process_that_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", _PRECOMPILE], stdout=subprocess.PIPE, text=True) as loading:
+        assert loading.stdout is not None
+        pid = int(loading.stdout.readline())
+        loading.kill()
+    while is_alive(pid):
+        time.sleep(0.02)

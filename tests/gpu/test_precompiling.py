@@ -14,12 +14,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from model_directory import write_model
 
 from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.kernels.gpu.tilings import Multiprocessors
 from ostro.runner.gpu.choices import Gpu
 from ostro.runner.gpu.precompiling import Compiled, Precompiler, Request, precompiler
+from ostro.runner.load import load_runner
+from ostro.weights import Checkpoint, open_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
 PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
@@ -120,6 +123,17 @@ def test_nobody_waits_for_a_process_that_has_ended() -> None:
     started.close()
 
 
+def test_nobody_waits_for_a_process_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ostro.runner.gpu.precompiling._MOST_SECONDS", 0.01)
+    started = Precompiler()
+    started.begin(request(config("qwen3-0.6b")))
+    assert started.wait() is None
+    assert "takes too long" in caplog.text
+    started.close()
+
+
 def test_process_ends_when_it_is_closed() -> None:
     started = Precompiler()
     started.close()
@@ -186,3 +200,17 @@ def test_process_that_cannot_be_started_is_told_and_no_error(
     compiles.setattr("ostro.runner.gpu.precompiling.spawn", refuse)
     assert not started()
     assert "no process" in caplog.text
+
+
+def test_model_is_compiled_ahead_on_one_gpu_alone(compiles: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path / "model"))
+    passed: list[bool] = []
+
+    def note(checkpoint: Checkpoint, config: EngineConfig, precompiler: Precompiler | None) -> None:
+        passed.append(precompiler is not None)
+
+    compiles.setattr("ostro.runner.torch_load.load_runner", note)
+    compiles.setattr("ostro.runner.load.device_here", lambda *_: "cuda")
+    for settings in ({}, {"tensor_parallel": 2}, {"device": "cpu"}):
+        load_runner(checkpoint, EngineConfig(backend="torch", **settings))
+    assert passed == [True, False, False]

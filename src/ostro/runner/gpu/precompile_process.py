@@ -21,6 +21,9 @@ from ostro.machine import num_cpus
 from ostro.processes.spawn import die_with_parent
 from ostro.runner.gpu.precompiling import Compiled, Request, frame, receive
 
+# More would take memory, some 200 MB each, and no time off the slowest binary.
+_MOST_PROCESSES = 32
+
 if TYPE_CHECKING:
     import torch
 
@@ -48,7 +51,7 @@ def main(descriptor: int) -> None:
 
 def _compiled(request: Request) -> Compiled:
     try:
-        return compile_all(signatures(request), processes=max(1, num_cpus() - 1))
+        return compile_all(signatures(request), processes=max(1, min(num_cpus() - 1, _MOST_PROCESSES)))
     except Exception as error:  # noqa: BLE001  whatever is wrong with the model, loading it will tell
         return Compiled(0, {"": f"{type(error).__name__}: {error}"})
 

@@ -34,6 +34,8 @@ from ostro.runner.gpu.choices import Gpu
 
 LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 24
+# Many times what it takes, even on two busy CPUs.
+_MOST_SECONDS = 300.0
 _LIBRARIES = ("torch", "triton")
 
 _log = logging.getLogger(__name__)
@@ -77,14 +79,16 @@ class Precompiler:
             self._began = True
 
     def wait(self) -> Compiled | None:
-        """Until all kernels are compiled; None if nothing was begun, or the process has ended."""
+        """Until all kernels are compiled; None if nothing was begun, if the process has ended, or if it takes minutes."""
         if not self._began:
             return None
         self._began, started = False, time.monotonic()
         try:
+            self._socket.settimeout(_MOST_SECONDS)
             compiled = msgspec.msgpack.decode(receive(self._socket), type=Compiled)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
-            _log.warning("Kernels are compiled one by one: the process that compiles them ahead has ended. %s", error)
+            reason = "takes too long" if isinstance(error, TimeoutError) else "has ended"
+            _log.warning("Kernels are compiled one by one: the process that compiles them ahead %s.", reason)
             return None
         for name, reason in compiled.failed.items():
             _log.debug("%s was not compiled ahead: %s", name, reason)
@@ -127,12 +131,19 @@ def frame(message: msgspec.Struct) -> bytes:
 
 def receive(connection: socket.socket) -> bytes:
     """The next message. Raises EOFError if the other end is closed, or sends more than anybody would."""
-    header = connection.recv(LENGTH.size, socket.MSG_WAITALL)
-    if len(header) < LENGTH.size or (length := LENGTH.unpack(header)[0]) > _LONGEST:
+    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    if length > _LONGEST:
         raise EOFError
-    content = connection.recv(length, socket.MSG_WAITALL)
-    if len(content) < length:
-        raise EOFError
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    content = b""
+    while len(content) < length:
+        part = connection.recv(length - len(content))
+        if not part:
+            raise EOFError
+        content += part
     return content
 
 
