@@ -79,7 +79,7 @@ class Precompiler:
             self._began = True
 
     def wait(self) -> Compiled | None:
-        """Until all kernels are compiled; None if nothing was begun, if the process has ended, or if it takes minutes."""
+        """Until all kernels are compiled. None if nothing was begun, the process has ended, or it takes minutes."""
         if not self._began:
             return None
         self._began, started = False, time.monotonic()
