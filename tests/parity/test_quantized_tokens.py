@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.errors import Unsupported
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
@@ -118,6 +119,32 @@ def test_native_scores_are_those_of_the_twin_but_for_rounding(
     _, scores = ran(runner, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
     # The model amplifies rounding; a single wrong code or scale moves scores by ten times as much.
     assert (scores - logprobs(reference, twin)).abs().mean() < 0.1
+
+
+@needs_library
+def test_what_the_native_core_does_with_the_numbers_is_logged(
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    write_quantized(tmp_path / "model", CONFIG, weights, FORMATS["fp8-block"])
+    with caplog.at_level("INFO"):
+        load(tmp_path / "model")
+    assert "14 quantised matrices become Q8_0, requantised to 8 bits" in caplog.text
+
+
+@needs_library
+def test_scales_that_float16_cannot_hold_run_on_torch(
+    weights: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    huge = {name: tensor * 1e9 if ".layers." in name else tensor for name, tensor in weights.items()}
+    write_quantized(tmp_path / "model", CONFIG, huge, FORMATS["int-quantized"])
+    assert isinstance(load(tmp_path / "model"), TorchRunner)
+    with pytest.raises(Unsupported, match="cannot be repacked: its scales are too large for float16"):
+        load(tmp_path / "model", backend="native")
 
 
 _FUSED: Mapping[str, Mapping[str, object]] = {

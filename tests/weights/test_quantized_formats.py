@@ -142,23 +142,59 @@ def test_rows_that_are_no_whole_blocks_are_widened(tmp_path: Path) -> None:
     assert np.array_equal(weight.stored().floats(), twin.numpy())
 
 
+EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def experts(directory: Path, tensors: Tensors) -> Checkpoint:
+    (directory / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": {"quant_method": "mxfp4"}}))
+    save_file({f"{EXPERTS}_{part}": tensor for part, tensor in tensors.items()}, directory / SINGLE)
+    return open_checkpoint(directory)
+
+
 def test_experts_in_mxfp4_are_decoded_as_stacks(tmp_path: Path) -> None:
-    stack = torch.randn(3, 64, 40, generator=torch.Generator().manual_seed(0))
-    tensors, twin = mxfp4(stack)
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": {"quant_method": "mxfp4"}}))
-    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors, twin = mxfp4(torch.randn(3, 64, 40, generator=torch.Generator().manual_seed(0)))
     bias = torch.ones(3, 40)
-    save_file(
-        {f"{name}_{part}": tensor for part, tensor in tensors.items()} | {f"{name}_bias": bias}, tmp_path / SINGLE
-    )
-    checkpoint = open_checkpoint(tmp_path)
+    checkpoint = experts(tmp_path, {**tensors, "bias": bias})
     decoded = dict(checkpoint.tensors())
-    assert torch.equal(decoded[name], twin)
-    assert torch.equal(decoded[f"{name}_bias"], bias)
+    assert torch.equal(decoded[EXPERTS], twin)
+    assert torch.equal(decoded[f"{EXPERTS}_bias"], bias)
     # Twice these numbers are integers, and powers of two fit float16.
-    repacked = dict(checkpoint.arrays())[name].stored()
+    repacked = dict(checkpoint.arrays())[EXPERTS].stored()
     assert repacked.format == "Q8_0"
     assert np.array_equal(repacked.floats(), twin.numpy())
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("scales", lambda each: each[:, :-1], "scales' has shape"),
+        ("scales", Tensor.float, "scales' holds F32"),
+        ("blocks", lambda each: each[..., :8], "blocks of 8 bytes instead of 16"),
+        ("blocks", lambda each: each[0], "blocks' has shape"),
+        ("blocks", lambda each: each[:0], "blocks' is empty"),
+    ],
+)
+def test_damaged_experts_are_named(part: str, change: Callable[[Tensor], Tensor], message: str, tmp_path: Path) -> None:
+    tensors, _ = mxfp4(torch.ones(2, 64, 8))
+    checkpoint = experts(tmp_path, {**tensors, part: change(tensors[part]).contiguous()})
+    with pytest.raises(BadCheckpoint, match=message):
+        list(checkpoint.arrays())
+
+
+def test_experts_without_scales_are_named(tmp_path: Path) -> None:
+    tensors, _ = mxfp4(torch.ones(2, 64, 8))
+    del tensors["scales"]
+    with pytest.raises(BadCheckpoint, match=r"no tensor '.*gate_up_proj_scales'"):
+        list(experts(tmp_path, tensors).arrays())
+
+
+def test_scales_that_are_powers_of_two_are_read(tmp_path: Path) -> None:
+    """As DeepSeek's later checkpoints have them: exponents plus 127."""
+    weight, exponents = matrix().to(torch.float8_e4m3fn), torch.arange(120, 132, dtype=torch.uint8).reshape(3, 4)
+    twin = weight.float() * (exponents.float() - 127).exp2().repeat_interleave(32, 0).repeat_interleave(16, 1)
+    parts = {"weight": weight, "weight_scale_inv": exponents.view(torch.float8_e8m0fnu)}
+    checkpoint, _ = written(tmp_path, Format(FORMATS["fp8-block"].config, lambda _: (parts, twin), "Q8_0"))
+    assert torch.equal(dict(checkpoint.tensors())[UP], twin)
 
 
 def test_weights_that_are_not_quantised_are_left_as_they_are(tmp_path: Path) -> None:
