@@ -33,6 +33,7 @@ _SIZES: Mapping[str, object] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+_EXPERTS: Mapping[str, object] = {"num_experts": 4, "num_experts_per_tok": 2}
 _LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
 _GEMMA: Mapping[str, object] = {
     "sliding_window": 8,
@@ -92,6 +93,26 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "n_head": 2,
         "n_positions": 64,
     },
+    # Their experts are stored one by one, or all in one tensor; some layers have none, or an MLP beside them.
+    "mixtral": {**_SIZES, **_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 8},
+    "olmoe": {**_SIZES, **_EXPERTS, "architectures": ["OlmoeForCausalLM"]},
+    "granitemoe": {**_SIZES, **_EXPERTS, "architectures": ["GraniteMoeForCausalLM"], "attention_multiplier": 0.2},
+    "qwen2_moe": {
+        **_SIZES,
+        **_EXPERTS,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_moe": {
+        **_SIZES,
+        **_EXPERTS,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
     "hrm_text": {**_SIZES, "architectures": ["HrmTextForCausalLM"], "num_layers_per_stack": 1, "H_cycles": 1},
 }
 _GGUF_TYPES = {
@@ -123,6 +144,8 @@ FIELDS = (
     *("use_sliding_window", "attention_bias", "mlp_bias", "hidden_act", "hidden_activation", "model_type", "n_inner"),
     *("original_max_position_embeddings", "query_pre_attn_scalar", "attn_logit_softcapping", "embedding_scale"),
     *("final_logit_softcapping", "initializer_range", "H_cycles", "L_cycles", "num_layers_per_stack", "text_config"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "clip_qkv"),
+    *("decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "experts_stored_apart"),
     *("quantization_config", "use_bidirectional_attention", "add_cross_attention", "torch_dtype", "layer_norm_epsilon"),
 )
 ROPE_FIELDS = (
