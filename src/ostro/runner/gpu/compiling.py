@@ -2,8 +2,8 @@
 demand, they would delay the first request.
 
 Each is launched once on scratch tensors of its later shapes; Triton caches the result, also on disk. As a rule it is
-there already: `precompiling` has the same launches compiled in other processes, which do not queue for one lock as the
-threads here do. Kernels not listed here are compiled on first use.
+there already: `precompiling` has the same launches compiled in other processes while weights are loaded. Kernels not
+listed here are compiled on first use.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,9 +3,9 @@
     this process         start ── imports ── begin ── weights ──────── wait ── launches, which find what is compiled
     precompile_process     imports ─────────── list ── fork, fork, … ───┘
 
-Triton's compiler holds Python's lock, so that threads compile hardly faster than one; processes do. What they do not
-compile, for whatever reason, the launches compile, as they would without them. Imports no torch, so that the process
-can start before it.
+Threads of this process could compile only once the weights are there, and its Python part, an eighth of the work, one
+at a time. What the processes do not compile, for whatever reason, the launches compile, as they would without them.
+Imports no torch, so that the process can start before it.
 """
 
 import hashlib
