@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from encoder_directory import CASES, add_modules, reference, write_encoder, write_json
+from model_directory import write_pickles
 from safetensors.torch import load_file, save_file
 
 from ostro.config import EngineConfig
@@ -73,6 +74,16 @@ def test_names_of_old_checkpoints_and_heads_for_training_are_known(tmp_path: Pat
     }
     heads = {"cls.predictions.bias": torch.zeros(64), "cls.predictions.transform.dense.weight": torch.zeros(32, 32)}
     save_file({**renamed, **heads}, directory / "model.safetensors")
+    llm = LLM(directory)
+    torch.testing.assert_close(torch.tensor(llm.embed(TEXTS)), expected(model, llm), atol=2e-5, rtol=0)
+
+
+def test_pickled_weights_are_read_without_the_numbers_of_positions(tmp_path: Path) -> None:
+    model = reference(CASES["xlm-roberta"])
+    directory = write_encoder(tmp_path, model)
+    stored = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    write_pickles(directory, {**stored, "embeddings.position_ids": torch.arange(40)[None]}, 1)
     llm = LLM(directory)
     torch.testing.assert_close(torch.tensor(llm.embed(TEXTS)), expected(model, llm), atol=2e-5, rtol=0)
 
