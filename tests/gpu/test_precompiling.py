@@ -142,9 +142,10 @@ def test_process_ends_when_it_is_closed() -> None:
 
 
 @pytest.fixture(scope="module")
-def compiling() -> Iterator[Precompiler]:
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Precompiler]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         started = Precompiler()
     yield started
     started.close()

@@ -100,16 +100,18 @@ def compile_all(wanted: Sequence[str], processes: int) -> Compiled:
     warm_up(wanted)
     # Otherwise a fork's first garbage collection would copy all that it shares.
     gc.freeze()
-    waiting, running, failed = deque(wanted), dict[int, str](), dict[str, str]()
+    waiting, running, failed, kernels = deque(wanted), dict[int, str](), dict[str, str](), 0
     while waiting or running:
         while waiting and len(running) < processes:
             signature = waiting.popleft()
             running[_fork(lambda: build(signature))] = signature  # noqa: B023  called at once, in the fork
         pid, status = os.wait()
         signature = running.pop(pid)
-        if status != 0:
+        if status == 0:
+            kernels += 1
+        else:
             failed[kernel_name(signature)] = f"status {os.waitstatus_to_exitcode(status)}"
-    return Compiled(len(wanted) - len(failed), failed)
+    return Compiled(kernels, failed)
 
 
 def _fork(run: Callable[[], None]) -> int:
