@@ -1,6 +1,7 @@
 """Quantised checkpoints: what each format's tensors are decoded and repacked as, and what is refused."""
 
 import json
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -186,6 +187,18 @@ def test_experts_without_scales_are_named(tmp_path: Path) -> None:
     del tensors["scales"]
     with pytest.raises(BadCheckpoint, match=r"no tensor '.*gate_up_proj_scales'"):
         list(experts(tmp_path, tensors).arrays())
+
+
+def test_a_block_larger_than_the_weight_takes_no_more_memory(tmp_path: Path) -> None:
+    """Scales were once repeated as often as the config said: gigabytes of them."""
+    config = {"quant_method": "fp8", "weight_block_size": [10**8, 16]}
+    checkpoint, twin = written(tmp_path, Format(config, lambda weight: float8(weight, (96, 16)), "Q8_0"))
+    tracemalloc.start()
+    values = found(checkpoint).floats()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(values, twin.numpy())
+    assert peak < 1 << 20
 
 
 def test_scales_that_are_powers_of_two_are_read(tmp_path: Path) -> None:

@@ -34,20 +34,17 @@ def q8_0(codes: npt.NDArray[np.int8], scales: Floats) -> Bytes:
 def requantized(values: Floats) -> Bytes:
     """The closest Q8_0. A block with NaN or infinity becomes NaN as a whole, so that it does not vanish."""
     groups = values.reshape(len(values), -1, GROUP)
-    with np.errstate(invalid="ignore", over="ignore"):
-        peaks = np.abs(groups).max(axis=-1)
-        scales = halves(np.where(np.isfinite(peaks), peaks / 127, np.float32(np.nan))).astype(np.float32)
-        codes = groups / np.where(scales == 0, np.float32(np.inf), scales)[..., None]
-        np.rint(codes, out=codes)
-        # A scale that was rounded down would have the peak beyond the largest code.
-        np.clip(codes, -127, 127, out=codes)
-        whole = codes.astype(np.int8)
-    return q8_0(whole.reshape(values.shape), scales)
+    peaks = np.abs(groups).max(axis=-1)
+    scales = halves(np.where(np.isfinite(peaks), peaks / 127, np.float32(np.nan))).astype(np.float32)
+    codes = groups / np.where(scales == 0, np.float32(np.inf), scales)[..., None]
+    np.rint(codes, out=codes)
+    # A scale that was rounded down would have the peak beyond the largest code.
+    np.clip(codes, -127, 127, out=codes)
+    return q8_0(codes.astype(np.int8).reshape(values.shape), scales)
 
 
 def halves(values: Floats) -> _Halves:
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = values.astype(np.float16)
+    found = values.astype(np.float16)
     if bool((np.isinf(found) & np.isfinite(values)).any()):
         raise DoesNotFit("its scales are too large for float16")
     return found

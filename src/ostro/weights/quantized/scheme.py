@@ -43,7 +43,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def weight(self, parts: Parts[WeightArray]) -> QuantizedWeight:
-        """The same with the numbers, checked as far as that takes no look at every weight."""
+        """The same with the numbers, of which all but the codes themselves are checked."""
 
     def headers(self, tensors: Iterable[TensorHeader]) -> Iterator[TensorHeader]:
         """A header for each weight."""

@@ -31,7 +31,7 @@ REQUANTIZED = "requantised to 8 bits"
 
 
 def repacked_at_best(columns: int) -> Packing:
-    """For numbers that are on no integer grid: nearly four times as precise as 4-bit and FP8 codes are."""
+    """For numbers that fit no type exactly: rounds much less than 4-bit and FP8 codes did before."""
     return Packing("F32", "widened to float32") if columns % GROUP else Packing("Q8_0", REQUANTIZED)
 
 
@@ -68,6 +68,7 @@ class QuantizedWeight:
     def floats(self) -> Floats:
         """The weight in float32, as exactly as that can be."""
         values = np.empty(self._matrix, np.float32)
+        # NaN and overflow are left to the caller to detect.
         with np.errstate(invalid="ignore", over="ignore"):
             for rows in self._chunks():
                 values[rows] = self.decode(rows)
@@ -87,7 +88,9 @@ class QuantizedWeight:
         return WeightArray(self.format, self.shape, raw, transposed=self.transposed)
 
     def _repacked(self, rows: slice) -> Bytes:
-        return requantized(self.decode(rows)) if self.repack is None else self.repack(rows)
+        # Here, because it does not hold for other threads.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return requantized(self.decode(rows)) if self.repack is None else self.repack(rows)
 
     @property
     def _rows_shape(self) -> tuple[int, ...]:
